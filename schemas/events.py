@@ -1,0 +1,577 @@
+"""Every event, in the order of the flow. The wire truth is `avro/<Event>.avsc`; a test holds equal.
+
+Events are frozen facts. An event's id follows from its fields, so a second send is the same event;
+of two records with one id every reader takes the first in the log.
+
+Packed fields are little-endian `bytes` (`packed.py`): `i32[]` token ids, `f32[]` logprobs, and
+`spans`, which are i32 pairs (index of the first token, policy version), one a run of tokens that
+share a version. Times are milliseconds since the epoch. Digests are raw bytes. A field named
+`..._json` or documented as JSON holds JSON text.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+I32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+"""Avro `int`."""
+I64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""Avro `long`."""
+Millis = Annotated[int, Field(ge=0, lt=2**63)]
+"""Avro `long`, logical type `timestamp-millis`."""
+Fixed16 = Annotated[bytes, Field(min_length=16, max_length=16)]
+"""Avro `fixed(16)`: the first half of a SHA-256, enough to tell meanings apart."""
+Fixed32 = Annotated[bytes, Field(min_length=32, max_length=32)]
+"""Avro `fixed(32)`: a SHA-256."""
+
+
+class Part(BaseModel):
+    """A piece of an event."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Event(Part):
+    """A fact. Its id follows from its fields, so a second send is the same event."""
+
+    id_fields: ClassVar[tuple[str, ...]]
+    key_fields: ClassVar[tuple[str, ...]]
+
+    @property
+    def event_id(self) -> str:
+        """The id that every reader deduplicates by, unique within the event's topic."""
+        return "/".join(_text(getattr(self, name)) for name in self.id_fields)
+
+    @property
+    def key(self) -> bytes:
+        """The record key: it decides the partition."""
+        return "/".join(_text(getattr(self, name)) for name in self.key_fields).encode()
+
+
+def _text(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+class Ref(Part):
+    """Where a record lies in the log. Opaque to handlers: carried, never computed with."""
+
+    topic: str
+    partition: I32
+    offset: I64
+    digest: Fixed16
+    """First half of the SHA-256 of the record's value."""
+
+
+class Blob(Part):
+    """A content-addressed object. No URL: the digest locates it."""
+
+    sha256: Fixed32
+    size: I64
+    """Bytes."""
+    media: str = ""
+    """Media type; empty where unknown."""
+
+
+class Sampling(Part):
+    """How the next tokens are drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: I32 = 0
+    """0 is off."""
+    min_p: float = 0.0
+    max_tokens: I32
+    """Most tokens of one generation."""
+    stop_ids: bytes = b""
+    """i32[]: token ids that end the generation; they belong to it."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the generation."""
+    allowed: bytes = b""
+    """i32[]: the only token ids that may be drawn; empty allows all."""
+    seed: I64 | None = None
+
+
+class Failure(Part):
+    """Why something failed, and whose doing it was. Failure is a value."""
+
+    origin: Literal["policy", "environment", "infrastructure", "operator"]
+    """What `policy` caused is data; what `infrastructure` caused is never a reward."""
+    code: str
+    message: str = ""
+    retryable: bool = False
+
+
+class Use(Part):
+    """Which policy plays a role, and how it is sampled."""
+
+    policy: str
+    version: I64 | None = None
+    """A pinned version, for evaluation; null serves the newest."""
+    sampling: Sampling
+
+
+class EnvironmentUse(Part):
+    """Which environment a task runs in."""
+
+    use: str
+    """Key of the recipe's `environments`; never an import path."""
+    image: str = ""
+    mode: Literal["ephemeral", "persistent"] = "ephemeral"
+    options: str = "{}"
+    """JSON: the task's own options, over the recipe's."""
+
+
+class RunStateEntered(Event):
+    """The run's life, written by the operator."""
+
+    id_fields = ("namespace", "state")
+    key_fields = ("namespace",)
+
+    namespace: str
+    state: Literal["started", "ending", "ended"]
+    recipe: str = ""
+    """The whole recipe, as canonical JSON, with `started`."""
+    digest: Fixed32
+    """SHA-256 of the canonical recipe."""
+    reason: str = ""
+    versions: dict[str, str] = {}
+    """Versions of the packages that matter, by name."""
+
+
+class TaskSubmitted(Event):
+    """Work for an agent. Its offset in the single-partition topic is the task's number."""
+
+    id_fields = ("source", "task_id")
+    key_fields = ("source", "task_id")
+
+    source: str
+    task_id: str
+    """Unique within the source."""
+    tenant: str = "default"
+    purpose: Literal["train", "evaluate"] = "train"
+    item_id: str
+    """The data set item, over which statistics run."""
+    epoch: I32 = 0
+    agent: str
+    """Key of the recipe's `agents`."""
+    options: str = "{}"
+    """JSON: the task's options for its agent, over the recipe's."""
+    environment: EnvironmentUse | None = None
+    roles: dict[str, Use]
+    """Role name to policy; the role `policy` is the default one."""
+    payload: str = "{}"
+    """JSON: what the environment and the agent are told."""
+    artifacts: tuple[Blob, ...] = ()
+    samples: I32 = 1
+    """Episodes of this task: the size of its group."""
+    minimum: I32 = 1
+    """Fewest usable samples that still make a group."""
+    max_turns: I32
+    max_tokens: I32
+    """Most sampled tokens of one episode."""
+    deadline_s: I32
+    """Seconds from an episode's start to its deadline."""
+    attempts: I32 = 3
+    """Most attempts of an episode; infrastructure failures use them up."""
+    priority: I32 = 0
+    seed: I64 = 0
+    labels: dict[str, str] = {}
+
+
+class EpisodeStarted(Event):
+    """The scheduler admitted one sample of a task, or refuses it by `verdict`."""
+
+    id_fields = ("task", "sample")
+    key_fields = ("task",)
+
+    task: I64
+    """The task's number: its offset in `tasks`."""
+    sample: I32
+    attempt: I32 = 0
+    submitted: TaskSubmitted
+    """The task, whole: no look-up is needed to run it."""
+    seed: I64
+    deadline: Millis
+    verdict: Failure | None = None
+    """Set where the episode must end at once: refused, duplicate, cancelled, overdue."""
+
+
+class GenerationRequested(Event):
+    """A prompt. The token ids so far, and the new text that is not yet tokenized."""
+
+    id_fields = ("task", "sample", "attempt", "call")
+    key_fields = ("task",)
+
+    task: I64
+    sample: I32
+    attempt: I32 = 0
+    call: str
+    """Path of the request within the attempt."""
+    policy: str
+    pinned: I64 | None = None
+    """A version to be served with, or null for the newest."""
+    kind: Literal["generate", "score"] = "generate"
+    tokens: bytes = b""
+    """i32[]: the whole context so far, as token ids."""
+    text: str = ""
+    """New text, appended to the context after tokenizing."""
+    sampling: Sampling
+    priority: I32 = 0
+    expires_at: Millis
+    digest: Fixed16
+    """Of the request's meaning: not of its expiry or priority."""
+
+
+class GenerationCompleted(Event):
+    """The answer to a GenerationRequested."""
+
+    id_fields = ("task", "sample", "attempt", "call")
+    key_fields = ("task",)
+
+    task: I64
+    sample: I32
+    attempt: I32 = 0
+    call: str
+    digest: Fixed16
+    """Of the request."""
+    policy: str
+    worker: str
+    finish: Literal["stop", "length", "overflow", "failed"]
+    """`overflow`: the context would not fit the model."""
+    prompt_added: bytes = b""
+    """i32[]: ids of the request's new text."""
+    tokens: bytes = b""
+    """i32[]: the sampled ids."""
+    text: str = ""
+    logprobs: bytes = b""
+    """f32[]: one a sampled token, after temperature and masks."""
+    versions: bytes = b""
+    """spans: the policy version of every sampled token."""
+    kv: Literal["fresh", "mixed"] = "fresh"
+    """`mixed`: part of the KV cache was computed by an older version."""
+    prompt_tokens: I32 = 0
+    cached_tokens: I32 = 0
+    queue_ms: I32 = 0
+    run_ms: I32 = 0
+    failure: Failure | None = None
+
+
+class ActionRequested(Event):
+    """What an agent asks of an environment."""
+
+    id_fields = ("task", "sample", "attempt", "call")
+    key_fields = ("task",)
+
+    task: I64
+    sample: I32
+    attempt: I32 = 0
+    call: str
+    index: I32
+    """0 is the reset; steps count from 1, without gaps."""
+    kind: Literal["reset", "step", "score", "close"]
+    environment: EnvironmentUse
+    payload: str = "{}"
+    """JSON: the task's payload with `reset`; else {"action": text}."""
+    artifacts: tuple[Blob, ...] = ()
+    seed: I64 = 0
+    expires_at: Millis
+    """The episode's deadline: the environment dies then, even without `close`."""
+    repeatable: bool = False
+    digest: Fixed16
+
+
+class ObservationRecorded(Event):
+    """What an environment answered to an ActionRequested."""
+
+    id_fields = ("task", "sample", "attempt", "call")
+    key_fields = ("task",)
+
+    task: I64
+    sample: I32
+    attempt: I32 = 0
+    call: str
+    index: I32
+    digest: Fixed16
+    """Of the request."""
+    text: str = ""
+    data: str = "{}"
+    """JSON."""
+    artifacts: tuple[Blob, ...] = ()
+    reward: float | None = None
+    rewards: dict[str, float] = {}
+    """Named components of the reward, for reports."""
+    terminated: bool = False
+    truncated: bool = False
+    state: Fixed16 | None = None
+    """Digest of the environment's state, to check re-stepping by."""
+    instance: str = ""
+    run_ms: I32 = 0
+    failure: Failure | None = None
+
+
+class Turn(Part):
+    """One exchange. A trajectory is a tree of turns: each stores only what it adds."""
+
+    parent: I32 = -1
+    """Index of the turn it continues; -1 starts a context."""
+    call: str
+    policy: str
+    role: str = "policy"
+    context: bytes = b""
+    """i32[]: tokens added before the sampled ones, not sampled."""
+    tokens: bytes = b""
+    """i32[]: sampled tokens."""
+    logprobs: bytes = b""
+    """f32[], one a sampled token."""
+    versions: bytes = b""
+    """spans."""
+    kv: Literal["fresh", "mixed"] = "fresh"
+    sampling: I32 = 0
+    """Index into the trajectory's `samplings`."""
+    finish: str = ""
+    reward: float | None = None
+    text: str = ""
+    """For people; never retokenized."""
+    trainable: bool = True
+
+
+Ending = Literal[
+    "finished", "turn_limit", "token_limit", "deadline", "overflow", "cancelled", "failed"
+]
+
+
+class TrajectoryRecorded(Event):
+    """One attempt of an episode, whole. It counts only if a counting EpisodeEnded names it."""
+
+    id_fields = ("task", "sample", "attempt")
+    key_fields = ("task",)
+
+    task: I64
+    sample: I32
+    attempt: I32 = 0
+    source: str
+    task_id: str
+    item_id: str
+    epoch: I32 = 0
+    purpose: Literal["train", "evaluate"] = "train"
+    tokenizer: str = ""
+    """Digest of the tokenizer that made the ids, or empty where no policy spoke."""
+    agent: str
+    environment: str = ""
+    samplings: tuple[Sampling, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    reward: float | None = None
+    rewards: dict[str, float] = {}
+    ending: Ending
+    failures: tuple[Failure, ...] = ()
+    """Of earlier attempts too."""
+    started: Millis
+    ended: Millis
+    metrics: dict[str, float] = {}
+    artifacts: tuple[Blob, ...] = ()
+
+
+class PolicyUse(Part):
+    """What one policy did in an episode: all that grouping and staleness need."""
+
+    policy: str
+    role: str = "policy"
+    tokens: I32
+    """Sampled tokens that may be trained on."""
+    longest: I32
+    """Length of its longest sequence, context included, in tokens."""
+    oldest_version: I64
+    """Oldest version among its sampled tokens."""
+    turn_rewards: bytes = b""
+    """f32[], one a turn of this policy; NaN where none was given."""
+
+
+class EpisodeEnded(Event):
+    """The one terminal record of an episode."""
+
+    id_fields = ("task", "sample")
+    key_fields = ("task",)
+
+    task: I64
+    sample: I32
+    attempt: I32 = 0
+    tenant: str = "default"
+    purpose: Literal["train", "evaluate"] = "train"
+    item_id: str
+    epoch: I32 = 0
+    ending: Ending
+    failure: Failure | None = None
+    trajectory: Ref | None = None
+    reward: float | None = None
+    """Null where nothing may be learned from the episode."""
+    rewards: dict[str, float] = {}
+    policies: tuple[PolicyUse, ...] = ()
+    attempts: I32 = 1
+    """How many attempts were made."""
+    seconds: float = 0.0
+    """From the start in the log to the end."""
+
+
+class TaskEnded(Event):
+    """The one terminal record of a task, with the outcomes of all its samples."""
+
+    id_fields = ("task",)
+    key_fields = ("task",)
+
+    task: I64
+    source: str
+    task_id: str
+    tenant: str = "default"
+    purpose: Literal["train", "evaluate"] = "train"
+    item_id: str
+    epoch: I32 = 0
+    closed_by: Literal["all", "cancelled", "refused"]
+    minimum: I32 = 1
+    outcomes: tuple[EpisodeEnded, ...]
+
+
+class Exclusion(Part):
+    """A sample that its group leaves out."""
+
+    sample: I32
+    reason: str
+
+
+class GroupSample(Part):
+    """A sample that may be trained on, by reference."""
+
+    sample: I32
+    trajectory: Ref
+    reward: float
+    advantages: bytes
+    """f32[]: one for all turns, or one a turn of this policy."""
+    tokens: I32
+    longest: I32
+    oldest_version: I64
+
+
+class GroupClosed(Event):
+    """A task as one policy's training sees it: scored, or dropped with the reason."""
+
+    id_fields = ("task", "policy")
+    key_fields = ("task",)
+
+    task: I64
+    policy: str
+    item_id: str
+    epoch: I32 = 0
+    verdict: Literal["scored", "dropped"]
+    reason: str = ""
+    estimator: str = ""
+    """Name of the advantage estimator."""
+    mean: float | None = None
+    """Mean reward of the samples that count; null where none does."""
+    deviation: float | None = None
+    excluded: tuple[Exclusion, ...] = ()
+    samples: tuple[GroupSample, ...] = ()
+    ended: Millis = 0
+    """When the task's TaskEnded was recorded, by the broker's clock: `batch_wait` runs from here."""
+
+
+class BatchSample(Part):
+    """One sample of a batch."""
+
+    task: I64
+    sample: I32
+    trajectory: Ref
+    advantages: bytes
+    """f32[]"""
+    weight: float = 1.0
+    tokens: I32
+    longest: I32
+    oldest_version: I64
+    use: I32 = 0
+    """0 is fresh; n is the nth replay."""
+
+
+class Dropped(Part):
+    """What a batch decides without training on it."""
+
+    task: I64
+    sample: I32 = -1
+    """-1 is the whole group."""
+    reason: str
+
+
+class Run(Part):
+    """An inclusive run of task numbers."""
+
+    first: I64
+    last: I64
+
+
+class BatchAssembled(Event):
+    """Batch n trains version n. Result and checkpoint in one atomic record."""
+
+    id_fields = ("policy", "version")
+    key_fields = ("policy",)
+
+    policy: str
+    version: I64
+    """The version that training on this batch will produce."""
+    recipe: Fixed32
+    seed: I64
+    samples: tuple[BatchSample, ...]
+    dropped: tuple[Dropped, ...] = ()
+    sampled_tokens: I64
+    """Sum of the samples' trainable tokens: the loss's denominator."""
+    reward_mean: float | None = None
+    """Of all tasks it decides, filtered ones included, infrastructure failures not."""
+    low_mark: I64
+    """All task numbers below it are decided."""
+    decided: tuple[Run, ...] = ()
+    """Runs decided above the low mark."""
+    groups_read: I64
+    """Offset in `groups` of the oldest group read and undecided: where recovery seeks."""
+
+
+class PolicyPublished(Event):
+    """A version of a policy. Its weights lie in the blob store before this record is written."""
+
+    id_fields = ("policy", "version", "digest")
+    key_fields = ("policy",)
+
+    policy: str
+    version: I64
+    status: Literal["initial", "trained", "skipped", "resumed"]
+    batch: Ref | None = None
+    digest: Fixed32
+    """Of the weights: names and bytes, independent of file layout."""
+    full: Blob | None = None
+    full_version: I64
+    base: str = ""
+    format: str = "safetensors"
+    dtype: str = "float32"
+    tokenizer: Blob | None = None
+    context: I32 = 0
+    """Context length in tokens; 0 where unknown."""
+    updates: I32 = 1
+    """Optimizer updates in this version."""
+    wait_s: float = 0.0
+    """Seconds the trainer waited for its batch."""
+    step_s: float = 0.0
+    metrics: dict[str, float] = {}
+
+
+EVENTS: tuple[type[Event], ...] = (
+    RunStateEntered,
+    TaskSubmitted,
+    EpisodeStarted,
+    GenerationRequested,
+    GenerationCompleted,
+    ActionRequested,
+    ObservationRecorded,
+    TrajectoryRecorded,
+    EpisodeEnded,
+    TaskEnded,
+    GroupClosed,
+    BatchAssembled,
+    PolicyPublished,
+)

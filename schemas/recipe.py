@@ -1,0 +1,328 @@
+"""The recipe: one TOML file says what a run is. Unknown keys are refused.
+
+File < environment (`HEADRACE__SCHEDULER__LIVE_EPISODES=64`) < `--set scheduler.live_episodes=64`.
+*Where* a run happens (bootstrap servers, registry, blobs) is no part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from schemas.topics import NAME
+
+ENVIRONMENT_PREFIX = "HEADRACE__"
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+
+
+class RecipeError(ValueError):
+    """The recipe can't be used. The message names each wrong key and what is expected there."""
+
+
+class Settings(BaseModel):
+    """Settings refuse keys they don't know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PlugIn(Settings):
+    """A built-in by name, or the user's own by import path `package.module:name`."""
+
+    use: str
+    options: dict[str, Any] = {}
+    """Keyword arguments of the plug-in."""
+
+
+class Stop(Settings):
+    """The run ends as soon as one of these holds; always when all tasks are published."""
+
+    reward: float | None = None
+    """Mean training reward over the last `reward_versions` versions, every policy's."""
+    reward_versions: Positive = 3
+    versions: Positive | None = None
+    """Versions trained, of every policy."""
+    seconds: PositiveSeconds | None = None
+    """Since the run started."""
+
+
+class Tasks(Settings):
+    """Where tasks come from, and what each of them asks for."""
+
+    use: str = "count"
+    """The data set: `count`, `jsonl`, `hf`, or an import path of a generator of items."""
+    options: dict[str, Any] = {}
+    epochs: Positive | None = None
+    """Passes over the data set; absent: for ever."""
+    backlog: Positive = 64
+    """Most tasks submitted and not yet started."""
+    agent: str = "default"
+    environment: str | None = "default"
+    mode: Literal["ephemeral", "persistent"] = "ephemeral"
+    roles: dict[str, str] = {"policy": "default"}
+    """Role of the agent to policy."""
+    samples: Positive = 8
+    """Episodes a task: the group's size."""
+    minimum: Positive = 1
+    """Fewest usable samples that still make a group."""
+    max_turns: Positive = 20
+    max_tokens: Positive = 1024
+    """Sampled tokens an episode."""
+    deadline_s: Positive = 300
+    attempts: Positive = 3
+    tenant: str = "default"
+    seed: int = 0
+
+
+class Agent(PlugIn):
+    """An agent: a coroutine that takes an Episode."""
+
+    use: str = "multi_turn"
+    turn_limit_reward: float | None = None
+    """Reward of an episode cut at `max_turns`, in place of its own; absent keeps its own."""
+
+
+class Environment(PlugIn):
+    """An environment: a class of the Environment protocol."""
+
+    use: str = "null"
+    slots: Positive = 1024
+    """Episodes that one worker holds at once."""
+
+
+class Scheduler(Settings):
+    """Limits of what runs at once."""
+
+    live_episodes: Positive = 1024
+    starts_per_s: float | None = Field(default=None, gt=0)
+    duplicates_window: Positive = 1_000_000
+    """Tasks within which a second submission of the same id is recognised."""
+
+
+class SamplingSettings(Settings):
+    """How a policy's tokens are drawn while it trains."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    max_tokens: Positive = 256
+    allowed: tuple[str, ...] = ()
+    """The only tokens that may be drawn, as the tokenizer spells them; empty allows all."""
+    stop: tuple[str, ...] = ()
+
+
+class EngineSettings(Settings):
+    """What answers prompts."""
+
+    use: str = "torch"
+    """`torch`, `scripted`, or an import path."""
+    options: dict[str, Any] = {}
+    slots: Positive = 256
+    """Sequences generated at once."""
+    threads: Positive = 1
+    device: str = "auto"
+    """`auto` takes a GPU where there is one."""
+
+
+class Groups(Settings):
+    """How a task's outcomes become advantages."""
+
+    advantage: str = "grpo"
+    """`grpo`, `dr_grpo`, `rloo`, or an import path."""
+    filters: tuple[str, ...] = ()
+    """Reasons to drop a group, in order: `zero_advantage`, or import paths."""
+
+
+class Batches(Settings):
+    """How groups become batches."""
+
+    groups: Positive = 16
+    max_staleness: NotNegative = 1
+    """Versions by which a sample's oldest token may be behind the batch's start, n - 1."""
+    prefetch: NotNegative = 1
+    """Batches assembled ahead of the newest published version."""
+    order: Literal["edf", "fifo"] = "edf"
+    """Whose group goes first: that which goes stale first, or that which ended first."""
+    batch_wait_s: PositiveSeconds = 30.0
+    """After it a batch may be short, so that nothing waits for ever."""
+
+
+class Training(Settings):
+    """One trainer of one policy."""
+
+    loss: str = "grpo"
+    """`grpo`, or an import path."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    warmup_updates: NotNegative = 0
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0)
+    importance_cap: float = Field(default=2.0, gt=0)
+    """Truncation of the importance weight between the trainer's and the engine's old policy."""
+    updates: Positive = 1
+    """Optimizer updates a batch: it is cut into that many minibatches."""
+    max_tokens: Positive = 16_384
+    """Tokens of one micro-batch, padding included."""
+    checkpoint_every: Positive = 10
+    """Versions between checkpoints."""
+    keep_checkpoints: Positive = 2
+    threads: Positive = 1
+    device: str = "auto"
+
+
+class Policy(Settings):
+    """A model that learns."""
+
+    model: str
+    """A folder with `config.json` and `tokenizer.json`: a name under `infra/models`, or a path.
+
+    Weights beside them are taken as version 0; without, version 0 is random by `seed`."""
+    seed: int = 0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    engine: EngineSettings = EngineSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    groups: Groups = Groups()
+    batches: Batches = Batches()
+    training: Training | None = Training()
+    """Absent (`training = false` in TOML): version 0 serves for ever."""
+
+    @field_validator("training", mode="before")
+    @classmethod
+    def _false_is_none(cls, value: Any) -> Any:
+        return None if value is False else value
+
+
+class Workers(Settings):
+    """How many processes of each kind `run` starts."""
+
+    agent: NotNegative = 1
+    env: NotNegative = 1
+    inference: NotNegative = 1
+
+
+class Recipe(Settings):
+    """A whole run."""
+
+    name: str
+    description: str = ""
+    partitions: Positive = 4
+    """P of every topic keyed by task; fixed once the namespace is made."""
+    stop: Stop = Stop()
+    tasks: Tasks = Tasks()
+    agents: dict[str, Agent] = {"default": Agent()}
+    environments: dict[str, Environment] = {"default": Environment()}
+    scheduler: Scheduler = Scheduler()
+    policies: dict[str, Policy]
+    workers: Workers = Workers()
+
+    @model_validator(mode="after")
+    def _names_meet(self) -> Recipe:
+        tasks = self.tasks
+        for name in (self.name, *self.policies):
+            if not NAME.match(name):
+                raise ValueError(f"{name!r} is no name: use lower-case letters, digits, - and _")
+        if not self.policies:
+            raise ValueError("policies: a recipe needs at least one")
+        if tasks.agent not in self.agents:
+            raise ValueError(f"tasks.agent: no agent {tasks.agent!r} among {sorted(self.agents)}")
+        if tasks.environment is not None and tasks.environment not in self.environments:
+            raise ValueError(
+                f"tasks.environment: no {tasks.environment!r} among {sorted(self.environments)}"
+            )
+        for role, policy in tasks.roles.items():
+            if policy not in self.policies:
+                raise ValueError(f"tasks.roles.{role}: no policy {policy!r}")
+        if tasks.minimum > tasks.samples:
+            raise ValueError(f"tasks.minimum: {tasks.minimum} of {tasks.samples} samples")
+        return self
+
+    def canonical(self) -> str:
+        """The recipe as canonical JSON: equal recipes give equal text."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical text. A worker refuses a run with another digest."""
+        return hashlib.sha256(self.canonical().encode()).digest()
+
+
+def load_recipe(
+    name_or_path: str,
+    *,
+    shipped: Path,
+    environment: Mapping[str, str] | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """Reads a recipe by path, or by the name of one in the folder `shipped`.
+
+    `environment` overrides keys by `HEADRACE__A__B`, `settings` by `a.b=value`; a value is JSON,
+    or else text. RecipeError says each thing that is wrong.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = shipped / f"{name_or_path}.toml"
+    try:
+        tree = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
+        raise RecipeError(
+            f"no recipe {name_or_path!r}: give the path of a .toml file, or one of: {names}"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not TOML: {error}") from error
+    for key, value in sorted((environment or {}).items()):
+        if key.startswith(ENVIRONMENT_PREFIX):
+            keys = key.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+            _override(tree, keys, value, source=key)
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise RecipeError(f"--set {setting}: it takes key=value, as scheduler.live_episodes=64")
+        _override(tree, name.split("."), value, source=f"--set {name}")
+    return parse_recipe(tree, str(path))
+
+
+def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
+    """Checks a recipe's tree. RecipeError names each wrong key."""
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: {_explain(error)}") from error
+
+
+def _override(tree: dict[str, Any], keys: list[str], text: str, *, source: str) -> None:
+    node = tree
+    for key in keys[:-1]:
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise RecipeError(f"{source}: {key} is a value, not a table")
+    try:
+        node[keys[-1]] = json.loads(text)
+    except json.JSONDecodeError:
+        node[keys[-1]] = text
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        key = ".".join(str(part) for part in problem["loc"]) or "the recipe"
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "no such key"
+        lines.append(f"{key}: {message}")
+    return "; ".join(lines)

@@ -1,0 +1,106 @@
+"""The public Engine API: continuous batching of one base model, for one or more policies.
+
+Built-ins: `torch_engine.py` (transformers, seconds to start on a laptop's CPU) and `scripted.py`
+(answers by rule, for tests and benchmarks). An engine of your own is a class of this protocol,
+named in the recipe as `package.module:Class`, made as `Class(EngineSetup(...))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What the worker tells an engine at its making."""
+
+    model: Path
+    """Folder with `config.json` and `tokenizer.json`."""
+    slots: int
+    """Sequences generated at once."""
+    threads: int = 1
+    device: str = "auto"
+    dtype: str = "float32"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One version's weights on local disk, verified."""
+
+    policy: str
+    version: int
+    path: Path
+    """A safetensors file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to continue."""
+
+    policy: str
+    tokens: Sequence[int]
+    """The whole context, as ids. Never empty."""
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_ids: Sequence[int] = ()
+    """End the generation, and belong to it."""
+    allowed: Sequence[int] = ()
+    """The only ids that may be drawn; empty allows all."""
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What an engine drew."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    """Of each token, in nats, float32, after temperature and masks."""
+    versions: list[int]
+    """Of each token: the version whose weights drew it."""
+    finish: Literal["stop", "length", "overflow", "interrupted"]
+    """`overflow`: the context is full. `interrupted`: the engine closed before the end."""
+    mixed: bool = False
+    """True where part of the KV cache was computed by an older version than the last token's."""
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine can take now."""
+
+    free_slots: int
+    context: int
+    """Most tokens of prompt and generation together; 0 where unknown: then nothing is sent."""
+
+
+class Engine(Protocol):
+    """The same contract for every engine; `tests/contract/` holds them to it.
+
+    All methods are called from one asyncio loop and must not block it.
+    """
+
+    def capacity(self) -> Capacity: ...
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        """Continues a prompt. Cancelling it frees its slot.
+
+        InfrastructureError where the engine broke, or has no weights of the prompt's policy.
+        """
+
+    async def load(self, weights: Weights) -> None:
+        """Changes a policy's weights between two tokens: nothing in flight is lost.
+
+        All or nothing: BlobError where the file does not fit the model, the old weights stay.
+        """
+
+    async def close(self, drain_s: float) -> None:
+        """Ends within `drain_s` seconds; what is unfinished comes back `interrupted`."""

@@ -1,0 +1,1 @@
+"""The log. The only package that imports `confluent_kafka`."""
