@@ -1,0 +1,284 @@
+"""The log of one namespace, typed: events in, events out. Below it are bytes, above it are facts.
+
+Every record carries CloudEvents headers (binary mode) and a W3C `traceparent`, which passes from
+the event that is being handled to the events that it causes. What is no event goes to
+`dead-letters` whole, with Kafka Connect's headers saying where it lay and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
+
+from prometheus_client import Counter
+
+from schemas.codec import Codec, UnknownSchema
+from schemas.events import Event, Ref
+from schemas.topics import DEAD_LETTERS, PlacedTopic, Topics
+from services.errors import DecodeError, HeadraceError
+from services.kafka.broker import (
+    Broker,
+    End,
+    FencedWriter,
+    Headers,
+    Outgoing,
+    Partition,
+    Position,
+    Record,
+)
+
+logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=Event, covariant=True)
+Start = int | Literal["first", "tail"]
+"""Where a reader begins: an offset, the first that is kept, or shortly before the end."""
+TAIL = 64
+"""Offsets before the end that a `tail` covers: the last record of a fenced writer is among them."""
+
+SENT = Counter("headrace_events_sent_total", "Events sent and durable.", ["event"])
+DEAD = Counter("headrace_dead_letters_total", "Records that were no event.", ["topic"])
+
+_trace: ContextVar[str] = ContextVar("headrace_traceparent", default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery(Generic[E]):
+    """One event as read."""
+
+    event: E
+    ref: Ref
+    """Opaque: carried, never computed with."""
+    recorded_at: float
+    """Seconds since the epoch, by the log's clock."""
+    partition: Partition
+    offset: int
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """All that was in the log when reading began has been read."""
+
+
+class SchemaSource(Protocol):
+    """Where unknown writer's schemas are looked up: the registry."""
+
+    def schema(self, schema_id: int) -> str | None:
+        """The Avro schema's text; None where no such id exists. Blocks."""
+
+
+class EventLog:
+    """Typed events in and out of one namespace's topics."""
+
+    def __init__(
+        self, broker: Broker, topics: Topics, codec: Codec, registry: SchemaSource, source: str
+    ) -> None:
+        """`source` is the worker's id: the CloudEvents source of all that it writes."""
+        self.broker = broker
+        self.topics = topics
+        self.source = source
+        self._codec = codec
+        self._registry = registry
+        self._constant: Headers = [
+            ("ce_specversion", b"1.0"),
+            ("ce_source", source.encode()),
+            ("content-type", b"application/avro"),
+        ]
+
+    async def send(self, event: Event) -> Ref:
+        """Writes an event to its topic. Durable when it returns."""
+        record = self.outgoing(event)
+        position = await self.broker.send(record)
+        SENT.labels(type(event).__name__).inc()
+        return _ref(position, record.value)
+
+    async def send_all(self, writer: FencedWriter, events: Sequence[Event]) -> list[Ref]:
+        """Writes all events or none, as the sole writer. Fenced where another has taken over."""
+        records = [self.outgoing(event) for event in events]
+        positions = await writer.write(records)
+        for event in events:
+            SENT.labels(type(event).__name__).inc()
+        return [
+            _ref(position, record.value)
+            for position, record in zip(positions, records, strict=True)
+        ]
+
+    def outgoing(self, event: Event) -> Outgoing:
+        """The record of an event: topic, key, value, headers."""
+        headers = [
+            *self._constant,
+            ("ce_id", event.event_id.encode()),
+            ("ce_type", f"headrace.{type(event).__name__}".encode()),
+            ("traceparent", _next_span(_trace.get()).encode()),
+        ]
+        value = self._codec.encode(event)
+        return Outgoing(self.topics.route(event).name, event.key, value, headers)
+
+    async def decode(self, record: Record) -> Delivery[Event]:
+        """The event in a record of this namespace. DecodeError where there is none."""
+        placed = self._placed(record)
+        if placed.topic.event is None:
+            raise DecodeError(f"{placed.name} holds no events", record.value)
+        try:
+            event = self._codec.decode(placed.topic.event, record.value)
+        except UnknownSchema as unknown:
+            schema = await asyncio.to_thread(self._registry.schema, unknown.schema_id)
+            if schema is None:
+                raise
+            self._codec.add_schema(unknown.schema_id, schema)
+            event = self._codec.decode(placed.topic.event, record.value)
+        assert record.value is not None
+        trace = next((text for name, text in record.headers if name == "traceparent"), b"")
+        return Delivery(
+            event,
+            _ref(Position(record.partition, record.offset), record.value),
+            record.timestamp,
+            record.partition,
+            record.offset,
+            trace.decode("ascii", "replace"),
+        )
+
+    async def decode_or_dead_letter(self, record: Record) -> Delivery[Event] | None:
+        """As `decode`; what is no event is parked whole in `dead-letters`, and None returned."""
+        try:
+            return await self.decode(record)
+        except DecodeError as error:
+            await self.dead_letter(record, error.reason)
+            return None
+
+    async def dead_letter(self, record: Record, reason: str) -> None:
+        """Parks a record: its key, value and headers as they are, and why."""
+        logger.warning(
+            "dead letter: %s/%d@%d: %s",
+            record.partition.topic,
+            record.partition.number,
+            record.offset,
+            reason,
+        )
+        DEAD.labels(record.partition.topic).inc()
+        where = {
+            "topic": record.partition.topic,
+            "partition": str(record.partition.number),
+            "offset": str(record.offset),
+            "connector.name": self.source,
+            "stage": "VALUE_CONVERTER",
+            "exception.message": reason,
+        }
+        headers = [(f"__connect.errors.{name}", text.encode()) for name, text in where.items()]
+        name = self.topics.name(DEAD_LETTERS)
+        await self.broker.send(
+            Outgoing(name, record.key or b"", record.value or b"", [*record.headers, *headers])
+        )
+
+    async def fetch(self, refs: Sequence[Ref]) -> list[Event]:
+        """The events that references name, in the order asked.
+
+        DependencyError where one is gone, HeadraceError where its bytes have another digest.
+        """
+        places = [Position(Partition(ref.topic, ref.partition), ref.offset) for ref in refs]
+        events = []
+        for ref, record in zip(refs, await self.broker.fetch(places), strict=True):
+            if _digest(record.value or b"") != ref.digest:
+                raise HeadraceError(
+                    f"{ref.topic}/{ref.partition}@{ref.offset} is not the record that was "
+                    f"referred to: its digest differs. Was the topic made anew?"
+                )
+            events.append((await self.decode(record)).event)
+        return events
+
+    def _placed(self, record: Record) -> PlacedTopic:
+        try:
+            return self.topics.by_name(record.partition.topic)
+        except KeyError:
+            raise DecodeError(
+                f"{record.partition.topic} is no topic of {self.topics.namespace}", record.value
+            ) from None
+
+
+class EventReader:
+    """Whole topics as decoded events, merged; in offset order within a partition.
+
+    Yields one CaughtUp, once all that there was at the first step has been read.
+    """
+
+    def __init__(self, log: EventLog, starts: Mapping[Partition, Start]) -> None:
+        self._log = log
+        self._starts = dict(starts)
+        self._reader = log.broker.reader()
+
+    async def __aiter__(self) -> AsyncIterator[Delivery[Event] | CaughtUp]:
+        positions, ends = await resolve_starts(self._log.broker, self._starts)
+        behind = {place: end for place, end in ends.items() if positions[place] < end}
+        await self._reader.assign(positions)
+        if not behind:
+            yield CaughtUp()
+        while True:
+            for item in await self._reader.read():
+                if isinstance(item, Record):
+                    delivery = await self._log.decode_or_dead_letter(item)
+                    if delivery is not None:
+                        yield delivery
+                if behind and reached(item, behind) and not behind:
+                    yield CaughtUp()
+
+    async def aclose(self) -> None:
+        """Closes the reader beneath."""
+        await self._reader.close()
+
+
+async def resolve_starts(
+    broker: Broker, starts: Mapping[Partition, Start]
+) -> tuple[dict[Partition, int], dict[Partition, int]]:
+    """The offset that each start means now, and each partition's end."""
+    bounds = await broker.ends(list(starts))
+    positions: dict[Partition, int] = {}
+    for partition, start in starts.items():
+        first, end = bounds[partition]
+        if start == "first":
+            positions[partition] = first
+        elif start == "tail":
+            positions[partition] = max(first, end - TAIL)
+        else:
+            positions[partition] = start
+    return positions, {partition: end for partition, (_, end) in bounds.items()}
+
+
+def reached(item: Record | End, behind: dict[Partition, int]) -> bool:
+    """Takes a partition out of `behind` once `item` reaches its end. True where it did."""
+    end = behind.get(item.partition)
+    position = item.offset + 1 if isinstance(item, Record) else item.offset
+    if end is None or position < end:
+        return False
+    del behind[item.partition]
+    return True
+
+
+def handling(delivery: Delivery[Event]) -> None:
+    """Makes what this task sends from now on part of the delivery's trace."""
+    _trace.set(delivery.traceparent)
+
+
+def _next_span(parent: str) -> str:
+    """A `traceparent` of a new span: in the parent's trace where there is one."""
+    parts = parent.split("-")
+    trace = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else f"{random.getrandbits(128):032x}"
+    return f"00-{trace}-{random.getrandbits(64):016x}-01"
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.sha256(value).digest()[:16]
+
+
+def _ref(position: Position, value: bytes) -> Ref:
+    return Ref(
+        topic=position.partition.topic,
+        partition=position.partition.number,
+        offset=position.offset,
+        digest=_digest(value),
+    )
