@@ -93,8 +93,8 @@ class Agent(PlugIn):
     """An agent: a coroutine that takes an Episode."""
 
     use: str = "multi_turn"
-    turn_limit_reward: float | None = None
-    """Reward of an episode cut at `max_turns`, in place of its own; absent keeps its own."""
+    unfinished_reward: float | None = None
+    """Reward of an episode cut by a limit of turns, tokens or context; absent keeps its own."""
 
 
 class Environment(PlugIn):

@@ -141,6 +141,14 @@ class ShardContext:
 
         return release
 
+    async def pause(self) -> None:
+        """Holds the main partition back: what was fetched may still come, companions flow on."""
+        await self._worker.pause(self.partition)
+
+    async def resume(self) -> None:
+        """Lets the main partition flow again."""
+        await self._worker.resume(self.partition)
+
     def _begin(self) -> None:
         if not self._open:
             raise ShardClosed
@@ -302,14 +310,20 @@ class Worker:
         stopping: asyncio.Event,
         companions: Companions = _no_companions,
         fenced: str | None = None,
+        companions_first: bool = False,
     ) -> None:
-        """`fenced` names the sole writer that a shard's sends go through; None sends plainly."""
+        """`fenced` names the sole writer that a shard's sends go through; None sends plainly.
+
+        With `companions_first` a shard is caught up once its companions are, wherever its main
+        partition stands: for a main topic of which only the beginning is wanted in memory.
+        """
         self.log = log
         self._topics = tuple(topics)
         self._consumer_group = consumer_group
         self._make_shard = make_shard
         self._companions = companions
         self._fenced = fenced
+        self._companions_first = companions_first
         self._stopping = stopping
         self._hosts: dict[Partition, _Host] = {}
         self._readers: dict[Partition, _Host] = {}
@@ -352,6 +366,16 @@ class Worker:
         assert self._failed is not None
         if not self._failed.done():
             self._failed.set_exception(error)
+
+    async def pause(self, partition: Partition) -> None:
+        """Holds a main partition back."""
+        assert self._subscription is not None
+        await self._subscription.pause([partition])
+
+    async def resume(self, partition: Partition) -> None:
+        """Lets a main partition flow again."""
+        assert self._subscription is not None
+        await self._subscription.resume([partition])
 
     async def _intake(
         self,
@@ -399,6 +423,8 @@ class Worker:
             | {partition: committed.offset},
         )
         behind = {place: end for place, end in ends.items() if resolved[place] < end}
+        if self._companions_first:
+            behind.pop(partition, None)
         logger.info(
             "take over %s/%d from %d", partition.topic, partition.number, committed.offset
         )
@@ -409,7 +435,8 @@ class Worker:
         self._hosts[partition] = host
         self._readers |= dict.fromkeys(companions, host)
         SHARDS.labels(partition.topic).inc()
-        await self._reader.assign({place: resolved[place] for place in companions})
+        if companions:
+            await self._reader.assign({place: resolved[place] for place in companions})
         host.pump = asyncio.create_task(host.run(), name=f"shard {partition.number}")
         host.pump.add_done_callback(self._on_pump_done)
 
@@ -425,7 +452,8 @@ class Worker:
         return {} if lost else {host.context.partition: host.place() for host in hosts}
 
     async def _release(self, host: _Host, lost: bool) -> None:
-        await self._reader.unassign(host.companions)
+        if host.companions:
+            await self._reader.unassign(host.companions)
         await host.close(lost=lost)
         for place in host.companions:
             del self._readers[place]

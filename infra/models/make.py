@@ -1,0 +1,107 @@
+"""Makes the model folders beside this file: `python -m infra.models.make`.
+
+A folder is `config.json` and `tokenizer.json`. There are no weights: version 0 is random by the
+recipe's seed. The tokenizer is a byte a token, so that any text becomes ids and comes back whole:
+id 0 to 255 is that byte (an ASCII character is one token, spelled as itself), then come `<pad>`
+and `<end>`. A test holds the files in the repository equal to what this makes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+SPECIAL_TOKENS = ("<pad>", "<end>")
+"""Ids 256 and 257."""
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny-llama": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    },
+    "small-llama": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    },
+}
+CONTEXT = 512
+"""Most tokens of one sequence."""
+
+
+def byte_spellings() -> dict[int, str]:
+    """How byte-level tokenizers spell each byte: a printable character for every one of them.
+
+    The table of GPT-2 (Radford et al. 2019): a byte that Latin-1 prints stands for itself, the
+    others take the code points from 256 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    spellings = {byte: chr(byte) for byte in printable}
+    spellings |= {byte: chr(256 + index) for index, byte in enumerate(others)}
+    return spellings
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A byte a token, lossless: no merges, no normalization, no prefix."""
+    vocabulary = {spelling: byte for byte, spelling in byte_spellings().items()}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
+    return tokenizer
+
+
+def configuration(name: str) -> dict[str, Any]:
+    """The `config.json` of a model, as transformers and vLLM read it."""
+    vocabulary = 256 + len(SPECIAL_TOKENS)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        **SIZES[name],
+        "hidden_act": "silu",
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "pad_token_id": vocabulary - 2,
+        "eos_token_id": vocabulary - 1,
+        "dtype": "float32",
+    }
+
+
+def files(name: str) -> dict[str, str]:
+    """A model folder's files by name."""
+    return {
+        "config.json": json.dumps(configuration(name), indent=2) + "\n",
+        "tokenizer.json": byte_tokenizer().to_str(pretty=True) + "\n",
+    }
+
+
+def main() -> None:
+    """Writes every folder."""
+    for name in SIZES:
+        folder = Path(__file__).parent / name
+        folder.mkdir(exist_ok=True)
+        for file, text in files(name).items():
+            (folder / file).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

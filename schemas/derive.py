@@ -1,0 +1,213 @@
+"""Derives each event's Avro schema from its pydantic model, docs included. A tool, not a library:
+nothing imports it at run time.
+
+`python -m schemas.derive --write` brings `avro/` up to date and publishes new events as
+`released/<Event>.v1.avsc`. A published file never changes: where an event has changed since,
+`--release` publishes its next version beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import sys
+import textwrap
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from schemas.codec import AVRO, NAMESPACE
+from schemas.events import EVENTS, I32, I64, Ending, Event, Fixed16, Fixed32, Millis
+
+RELEASED = Path(__file__).parent / "released"
+"""Every version ever published. Writers of any of them may still be in a log."""
+
+_PRIMITIVES: tuple[tuple[Any, Any], ...] = (
+    (I32, "int"),
+    (I64, "long"),
+    (Millis, {"type": "long", "logicalType": "timestamp-millis"}),
+    (float, "double"),
+    (bool, "boolean"),
+    (str, "string"),
+    (bytes, "bytes"),
+)
+_FIXED: tuple[tuple[Any, str, int], ...] = ((Fixed16, "Fixed16", 16), (Fixed32, "Fixed32", 32))
+_PACKED = {
+    "i32[]": "Packed little-endian int32 values",
+    "f32[]": "Packed little-endian float32 values",
+    "spans": (
+        "Packed little-endian int32 pairs (index of the first token, policy version), one a run of"
+        " tokens that share a version, the first index 0"
+    ),
+}
+"""What the short names of packed fields mean, spelt out for readers of the `.avsc` alone."""
+
+
+class ChangedRelease(ValueError):
+    """A published schema would change, and records written by it would be misread."""
+
+
+def derive(event_type: type[Event]) -> dict[str, Any]:
+    """The Avro schema of an event: self-contained, each nested type inline at its first use."""
+    schema = _Derivation().record(event_type)
+    assert isinstance(schema, dict)
+    return {"type": "record", "name": schema["name"], "namespace": NAMESPACE} | schema
+
+
+def text(schema: dict[str, Any]) -> str:
+    """The schema as its file has it."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def released(event_type: type[Event], folder: Path = RELEASED) -> list[Path]:
+    """The files of an event's published versions, oldest first."""
+    files = folder.glob(f"{event_type.__name__}.v*.avsc")
+    return sorted(files, key=lambda file: int(file.suffixes[-2].removeprefix(".v")))
+
+
+def write(avro: Path = AVRO, folder: Path = RELEASED, *, release: bool = False) -> list[Path]:
+    """Writes all schemas and publishes what is new. Returns the files it wrote.
+
+    ChangedRelease, and nothing is written, where an event differs from its last published version
+    and `release` doesn't ask for the next.
+    """
+    pending: dict[Path, str] = {}
+    for event_type in EVENTS:
+        name, content = event_type.__name__, text(derive(event_type))
+        pending[avro / f"{name}.avsc"] = content
+        versions = released(event_type, folder)
+        if versions and versions[-1].read_text() == content:
+            continue
+        target = folder / f"{name}.v{len(versions) + 1}.avsc"
+        if versions and not release:
+            raise ChangedRelease(
+                f"{name} differs from {versions[-1].name}, which is published and never changes:"
+                f" undo the change, or publish {target.name} with --release"
+            )
+        pending[target] = content
+    for file, content in pending.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    return list(pending)
+
+
+class _Derivation:
+    """The making of one schema. Knows which named types it has defined already."""
+
+    def __init__(self) -> None:
+        self._defined: dict[str, Any] = {}
+
+    def record(self, model: type[BaseModel]) -> Any:
+        """A model as a record; its name alone, where it is defined already."""
+        hints = typing.get_type_hints(model, include_extras=True)
+        docs = attribute_docs(model)
+        fields = []
+        for name, field in model.model_fields.items():
+            entry: dict[str, Any] = {"name": name}
+            if name in docs:
+                entry["doc"] = _spelt_out(docs[name])
+            entry["type"] = self._type(hints[name], model.__name__ + _camel(name))
+            if not field.is_required():
+                entry["default"] = _default(field)
+            fields.append(entry)
+        return self._named(
+            model.__name__, {"type": "record", "doc": _record_doc(model), "fields": fields}
+        )
+
+    def _type(self, hint: Any, literal_name: str) -> Any:
+        for alias, primitive in _PRIMITIVES:
+            if hint == alias:
+                return primitive
+        for alias, name, size in _FIXED:
+            if hint == alias:
+                return self._named(name, {"type": "fixed", "size": size})
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            return self.record(hint)
+        arguments = get_args(hint)
+        match get_origin(hint):
+            case origin if origin is Literal:
+                name = "Ending" if hint == Ending else literal_name
+                return self._named(name, {"type": "enum", "symbols": list(arguments)})
+            case origin if origin in (Union, types.UnionType):
+                (inner,) = (part for part in arguments if part is not types.NoneType)
+                return ["null", self._type(inner, literal_name)]
+            case origin if origin is tuple and arguments[1:] == (...,):
+                return {"type": "array", "items": self._type(arguments[0], literal_name)}
+            case origin if origin is dict and arguments[0] is str:
+                return {"type": "map", "values": self._type(arguments[1], literal_name)}
+        raise TypeError(f"{literal_name}: {hint} has no Avro type")
+
+    def _named(self, name: str, schema: dict[str, Any]) -> Any:
+        schema = {"type": schema["type"], "name": name} | schema
+        if name not in self._defined:
+            self._defined[name] = schema
+            return schema
+        if self._defined[name] != schema and schema["type"] != "record":
+            raise TypeError(f"two types are called {name}")
+        return name
+
+
+def attribute_docs(model: type[BaseModel]) -> dict[str, str]:
+    """The docstring under each field of a class, by field."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, doc in zip(body.body, body.body[1:], strict=False):
+        match field, doc:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(words))),
+            ):
+                docs[name] = " ".join(words.split())
+    return docs
+
+
+def _record_doc(model: type[BaseModel]) -> str:
+    paragraph, _, _ = inspect.cleandoc(model.__doc__ or "").partition("\n\n")
+    return " ".join(paragraph.split())
+
+
+def _spelt_out(doc: str) -> str:
+    for short, meaning in _PACKED.items():
+        if doc.startswith(short):
+            return meaning + doc.removeprefix(short)
+    return doc
+
+
+def _default(field: FieldInfo) -> Any:
+    match field.default:
+        case bytes():
+            return field.default.decode("latin-1")
+        case tuple():
+            return list(field.default)
+        case _:
+            return field.default
+
+
+def _camel(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def main() -> int:
+    """The command line. Exit code 1 where a published schema would change."""
+    parser = argparse.ArgumentParser(prog="python -m schemas.derive", description=__doc__)
+    parser.add_argument("--write", action="store_true", required=True, help="write the files")
+    parser.add_argument("--release", action="store_true", help="publish the next versions")
+    arguments = parser.parse_args()
+    try:
+        written = write(release=arguments.release)
+    except ChangedRelease as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\n".join(str(file) for file in written))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

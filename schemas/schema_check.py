@@ -1,0 +1,138 @@
+"""Is a stranger's Avro schema safe to decode with? fastavro itself would not ask.
+
+A few bytes can stand for millions of items where an item takes no bytes, and a schema that
+contains itself can nest without end. Both are refused, and so is what is merely vast.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MAX_SCHEMA_BYTES = 1024 * 1024
+MAX_NODES = 5_000
+"""Types in a schema, each reference to a named type counted as the whole of it."""
+MAX_DEPTH = 24
+MAX_FIXED_BYTES = 1024 * 1024
+
+_SMALLEST = {
+    "null": 0,
+    "boolean": 1,
+    "int": 1,
+    "long": 1,
+    "float": 4,
+    "double": 8,
+    "bytes": 1,
+    "string": 1,
+}
+"""Fewest bytes that a value of each primitive takes."""
+
+
+class BadSchema(ValueError):
+    """A schema is not safe, or none. The message says why."""
+
+
+def check_schema(avsc_text: str) -> dict[str, Any]:
+    """The schema in a text. BadSchema unless it is a self-contained record within the bounds."""
+    if len(avsc_text) > MAX_SCHEMA_BYTES:
+        raise BadSchema(f"{len(avsc_text)} characters; at most {MAX_SCHEMA_BYTES} are read")
+    try:
+        schema = json.loads(avsc_text)
+    except (ValueError, RecursionError) as error:
+        raise BadSchema(f"not JSON: {error}") from error
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise BadSchema("not a record")
+    _Checker().check(schema, namespace="", depth=0)
+    return schema
+
+
+class _Checker:
+    """Walks a schema once, expanding each reference in effect though not in deed."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, tuple[int, int, int] | None] = {}
+        """Fullname to (nodes, depth, fewest bytes); None while it is being defined."""
+
+    def check(self, schema: Any, namespace: str, depth: int) -> tuple[int, int, int]:
+        """The nodes, depth and fewest bytes of a schema that lies `depth` types deep."""
+        if depth > MAX_DEPTH:
+            raise BadSchema(f"nested deeper than {MAX_DEPTH}")
+        nodes, below, smallest = self._measure(schema, namespace, depth)
+        if nodes > MAX_NODES:
+            raise BadSchema(f"more than {MAX_NODES} types")
+        if depth + below > MAX_DEPTH:
+            raise BadSchema(f"nested deeper than {MAX_DEPTH}")
+        return nodes, below, smallest
+
+    def _measure(self, schema: Any, namespace: str, depth: int) -> tuple[int, int, int]:
+        if isinstance(schema, list):
+            return self._sum(schema, namespace, depth, union=True)
+        if isinstance(schema, str):
+            if schema in _SMALLEST:
+                return 1, 0, _SMALLEST[schema]
+            return self._reference(schema, namespace)
+        if not isinstance(schema, dict):
+            raise BadSchema(f"{str(schema)[:80]!r} is no type")
+        match schema.get("type"):
+            case "record":
+                return self._record(schema, namespace, depth)
+            case "enum" | "fixed" as kind:
+                return self._leaf(schema, kind, namespace)
+            case "array" | "map" as kind:
+                inner = schema.get("items" if kind == "array" else "values")
+                nodes, below, smallest = self.check(inner, namespace, depth + 1)
+                if smallest == 0:
+                    raise BadSchema(f"{kind} of items that may take no bytes")
+                return nodes + 1, below + 1, 1
+            case inner:
+                nodes, below, smallest = self.check(inner, namespace, depth + 1)
+                return nodes + 1, below + 1, smallest
+
+    def _record(self, schema: dict[str, Any], namespace: str, depth: int) -> tuple[int, int, int]:
+        name = _fullname(schema, namespace)
+        if name in self._named:
+            raise BadSchema(f"{name} is defined twice")
+        self._named[name] = None
+        fields = schema.get("fields")
+        if not isinstance(fields, list) or not all(isinstance(field, dict) for field in fields):
+            raise BadSchema(f"record {name} has no list of fields")
+        types = [field.get("type") for field in fields]
+        result = self._sum(types, name.rpartition(".")[0], depth, union=False)
+        self._named[name] = result
+        return result
+
+    def _leaf(self, schema: dict[str, Any], kind: str, namespace: str) -> tuple[int, int, int]:
+        name = _fullname(schema, namespace)
+        if name in self._named:
+            raise BadSchema(f"{name} is defined twice")
+        smallest = 1
+        if kind == "fixed":
+            smallest = schema.get("size", -1)
+            if type(smallest) is not int or not 0 <= smallest <= MAX_FIXED_BYTES:
+                raise BadSchema(f"fixed {name} has the size {str(smallest)[:80]}")
+        self._named[name] = (1, 0, smallest)
+        return 1, 0, smallest
+
+    def _reference(self, name: str, namespace: str) -> tuple[int, int, int]:
+        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        if full not in self._named:
+            raise BadSchema(f"unknown type {full[:80]!r}")
+        known = self._named[full]
+        if known is None:
+            raise BadSchema(f"{full} contains itself")
+        return known
+
+    def _sum(
+        self, types: list[Any], namespace: str, depth: int, *, union: bool
+    ) -> tuple[int, int, int]:
+        parts = [self.check(part, namespace, depth + 1) for part in types]
+        nodes = 1 + sum(part[0] for part in parts)
+        below = 1 + max((part[1] for part in parts), default=0)
+        return nodes, below, 1 if union else sum(part[2] for part in parts)
+
+
+def _fullname(schema: dict[str, Any], namespace: str) -> str:
+    name, own = schema.get("name"), schema.get("namespace", namespace)
+    if not isinstance(name, str) or not isinstance(own, str) or not name:
+        raise BadSchema("a named type has no name")
+    return name if "." in name or not own else f"{own}.{name}"

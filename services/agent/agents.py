@@ -1,0 +1,25 @@
+"""The built-in agents. An agent of your own is a coroutine like these, named in the recipe."""
+
+from __future__ import annotations
+
+from services.agent.episode import Episode
+
+BUILTIN = {
+    "single_turn": "services.agent.agents:single_turn",
+    "multi_turn": "services.agent.agents:multi_turn",
+}
+
+
+async def single_turn(episode: Episode) -> None:
+    """One question, one answer, which the environment judges."""
+    observation = await episode.reset()
+    generation = await episode.generate(observation.text)
+    await episode.step(generation.text)
+
+
+async def multi_turn(episode: Episode) -> None:
+    """Observation and answer in turn, in one growing context, until the environment is done."""
+    observation = await episode.reset()
+    while not observation.done:
+        generation = await episode.generate(observation.text)
+        observation = await episode.step(generation.text)

@@ -1,0 +1,337 @@
+"""Runs one episode to its end: attempts, limits, deadline, and the records that close it.
+
+An episode that is owned always ends. Its end is written in order: the trajectory, delivered, then
+the outcome that names it. A higher attempt in the log moves the run to that attempt; an outcome in
+the log stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from schemas import packed
+from schemas.events import (
+    ActionRequested,
+    Ending,
+    EpisodeEnded,
+    EpisodeStarted,
+    Event,
+    Failure,
+    GenerationCompleted,
+    GenerationRequested,
+    ObservationRecorded,
+    PolicyUse,
+    Ref,
+    Sampling,
+    TrajectoryRecorded,
+    Turn,
+)
+from services.agent.episode import Agent, Episode, EpisodeStopped, RecordedTurn
+from services.clock import now, now_ms
+
+logger = logging.getLogger(__name__)
+
+Answer = GenerationCompleted | ObservationRecorded
+A = TypeVar("A", GenerationCompleted, ObservationRecorded)
+UNFINISHED: frozenset[Ending] = frozenset({"turn_limit", "token_limit", "overflow"})
+"""Endings by a limit that the policy ran into: they are data, with a reward of the recipe's."""
+
+AGENT_CLOSE_S = 1.0
+"""Seconds that an agent's coroutine has to end once it is cancelled."""
+
+
+class AttemptFailed(BaseException):
+    """An attempt can't go on; not an Exception, so that an agent's code lets it pass."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.code)
+        self.failure = failure
+
+
+class Sends(Protocol):
+    """What a run may do to the log."""
+
+    async def send(self, event: Event) -> Ref: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSetup:
+    """An agent of the recipe, loaded."""
+
+    agent: Agent
+    options: Mapping[str, Any]
+    unfinished_reward: float | None
+    tokenizers: Mapping[str, str]
+    """Policy to digest of its tokenizer."""
+
+
+@dataclass(eq=False)
+class EpisodeRun:
+    """One live episode. `answers` are those recorded before it was taken over."""
+
+    outlet: Sends
+    started: EpisodeStarted
+    recorded_at: float
+    setup: AgentSetup
+    answers: dict[int, dict[str, Answer]] = field(default_factory=dict)
+    attempt: int = 0
+    task: asyncio.Task[None] | None = None
+    """What runs it, once it is spawned."""
+
+    def __post_init__(self) -> None:
+        self.attempt = max(self.started.attempt, *self.answers, 0)
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._failures: list[Failure] = []
+        self._moved = asyncio.Event()
+        self._cancelled = False
+        self._episode: Episode | None = None
+        self._action: ActionRequested | None = None
+
+    def on_answer(self, answer: Answer) -> None:
+        """Takes an answer of this episode: the first of its id counts."""
+        if answer.attempt < self.attempt:
+            return
+        recorded = self.answers.setdefault(answer.attempt, {})
+        if answer.attempt > self.attempt:
+            recorded.setdefault(answer.call, answer)
+            self.attempt = answer.attempt
+            self._moved.set()
+        elif (future := self._waiting.pop(answer.call, None)) is not None and not future.done():
+            future.set_result(answer)
+        else:
+            recorded.setdefault(answer.call, answer)
+
+    def cancel(self) -> None:
+        """Ends the episode as cancelled."""
+        self._cancelled = True
+        self._moved.set()
+
+    async def run(self) -> None:
+        """Runs to the outcome's delivery."""
+        ending, failure = await self._attempts()
+        ref = await self._record_trajectory(ending)
+        await self.outlet.send(self._outcome(ending, failure, ref))
+
+    async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted:
+        """The first recorded answer to a prompt, which is sent unless it was answered before."""
+        return await self._ask(request, GenerationCompleted)
+
+    async def ask_environment(self, request: ActionRequested) -> ObservationRecorded:
+        """The first recorded answer to an action, which is sent unless it was answered before."""
+        if request.kind != "score":
+            self._action = request
+        return await self._ask(request, ObservationRecorded)
+
+    async def _ask(self, request: GenerationRequested | ActionRequested, kind: type[A]) -> A:
+        answer = self.answers.get(request.attempt, {}).pop(request.call, None)
+        if answer is None:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting[request.call] = future
+            try:
+                await self.outlet.send(request)
+                answer = await future
+            finally:
+                self._waiting.pop(request.call, None)
+        if not isinstance(answer, kind) or answer.digest != request.digest:
+            raise AttemptFailed(
+                Failure(
+                    origin="infrastructure",
+                    code="diverged",
+                    message=f"call {request.call} was recorded with another meaning: the agent's "
+                    f"code is not deterministic, or has changed",
+                    retryable=True,
+                )
+            )
+        if answer.failure is not None and answer.failure.origin != "policy":
+            raise AttemptFailed(answer.failure)
+        return answer
+
+    async def _attempts(self) -> tuple[Ending, Failure | None]:
+        """Attempts until one ends of itself, all are used up, or time is."""
+        while True:
+            attempt = self.attempt
+            try:
+                return await self._one_attempt(), None
+            except AttemptFailed as failed:
+                failure = failed.failure
+            except TimeoutError:
+                return "deadline", self._deadline_failure()
+            if self.attempt > attempt:
+                continue
+            self._failures.append(failure)
+            if not failure.retryable or attempt + 1 >= self.started.submitted.attempts:
+                return "failed", failure
+            await self._close_environment()
+            self.attempt = attempt + 1
+
+    async def _one_attempt(self) -> Ending:
+        """Runs the agent's coroutine until it ends or something outside ends it."""
+        self._moved.clear()
+        self._action = None
+        if self._cancelled:
+            return "cancelled"
+        self._episode = Episode(self, self.setup.options)
+        agent = asyncio.ensure_future(self.setup.agent(self._episode))
+        moved = asyncio.create_task(self._moved.wait())
+        left_s = max(0.0, self.started.deadline / 1000 - now())
+        try:
+            await asyncio.wait(
+                {agent, moved}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            moved.cancel()
+            finished = agent.done()
+            if not finished:
+                agent.cancel()
+                await asyncio.wait({agent}, timeout=AGENT_CLOSE_S)
+        if self._cancelled:
+            return "cancelled"
+        if not finished:
+            if self._moved.is_set():
+                raise AttemptFailed(Failure(origin="infrastructure", code="superseded"))
+            raise TimeoutError
+        return self._ending_of(agent)
+
+    def _ending_of(self, agent: asyncio.Future[None]) -> Ending:
+        error = None if agent.cancelled() else agent.exception()
+        if agent.cancelled():
+            raise asyncio.CancelledError
+        if error is None:
+            return "finished"
+        if isinstance(error, EpisodeStopped):
+            return error.ending
+        if isinstance(error, AttemptFailed) or not isinstance(error, Exception):
+            raise error
+        where = f"task {self.started.task}, sample {self.started.sample}"
+        logger.error("the agent's code failed (%s)", where, exc_info=error)
+        raise AttemptFailed(
+            Failure(
+                origin="infrastructure",
+                code="agent_error",
+                message=f"{type(error).__name__}: {error}",
+                retryable=True,
+            )
+        )
+
+    def _deadline_failure(self) -> Failure:
+        """Time ran out while an answer was owed, so it is not held against the policy."""
+        return Failure(
+            origin="infrastructure",
+            code="deadline",
+            message=f"no end within {self.started.submitted.deadline_s} s",
+        )
+
+    async def _close_environment(self) -> None:
+        last = self._action
+        if last is None:
+            return
+        self._action = None
+        closing = {"kind": "close", "index": last.index + 1, "call": f"{last.call}.close"}
+        blank = {"payload": "{}", "artifacts": ()}
+        await self.outlet.send(last.model_copy(update={**closing, **blank}))
+
+    async def _record_trajectory(self, ending: Ending) -> Ref | None:
+        """Writes what there is of the last attempt; None where nothing was done."""
+        await self._close_environment()
+        episode = self._episode
+        if episode is None:
+            return None
+        started, submitted = self.started, self.started.submitted
+        turns, samplings = arrange(episode.turns)
+        trajectory = TrajectoryRecorded(
+            task=started.task,
+            sample=started.sample,
+            attempt=self.attempt,
+            source=submitted.source,
+            task_id=submitted.task_id,
+            item_id=submitted.item_id,
+            epoch=submitted.epoch,
+            purpose=submitted.purpose,
+            tokenizer=self.setup.tokenizers.get(turns[0].policy, "") if turns else "",
+            agent=submitted.agent,
+            environment=submitted.environment.use if submitted.environment else "",
+            samplings=samplings,
+            turns=turns,
+            reward=self._reward(ending),
+            rewards=episode.rewards,
+            ending=ending,
+            failures=tuple(self._failures),
+            started=int(self.recorded_at * 1000),
+            ended=now_ms(),
+            metrics=episode.metrics,
+        )
+        return await self.outlet.send(trajectory)
+
+    def _reward(self, ending: Ending) -> float | None:
+        if self._episode is None or ending in ("failed", "deadline", "cancelled"):
+            return None
+        if ending in UNFINISHED and self.setup.unfinished_reward is not None:
+            return self.setup.unfinished_reward
+        return self._episode.reward
+
+    def _outcome(self, ending: Ending, failure: Failure | None, ref: Ref | None) -> EpisodeEnded:
+        submitted = self.started.submitted
+        return EpisodeEnded(
+            task=self.started.task,
+            sample=self.started.sample,
+            attempt=self.attempt,
+            tenant=submitted.tenant,
+            purpose=submitted.purpose,
+            item_id=submitted.item_id,
+            epoch=submitted.epoch,
+            ending=ending,
+            failure=failure,
+            trajectory=ref,
+            reward=self._reward(ending),
+            rewards=self._episode.rewards if self._episode else {},
+            policies=policy_uses(self._episode.turns) if self._episode else (),
+            attempts=self.attempt + 1,
+            seconds=max(0.0, now() - self.recorded_at),
+        )
+
+
+def arrange(
+    recorded: Mapping[str, RecordedTurn],
+) -> tuple[tuple[Turn, ...], tuple[Sampling, ...]]:
+    """Turns in the order of their call paths, with parents and samplings as indices."""
+    calls = sorted(recorded, key=_path)
+    index = {call: number for number, call in enumerate(calls)}
+    samplings: list[Sampling] = []
+    turns = []
+    for call in calls:
+        one = recorded[call]
+        if one.sampling not in samplings:
+            samplings.append(one.sampling)
+        parent = -1 if one.parent is None else index[one.parent]
+        places = {"parent": parent, "sampling": samplings.index(one.sampling)}
+        turns.append(one.turn.model_copy(update=places))
+    return tuple(turns), tuple(samplings)
+
+
+def policy_uses(recorded: Mapping[str, RecordedTurn]) -> tuple[PolicyUse, ...]:
+    """What each policy did, in the order of its first turn."""
+    by_policy: dict[str, list[RecordedTurn]] = {}
+    for call in sorted(recorded, key=_path):
+        by_policy.setdefault(recorded[call].turn.policy, []).append(recorded[call])
+    return tuple(_policy_use(policy, turns) for policy, turns in by_policy.items())
+
+
+def _policy_use(policy: str, turns: Sequence[RecordedTurn]) -> PolicyUse:
+    spoken = [one for one in turns if one.turn.tokens]
+    rewards = [float("nan") if one.turn.reward is None else one.turn.reward for one in turns]
+    return PolicyUse(
+        policy=policy,
+        role=turns[0].turn.role,
+        tokens=sum(packed.count(one.turn.tokens) for one in spoken if one.turn.trainable),
+        longest=max(one.length for one in turns),
+        oldest_version=min((one.oldest_version for one in spoken), default=-1),
+        turn_rewards=packed.pack_f32(rewards),
+    )
+
+
+def _path(call: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in call.split("."))

@@ -1,0 +1,52 @@
+"""The agent worker: thousands of durable episodes in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from schemas.recipe import Recipe
+from schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS
+from services.agent.agents import BUILTIN
+from services.agent.run import AgentSetup
+from services.agent.shard import AgentShard
+from services.context import ServiceContext
+from services.kafka.broker import Partition
+from services.plugins import load
+from services.tokens import tokenizer_digest
+from services.weights import model_folder
+from services.worker import CompanionStart, Worker
+
+COMPANIONS = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS)
+
+
+async def run(context: ServiceContext) -> None:
+    """Runs episodes until `context.stopping` is set."""
+    agents = load_agents(context.recipe)
+    topics = context.log.topics
+
+    def companions(place: Partition) -> Mapping[Partition, CompanionStart]:
+        return {Partition(topics.name(topic), place.number): "committed" for topic in COMPANIONS}
+
+    worker = Worker(
+        context.log,
+        topics=[topics.name(EPISODES)],
+        consumer_group=context.consumer_group("agent"),
+        make_shard=lambda shard: AgentShard(shard, agents, context.ending),
+        companions=companions,
+        stopping=context.stopping,
+    )
+    await worker.run()
+
+
+def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
+    """The recipe's agents by key. UsageError where one can't be loaded."""
+    tokenizers = {
+        name: tokenizer_digest(model_folder(policy.model))
+        for name, policy in recipe.policies.items()
+    }
+    return {
+        key: AgentSetup(
+            load("agent", agent.use, BUILTIN), agent.options, agent.unfinished_reward, tokenizers
+        )
+        for key, agent in recipe.agents.items()
+    }

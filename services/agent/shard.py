@@ -1,0 +1,222 @@
+"""The agent worker's state of one partition: its unfinished tasks, and their live episodes.
+
+A start is held until its task's TaskEnded is in the log. TaskEnded is built from outcomes read
+back in log order, so whoever owns the partition builds the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import Counter, Gauge
+
+from schemas.events import (
+    EpisodeEnded,
+    EpisodeStarted,
+    Failure,
+    GenerationCompleted,
+    ObservationRecorded,
+    TaskEnded,
+    TaskSubmitted,
+)
+from services.agent.run import AgentSetup, Answer, EpisodeRun
+from services.log import Delivery
+from services.worker import ShardContext
+
+logger = logging.getLogger(__name__)
+
+LIVE = Gauge("headrace_live_episodes", "Episodes that run in this worker.")
+ENDED = Counter("headrace_episodes_ended_total", "Episodes ended by this worker.", ["ending"])
+
+Key = tuple[int, int]
+"""Task number, sample."""
+
+
+@dataclass(eq=False)
+class _Task:
+    """A task with a start that is held."""
+
+    submitted: TaskSubmitted
+    starts: dict[int, Delivery[EpisodeStarted]] = field(default_factory=dict)
+    releases: list[Callable[[], None]] = field(default_factory=list)
+    outcomes: dict[int, EpisodeEnded] = field(default_factory=dict)
+    """First outcome of each sample, in log order."""
+    closing: bool = False
+
+
+class AgentShard:
+    """Starts, answers, outcomes and results of one partition in; episodes run to their end."""
+
+    def __init__(
+        self, context: ShardContext, agents: Mapping[str, AgentSetup], ending: asyncio.Event
+    ) -> None:
+        """`agents` by their keys in the recipe. Once `ending` is set, episodes end cancelled."""
+        self._context = context
+        self._agents = agents
+        self._ending = ending
+        self._tasks: dict[int, _Task] = {}
+        self._runs: dict[Key, EpisodeRun] = {}
+        self._early_answers: dict[Key, list[Answer]] = {}
+        self._early_outcomes: dict[int, dict[int, EpisodeEnded]] = {}
+        self._ended: set[int] = set()
+
+    async def on_event(self, delivery: Delivery[Any]) -> None:
+        """Handles a start, an answer, an outcome or a result of this partition."""
+        event = delivery.event
+        if isinstance(event, EpisodeStarted):
+            self._on_start(delivery)
+        elif isinstance(event, GenerationCompleted | ObservationRecorded):
+            self._on_answer(event)
+        elif isinstance(event, EpisodeEnded):
+            self._on_outcome(event)
+        elif isinstance(event, TaskEnded):
+            self._on_result(event)
+
+    async def on_caught_up(self) -> None:
+        """Takes up each unfinished episode where the log leaves it."""
+        for task in list(self._tasks.values()):
+            for sample in list(task.starts):
+                self._launch(task, sample)
+            self._maybe_close(task)
+        self._early_answers.clear()
+        self._early_outcomes.clear()
+        self._ended.clear()
+        self._context.spawn(self._cancel_when_ending(), "ending")
+
+    async def aclose(self) -> None:
+        """Nothing to say: unfinished episodes are taken up by the next owner."""
+        LIVE.dec(len(self._runs))
+        self._runs.clear()
+
+    def _on_start(self, delivery: Delivery[EpisodeStarted]) -> None:
+        event = delivery.event
+        if event.task in self._ended:
+            return
+        task = self._tasks.get(event.task)
+        if task is None:
+            outcomes = self._early_outcomes.pop(event.task, {})
+            task = self._tasks[event.task] = _Task(event.submitted, outcomes=outcomes)
+        if event.sample in task.starts:
+            return
+        task.starts[event.sample] = delivery
+        task.releases.append(self._context.hold(delivery))
+        if self._context.caught_up:
+            self._launch(task, event.sample)
+
+    def _on_answer(self, answer: Answer) -> None:
+        key = answer.task, answer.sample
+        if (run := self._runs.get(key)) is not None:
+            run.on_answer(answer)
+        elif not self._context.caught_up:
+            self._early_answers.setdefault(key, []).append(answer)
+
+    def _on_outcome(self, outcome: EpisodeEnded) -> None:
+        task = self._tasks.get(outcome.task)
+        if task is None:
+            if not self._context.caught_up:
+                early = self._early_outcomes.setdefault(outcome.task, {})
+                early.setdefault(outcome.sample, outcome)
+            return
+        task.outcomes.setdefault(outcome.sample, outcome)
+        if self._context.caught_up:
+            self._stop((outcome.task, outcome.sample))
+            self._maybe_close(task)
+
+    def _on_result(self, result: TaskEnded) -> None:
+        if not self._context.caught_up:
+            self._ended.add(result.task)
+        task = self._tasks.pop(result.task, None)
+        if task is None:
+            return
+        for sample in task.starts:
+            self._stop((result.task, sample))
+        for release in task.releases:
+            release()
+
+    def _launch(self, task: _Task, sample: int) -> None:
+        """Runs an episode, unless its outcome is in the log."""
+        if sample in task.outcomes:
+            return
+        delivery = task.starts[sample]
+        started = delivery.event
+        if started.verdict is not None:
+            self._context.spawn(self._refuse(started, started.verdict), f"refuse {started.task}")
+            return
+        answers: dict[int, dict[str, Answer]] = {}
+        for answer in self._early_answers.pop((started.task, sample), ()):
+            answers.setdefault(answer.attempt, {}).setdefault(answer.call, answer)
+        setup = self._agents[started.submitted.agent]
+        run = EpisodeRun(self._context, started, delivery.recorded_at, setup, answers)
+        self._runs[started.task, sample] = run
+        LIVE.inc()
+        if self._ending.is_set():
+            run.cancel()
+        run.task = self._context.spawn(run.run(), f"episode {started.task}/{sample}")
+
+    async def _refuse(self, started: EpisodeStarted, verdict: Failure) -> None:
+        """Ends what the scheduler would not have run."""
+        submitted = started.submitted
+        await self._context.send(
+            EpisodeEnded(
+                task=started.task,
+                sample=started.sample,
+                tenant=submitted.tenant,
+                purpose=submitted.purpose,
+                item_id=submitted.item_id,
+                epoch=submitted.epoch,
+                ending="cancelled" if verdict.code == "cancelled" else "failed",
+                failure=verdict,
+                attempts=0,
+            )
+        )
+
+    def _stop(self, key: Key) -> None:
+        """Ends a run whose outcome is in the log, whoever wrote it."""
+        run = self._runs.pop(key, None)
+        if run is not None:
+            LIVE.dec()
+            if run.task is not None:
+                run.task.cancel()
+
+    def _maybe_close(self, task: _Task) -> None:
+        """Writes the task's TaskEnded once every sample's outcome is in the log."""
+        if task.closing or len(task.outcomes) < task.submitted.samples or not task.starts:
+            return
+        task.closing = True
+        number = next(iter(task.starts.values())).event.task
+        self._context.spawn(self._close(number, task), f"task {number}")
+
+    async def _close(self, number: int, task: _Task) -> None:
+        submitted = task.submitted
+        outcomes = tuple(task.outcomes.values())
+        for outcome in outcomes:
+            ENDED.labels(outcome.ending).inc()
+        await self._context.send(
+            TaskEnded(
+                task=number,
+                source=submitted.source,
+                task_id=submitted.task_id,
+                tenant=submitted.tenant,
+                purpose=submitted.purpose,
+                item_id=submitted.item_id,
+                epoch=submitted.epoch,
+                closed_by=_closed_by(outcomes),
+                minimum=submitted.minimum,
+                outcomes=outcomes,
+            )
+        )
+
+    async def _cancel_when_ending(self) -> None:
+        await self._ending.wait()
+        for run in self._runs.values():
+            run.cancel()
+
+
+def _closed_by(outcomes: tuple[EpisodeEnded, ...]) -> Any:
+    if any(outcome.ending == "cancelled" for outcome in outcomes):
+        return "cancelled"
+    return "refused" if all(outcome.attempts == 0 for outcome in outcomes) else "all"

@@ -1,0 +1,149 @@
+"""Bytes named by their SHA-256: weights and other large things that records only name.
+
+A blob is written whole or not at all (a temporary file, fsync, atomic rename), before the event
+that names it. All functions block: call them with `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+from urllib.parse import unquote, urlsplit
+
+from schemas.events import Blob
+from services.errors import BlobError, DependencyError, UsageError
+
+CHUNK_BYTES = 1 << 20
+
+
+class BlobStore(Protocol):
+    """Bytes named by their SHA-256."""
+
+    def put(self, data: bytes | Path, media: str = "") -> Blob:
+        """Stores bytes, or a file's content; the same content again changes nothing.
+
+        Durable on return. DependencyError where the store can't take it: nothing partial stays.
+        """
+
+    def get(self, blob: Blob) -> Path:
+        """A local file with the blob's bytes, verified; not to be written to.
+
+        BlobError where the blob is absent, or is not what its name says.
+        """
+
+
+def open_blob_store(url: str) -> BlobStore:
+    """The store at a path or a `file://` URL. UsageError for any other scheme."""
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
+        return LocalBlobStore(Path(unquote(parts.path)))
+    if "://" in url or not url:
+        raise UsageError(f"blob store {url!r}: give a folder, as a path or as file:///path")
+    return LocalBlobStore(Path(url).expanduser())
+
+
+class LocalBlobStore:
+    """Blobs as files of a folder that every worker can read: `<root>/<2 hex digits>/<62 more>`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    def put(self, data: bytes | Path, media: str = "") -> Blob:
+        """See BlobStore."""
+        with _unreachable(f"write a blob to {self._root}"):
+            self._root.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._root, prefix="put-")
+            temporary = Path(name)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    blob = _copy(data, file, media)
+                    if self._holds(blob):
+                        return blob
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._place(temporary, self._path(blob))
+            finally:
+                temporary.unlink(missing_ok=True)
+        return blob
+
+    def get(self, blob: Blob) -> Path:
+        """See BlobStore."""
+        path = self._path(blob)
+        try:
+            size, digest = path.stat().st_size, _digest(path)
+        except FileNotFoundError:
+            raise BlobError(
+                f"blob {blob.sha256.hex()} is not in {self._root}: "
+                "was it pruned, or is this another store than its writer's?"
+            ) from None
+        except OSError as error:
+            raise DependencyError(f"can't read blob {path}: {error}") from error
+        if (size, digest) != (blob.size, blob.sha256):
+            raise BlobError(
+                f"blob {path} has {size} bytes of SHA-256 {digest.hex()}, but should have "
+                f"{blob.size} bytes of {blob.sha256.hex()}: the file is damaged, remove it"
+            )
+        return path
+
+    def _path(self, blob: Blob) -> Path:
+        name = blob.sha256.hex()
+        return self._root / name[:2] / name[2:]
+
+    def _holds(self, blob: Blob) -> bool:
+        """Whether the blob is there and whole; a damaged one is to be written again."""
+        path = self._path(blob)
+        return (
+            path.is_file() and path.stat().st_size == blob.size and _digest(path) == blob.sha256
+        )
+
+    def _place(self, temporary: Path, path: Path) -> None:
+        new_folder = not path.parent.is_dir()
+        path.parent.mkdir(exist_ok=True)
+        temporary.replace(path)
+        sync_folder(path.parent)
+        if new_folder:
+            sync_folder(self._root)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a folder's entries (names made, renamed, removed) durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _copy(data: bytes | Path, target: BinaryIO, media: str) -> Blob:
+    sha256, size = hashlib.sha256(), 0
+    for chunk in [data] if isinstance(data, bytes) else _chunks(data):
+        sha256.update(chunk)
+        target.write(chunk)
+        size += len(chunk)
+    return Blob(sha256=sha256.digest(), size=size, media=media)
+
+
+def _digest(path: Path) -> bytes:
+    sha256 = hashlib.sha256()
+    for chunk in _chunks(path):
+        sha256.update(chunk)
+    return sha256.digest()
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+@contextmanager
+def _unreachable(action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DependencyError(f"can't {action}: {error}. Free space or mend it") from error

@@ -1,0 +1,343 @@
+"""One policy's model, its KV cache, and the sequences that it continues together.
+
+The cache is one static block a layer, [rows, heads, length, dim], grown by doubling. Sequences
+lie in rows 0..n-1 without holes, so that a step works on views: a new one takes the row after
+the last, and when one leaves, the last ones move into its place. Row r holds the keys and values
+of its sequence's positions 0..; what lies beyond its length is masked, and overwritten later.
+
+Prompts are right-padded and read under a plain causal mask: a real token never sees the padding
+behind it. The model is called through its public `forward` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from services.errors import BlobError, InfrastructureError
+from services.inference.engine import Generation, Prompt
+from services.inference.torch_sampling import SamplingPlan, draw, plan_sampling
+
+PREFILL_TOKENS = 2_048
+"""Most tokens of one forward over prompts, padding included, unless one prompt is longer.
+
+Small enough for a CPU's caches, large enough that a tiny model's call overhead doesn't count.
+"""
+
+Finish = Literal["stop", "length", "overflow", "interrupted"]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A sequence in the making."""
+
+    prompt: Prompt
+    future: asyncio.Future[Generation]
+    limit: int
+    """Most tokens to draw."""
+    at_limit: Literal["length", "overflow"]
+    """How it finishes there."""
+    generator: torch.Generator | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    cancelled: bool = False
+
+    @property
+    def position(self) -> int:
+        """Index of its last token: prompt and drawn ones."""
+        return len(self.prompt.tokens) + len(self.tokens) - 1
+
+    def add(self, token: int, logprob: float, version: int) -> Finish | None:
+        """Takes a drawn token; says whether, and how, the sequence ends with it."""
+        if not math.isfinite(logprob):
+            raise InfrastructureError(
+                "not_finite",
+                f"policy {self.prompt.policy!r} version {version} drew a token of logprob "
+                f"{logprob}: its weights have diverged",
+            )
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+        if token in self.prompt.stop_ids:
+            return "stop"
+        return self.at_limit if len(self.tokens) == self.limit else None
+
+    def generation(self, finish: Finish) -> Generation:
+        """What it is so far. The KV of a prompt is of the version that drew its first token."""
+        mixed = bool(self.versions) and self.versions[0] != self.versions[-1]
+        return Generation(self.tokens, self.logprobs, self.versions, finish, mixed)
+
+
+Outcome = tuple[Row, Generation | InfrastructureError]
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the forward under way reads and writes in the cache."""
+
+    first: int = 0
+    """Prompts: the row of the first of them; -1 keeps nothing."""
+    rows: Tensor | None = None
+    """Steps: [n] row indices; None while prompts are read."""
+    positions: Tensor | None = None
+    """Steps: [n] where each row's key and value go."""
+    length: int = 0
+    """Positions that a step sees."""
+
+
+class _SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, [rows, heads, length, dim]."""
+
+    def __init__(self, place: _Place) -> None:
+        super().__init__()
+        self._place = place
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys = _grown(None, key_states, 0, 0)
+        self.values = _grown(None, value_states, 0, 0)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        place = self._place
+        if place.rows is None and place.first < 0:
+            return key_states, value_states
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if place.rows is None:
+            last, length = place.first + key_states.shape[0], key_states.shape[2]
+            self.keys = _grown(self.keys, key_states, last, length)
+            self.values = _grown(self.values, value_states, last, length)
+            self.keys[place.first : last, :, :length] = key_states
+            self.values[place.first : last, :, :length] = value_states
+            return key_states, value_states
+        count = key_states.shape[0]
+        self.keys = _grown(self.keys, key_states, count, place.length)
+        self.values = _grown(self.values, value_states, count, place.length)
+        self.keys[place.rows, :, place.positions] = key_states.squeeze(2)
+        self.values[place.rows, :, place.positions] = value_states.squeeze(2)
+        return self.keys[:count, :, : place.length], self.values[:count, :, : place.length]
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copies rows onto others."""
+        if self.is_initialized:
+            assert self.keys is not None
+            assert self.values is not None
+            self.keys[targets] = self.keys[sources]
+            self.values[targets] = self.values[sources]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Asked while prompts are read: they see themselves alone."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _grown(block: Tensor | None, like: Tensor, rows: int, length: int) -> Tensor:
+    """The block with room for `rows` and `length`, each doubled until it is enough.
+
+    Zeros, never uninitialised memory: a masked NaN would still spoil the weighted sum.
+    """
+    if block is None:
+        return like.new_zeros(0, like.shape[1], 0, like.shape[3])
+    if block.shape[0] >= rows and block.shape[2] >= length:
+        return block
+    size = [_doubled(block.shape[0], rows), _doubled(block.shape[2], length)]
+    grown = block.new_zeros(size[0], block.shape[1], size[1], block.shape[3])
+    grown[: block.shape[0], :, : block.shape[2]] = block
+    return grown
+
+
+def _doubled(size: int, need: int) -> int:
+    size = max(size, 16)
+    while size < need:
+        size *= 2
+    return size
+
+
+class PolicyBatch:
+    """Continuous batching of one policy. Used by one thread, under `torch.inference_mode`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model.eval()
+        self.version = -1
+        self.rows: list[Row] = []
+        self.device = model.device
+        self._vocabulary = int(model.config.vocab_size)
+        self._place = _Place()
+        layers = [_SlotLayer(self._place) for _ in range(model.config.num_hidden_layers)]
+        self._cache = Cache(layers=layers)
+        self._layers = layers
+        self._plan: SamplingPlan | None = None
+        self._last: tuple[Tensor, Tensor] | None = None
+        # The vocabulary is the widest layer: of a prompt, only its last position passes it.
+        model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
+
+    def _keep_last(self, module: Any, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
+        return None if self._last is None else (inputs[0][self._last].unsqueeze(1),)
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """BlobError where these tensors are not the model's: by name and shape.
+
+        Of names that share one tensor (tied embeddings), one is enough.
+        """
+        own = self.model.state_dict()
+        strange = sorted(set(state) - set(own))
+        given = {own[name].data_ptr() for name in state if name in own}
+        missing = sorted(name for name, value in own.items() if value.data_ptr() not in given)
+        shapes = [
+            f"{name} {list(value.shape)}, not {list(own[name].shape)}"
+            for name, value in state.items()
+            if name in own and value.shape != own[name].shape
+        ]
+        for what, names in (("unknown", strange), ("missing", missing), ("shaped", shapes)):
+            if names:
+                raise BlobError(
+                    f"the weights don't fit the model: {what}: {', '.join(names[:3])}"
+                    f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+                )
+
+    def load(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Takes over checked weights; the KV cache stays as it is."""
+        own = self.model.state_dict()
+        for name, value in state.items():
+            own[name].copy_(value)
+        self.version = version
+
+    def drop_cancelled(self) -> None:
+        """Frees the rows of what nobody waits for."""
+        if any(row.cancelled for row in self.rows):
+            self._keep([row for row in self.rows if not row.cancelled])
+
+    def take_all(self) -> list[Row]:
+        """Empties the batch."""
+        rows, self.rows, self._plan = self.rows, [], None
+        return rows
+
+    def prefill(self, rows: Sequence[Row]) -> list[Outcome]:
+        """Reads prompts and draws the first token of each; the finished don't take a row."""
+        outcomes: list[Outcome] = []
+        single = [row for row in rows if row.limit == 1]
+        lasting = [row for row in rows if row.limit > 1]
+        for keep, kind in ((False, single), (True, lasting)):
+            for bucket in buckets(kind):
+                first = len(self.rows) if keep else -1
+                if keep:
+                    self.rows += bucket
+                    self._plan = None
+                outcomes += self._finish(self._read(bucket, first), bucket)
+        return outcomes
+
+    def decode(self) -> list[Outcome]:
+        """Draws the next token of every row."""
+        if not self.rows:
+            return []
+        rows = self.rows
+        positions = torch.tensor([row.position for row in rows], device=self.device)
+        tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self.device)
+        self._place.rows = torch.arange(len(rows), device=self.device)
+        self._place.positions = positions
+        self._place.length = length = max(row.position for row in rows) + 1
+        seen = torch.arange(length, device=self.device) <= positions.unsqueeze(1)
+        logits = self.model(
+            input_ids=tokens,
+            position_ids=positions.unsqueeze(1),
+            attention_mask=seen[:, None, None, :],
+            past_key_values=self._cache,
+            use_cache=True,
+        ).logits
+        if self._plan is None:
+            self._plan = self._plan_of(rows)
+        return self._finish(self._draw(logits, self._plan, rows), rows)
+
+    def _read(self, rows: Sequence[Row], first: int) -> list[tuple[int, float]]:
+        longest = max(len(row.prompt.tokens) for row in rows)
+        padded = [[*row.prompt.tokens, *[0] * (longest - len(row.prompt.tokens))] for row in rows]
+        ends = torch.tensor([len(row.prompt.tokens) - 1 for row in rows], device=self.device)
+        self._place.rows, self._place.first = None, first
+        self._last = (torch.arange(len(rows), device=self.device), ends)
+        try:
+            logits = self.model(
+                input_ids=torch.tensor(padded, device=self.device),
+                past_key_values=self._cache,
+                use_cache=True,
+            ).logits
+        finally:
+            self._last = None
+        return self._draw(logits, self._plan_of(rows), rows)
+
+    def _plan_of(self, rows: Sequence[Row]) -> SamplingPlan:
+        return plan_sampling([row.prompt for row in rows], self._vocabulary, self.device)
+
+    def _draw(
+        self, logits: Tensor, plan: SamplingPlan, rows: Sequence[Row]
+    ) -> list[tuple[int, float]]:
+        ids, logprobs = draw(logits[:, -1], plan, [row.generator for row in rows])
+        return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
+
+    def _finish(
+        self, drawn: Sequence[tuple[int, float]], rows: Sequence[Row]
+    ) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for row, (token, logprob) in zip(rows, drawn, strict=True):
+            try:
+                finish = row.add(token, logprob, self.version)
+            except InfrastructureError as error:
+                outcomes.append((row, error))
+            else:
+                if finish is not None:
+                    outcomes.append((row, row.generation(finish)))
+        if outcomes:
+            ended = {id(row) for row, _ in outcomes}
+            self._keep([row for row in self.rows if id(row) not in ended])
+        return outcomes
+
+    def _keep(self, stay: list[Row]) -> None:
+        """Drops the other rows: the last of those that stay move into the holes."""
+        if len(stay) == len(self.rows):
+            return
+        places = {id(row): index for index, row in enumerate(self.rows)}
+        staying = {id(row) for row in stay}
+        holes = [i for i, row in enumerate(self.rows[: len(stay)]) if id(row) not in staying]
+        moved = [row for row in stay if places[id(row)] >= len(stay)]
+        if moved:
+            sources = torch.tensor([places[id(row)] for row in moved], device=self.device)
+            targets = torch.tensor(holes, device=self.device)
+            for layer in self._layers:
+                layer.move(sources, targets)
+        kept = self.rows[: len(stay)]
+        for hole, row in zip(holes, moved, strict=True):
+            kept[hole] = row
+        self.rows, self._plan = kept, None
+
+
+def buckets(rows: Sequence[Row], limit: int = PREFILL_TOKENS) -> list[list[Row]]:
+    """Rows by the length of their prompts, cut so that padding stays below an eighth or so.
+
+    A bucket holds at most `limit` tokens, padding included, but at least one row.
+    """
+    ordered = sorted(rows, key=lambda row: len(row.prompt.tokens), reverse=True)
+    result: list[list[Row]] = []
+    longest = 0
+    for row in ordered:
+        length = len(row.prompt.tokens)
+        fits = result and (len(result[-1]) + 1) * longest <= limit
+        if not fits or longest - length > max(4, longest // 8):
+            result.append([])
+            longest = length
+        result[-1].append(row)
+    return result

@@ -1,0 +1,276 @@
+"""What the scheduler decides: which task may start now. No log, no clock.
+
+Tasks start in submission order. What can't be run starts at once, with a verdict, as a single
+episode. A task starts whole: with all its samples, or not yet.
+
+Freshness: for each policy that trains, the room for new groups is
+(newest published - newest batch + max_staleness + 1) * groups a batch - groups started and
+undecided, and 0 before version 0. A group is decided once it is dropped, or a batch's frontier
+has it; so filtered and dropped groups give their room back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from dataclasses import dataclass, field
+
+from schemas.events import EpisodeStarted, Failure, TaskSubmitted
+from schemas.frontier import Frontier
+from schemas.recipe import Recipe
+
+MAX_SAMPLES = 4_096
+"""Most samples of one task: they start in one transaction."""
+
+
+@dataclass(slots=True)
+class _Policy:
+    """What is known of a policy that trains."""
+
+    groups: int
+    max_staleness: int
+    published: int | None = None
+    batch: int = 0
+    decided: Frontier = field(default_factory=Frontier)
+    undecided: set[int] = field(default_factory=set)
+    """Tasks started and not decided."""
+
+    @property
+    def room(self) -> int:
+        """How many groups may start now."""
+        if self.published is None:
+            return 0
+        ahead = self.published - self.batch + self.max_staleness + 1
+        return ahead * self.groups - len(self.undecided)
+
+
+@dataclass(slots=True)
+class _Started:
+    """A task that was started."""
+
+    samples: int
+    trains: bool
+    ended: set[int] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
+    """Policies that dropped its group."""
+
+
+class SchedulerCore:
+    """Admits tasks: events in, starts out. Events may come more than once and before their task."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._limits = recipe.scheduler
+        self._policies = {
+            name: _Policy(policy.batches.groups, policy.batches.max_staleness)
+            for name, policy in recipe.policies.items()
+            if policy.training is not None
+        }
+        self._queue: deque[tuple[int, TaskSubmitted]] = deque()
+        self._verdicts: deque[tuple[int, TaskSubmitted, Failure]] = deque()
+        self._started: dict[int, _Started] = {}
+        self._live = 0
+        self._seen: dict[int, int] = {}
+        self._seen_order: deque[tuple[int, int]] = deque()
+        self._next_start_s = 0.0
+        self._ending = False
+
+    @property
+    def queued(self) -> int:
+        """Tasks that wait."""
+        return len(self._queue)
+
+    @property
+    def live(self) -> int:
+        """Episodes started and not ended."""
+        return self._live
+
+    def room(self) -> dict[str, int]:
+        """How many groups may start now, by policy."""
+        return {name: policy.room for name, policy in self._policies.items()}
+
+    def remember(self, number: int, submitted: TaskSubmitted) -> bool:
+        """Notes a task's id. False where a task with a lower number has it: a duplicate."""
+        text = json.dumps([submitted.source, submitted.task_id])
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+        first = self._seen.setdefault(digest, number)
+        if first == number:
+            self._seen_order.append((number, digest))
+        while self._seen_order and self._seen_order[0][0] <= number - self._limits.duplicates_window:
+            del self._seen[self._seen_order.popleft()[1]]
+        return first >= number
+
+    def on_task(self, number: int, submitted: TaskSubmitted) -> None:
+        """A task as submitted. One that was started already is only remembered."""
+        duplicate = not self.remember(number, submitted)
+        if number in self._started:
+            return
+        verdict = self._refusal(submitted)
+        if verdict is None and duplicate:
+            verdict = _refused("duplicate", "a task of this source and id was submitted before")
+        if verdict is None and self._ending:
+            verdict = _CANCELLED
+        if verdict is not None:
+            self._verdicts.append((number, submitted, verdict))
+        else:
+            self._queue.append((number, submitted))
+
+    def on_started(self, started: EpisodeStarted) -> None:
+        """A start, as the log has it: one's own, or a predecessor's."""
+        if started.task in self._started:
+            return
+        submitted = started.submitted
+        trains = started.verdict is None and submitted.purpose == "train"
+        self._started[started.task] = _Started(submitted.samples, trains)
+        self._live += submitted.samples
+        for policy in self._policies.values():
+            if trains and started.task not in policy.decided:
+                policy.undecided.add(started.task)
+
+    def on_outcome(self, number: int, sample: int) -> None:
+        """An episode ended."""
+        task = self._started.get(number)
+        if task is not None and sample not in task.ended:
+            task.ended.add(sample)
+            self._live -= 1
+
+    def on_group(self, policy: str, number: int, *, dropped: bool) -> None:
+        """A group closed. A dropped one gives its room back."""
+        if dropped and policy in self._policies:
+            self._policies[policy].undecided.discard(number)
+            if number in self._started:
+                self._started[number].dropped.add(policy)
+
+    def on_batch(self, policy: str, version: int, decided: Frontier) -> None:
+        """A batch: its version, and all that is decided up to it."""
+        known = self._policies.get(policy)
+        if known is not None and version > known.batch:
+            known.batch = version
+            known.decided = decided
+            known.undecided = {number for number in known.undecided if number not in decided}
+
+    def on_policy(self, policy: str, version: int) -> None:
+        """A version was published."""
+        known = self._policies.get(policy)
+        if known is not None and (known.published is None or version > known.published):
+            known.published = version
+
+    def end(self) -> None:
+        """The run is ending: what waits, and what is yet to come, is cancelled."""
+        self._ending = True
+        self._verdicts.extend((number, task, _CANCELLED) for number, task in self._queue)
+        self._queue.clear()
+
+    def next_start(self, now_s: float) -> list[EpisodeStarted]:
+        """The next task's starts, all its samples; empty where nothing may start now.
+
+        The caller writes them, and reports them by `on_started`. `now_s` is seconds since the
+        epoch: deadlines run from it.
+        """
+        if self._verdicts:
+            number, submitted, verdict = self._verdicts.popleft()
+            single = submitted.model_copy(update={"samples": 1})
+            return [_start(number, 0, single, now_s, verdict)]
+        if not self._queue or self.wait_s(now_s) > 0:
+            return []
+        number, submitted = self._queue[0]
+        if not self._fits(submitted):
+            return []
+        self._queue.popleft()
+        if self._limits.starts_per_s is not None:
+            begin = max(self._next_start_s, now_s)
+            self._next_start_s = begin + submitted.samples / self._limits.starts_per_s
+        return [
+            _start(number, sample, submitted, now_s, None) for sample in range(submitted.samples)
+        ]
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until the limit of starts a second lets the next one through; 0 if it does now."""
+        return max(0.0, self._next_start_s - now_s) if self._queue else 0.0
+
+    def finished(self, number: int) -> bool:
+        """Whether nothing about a task can change any more; it is forgotten then."""
+        task = self._started.get(number)
+        if task is None or len(task.ended) < task.samples:
+            return False
+        for name, policy in self._policies.items():
+            if task.trains and name not in task.dropped and number not in policy.decided:
+                return False
+        del self._started[number]
+        return True
+
+    def forget_below(self, number: int) -> None:
+        """Drops what catching up learned of tasks that were finished before."""
+        for old in [task for task in self._started if task < number]:
+            task = self._started.pop(old)
+            self._live -= task.samples - len(task.ended)
+            for policy in self._policies.values():
+                policy.undecided.discard(old)
+
+    def _fits(self, submitted: TaskSubmitted) -> bool:
+        if self._live and self._live + submitted.samples > self._limits.live_episodes:
+            return False
+        return submitted.purpose != "train" or all(
+            policy.room > 0 for policy in self._policies.values()
+        )
+
+    def _refusal(self, submitted: TaskSubmitted) -> Failure | None:
+        """Why this task can't be run by this recipe; None where it can."""
+        recipe = self._recipe
+        if submitted.agent not in recipe.agents:
+            return _refused("unknown_agent", f"no agent {submitted.agent!r} in the recipe")
+        use = submitted.environment.use if submitted.environment else None
+        if use is not None and use not in recipe.environments:
+            return _refused("unknown_environment", f"no environment {use!r} in the recipe")
+        for role, played in submitted.roles.items():
+            if played.policy not in recipe.policies:
+                return _refused("unknown_policy", f"role {role!r}: no policy {played.policy!r}")
+        if not 1 <= submitted.samples <= MAX_SAMPLES:
+            return _refused("bad_task", f"samples is {submitted.samples}, not 1 to {MAX_SAMPLES}")
+        limits = submitted.max_turns, submitted.max_tokens, submitted.deadline_s, submitted.attempts
+        if min(limits) < 1:
+            return _refused("bad_task", "max_turns, max_tokens, deadline_s, attempts: from 1 up")
+        return _bad_json(submitted)
+
+
+_CANCELLED = Failure(origin="operator", code="cancelled", message="the run is ending")
+
+
+def _bad_json(submitted: TaskSubmitted) -> Failure | None:
+    """Refuses a task whose JSON fields hold no objects."""
+    texts = {"payload": submitted.payload, "options": submitted.options}
+    if submitted.environment is not None:
+        texts["environment.options"] = submitted.environment.options
+    for name, text in texts.items():
+        try:
+            fits = isinstance(json.loads(text), dict)
+        except (ValueError, RecursionError):
+            fits = False
+        if not fits:
+            return _refused("bad_task", f"{name} is no JSON object")
+    return None
+
+
+def _refused(code: str, message: str) -> Failure:
+    return Failure(origin="operator", code=code, message=message)
+
+
+def _start(
+    number: int, sample: int, submitted: TaskSubmitted, now_s: float, verdict: Failure | None
+) -> EpisodeStarted:
+    return EpisodeStarted(
+        task=number,
+        sample=sample,
+        submitted=submitted,
+        seed=_seed(submitted.seed, number, sample),
+        deadline=int(now_s * 1000) + max(1, submitted.deadline_s) * 1000,
+        verdict=verdict,
+    )
+
+
+def _seed(*parts: int) -> int:
+    """A 63-bit seed that follows from its parts, different for each sample."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
+

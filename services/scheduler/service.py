@@ -1,0 +1,198 @@
+"""The scheduler: one active, the others stand by. Whoever owns `tasks` decides, fenced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from prometheus_client import Gauge
+
+from schemas.events import (
+    BatchAssembled,
+    EpisodeEnded,
+    EpisodeStarted,
+    GroupClosed,
+    PolicyPublished,
+    TaskSubmitted,
+)
+from schemas.frontier import Frontier
+from schemas.topics import BATCHES, EPISODES, GROUPS, OUTCOMES, POLICIES, TASKS
+from services.clock import now
+from services.context import ServiceContext
+from services.kafka.broker import Partition
+from services.log import CaughtUp, Delivery, EventReader
+from services.scheduler.core import SchedulerCore
+from services.worker import CompanionStart, ShardContext, Worker
+
+QUEUE_HIGH, QUEUE_LOW = 10_000, 5_000
+"""Tasks kept in memory: reading `tasks` pauses above the first and goes on below the second."""
+STARTS_A_TRANSACTION = 512
+
+QUEUED = Gauge("headrace_tasks_queued", "Tasks read and not started.")
+LIVE = Gauge("headrace_episodes_started", "Episodes started and not ended.")
+ROOM = Gauge("headrace_room_groups", "Groups that may start now.", ["policy"])
+
+
+async def run(context: ServiceContext) -> None:
+    """Admits tasks until `context.stopping` is set. Fenced where another takes over."""
+    topics = context.log.topics
+    starts: dict[Partition, CompanionStart] = {Partition(topics.name(POLICIES), 0): "first"}
+    for number in range(topics.partitions):
+        starts[Partition(topics.name(EPISODES), number)] = "committed"
+        starts[Partition(topics.name(OUTCOMES), number)] = "committed"
+    for policy in topics.policies:
+        starts[Partition(topics.name(GROUPS, policy), 0)] = "committed"
+        starts[Partition(topics.name(BATCHES, policy), 0)] = "tail"
+
+    def companions(_: Partition) -> Mapping[Partition, CompanionStart]:
+        return starts
+
+    worker = Worker(
+        context.log,
+        topics=[topics.name(TASKS)],
+        consumer_group=context.consumer_group("scheduler"),
+        make_shard=lambda shard: SchedulerShard(shard, context),
+        companions=companions,
+        companions_first=True,
+        fenced=context.consumer_group("scheduler"),
+        stopping=context.stopping,
+    )
+    await worker.run()
+
+
+class SchedulerShard:
+    """Feeds the core with what the log says, and writes the starts that it allows."""
+
+    def __init__(self, shard: ShardContext, context: ServiceContext) -> None:
+        self._shard = shard
+        self._context = context
+        self._core = SchedulerCore(context.recipe)
+        self._releases: dict[int, Callable[[], None]] = {}
+        self._wake = asyncio.Event()
+        self._first: int | None = None
+        self._paused = False
+        self._early: list[EpisodeEnded | GroupClosed] = []
+        """Read while catching up, perhaps before the starts they belong to."""
+        self._waiting: list[tuple[int, TaskSubmitted]] = []
+
+    async def on_event(self, delivery: Delivery[Any]) -> None:
+        """Handles a task, or what became of one."""
+        event = delivery.event
+        if isinstance(event, TaskSubmitted):
+            await self._on_task(delivery)
+        elif isinstance(event, EpisodeStarted):
+            if not self._shard.caught_up:  # a predecessor's; one's own are known
+                self._core.on_started(event)
+        elif isinstance(event, EpisodeEnded | GroupClosed):
+            if self._shard.caught_up:
+                self._on_progress(event)
+            else:
+                self._early.append(event)
+        elif isinstance(event, BatchAssembled):
+            runs = [(run.first, run.last) for run in event.decided]
+            self._core.on_batch(event.policy, event.version, Frontier(event.low_mark, runs))
+            for number in list(self._releases):
+                self._release(number)
+        elif isinstance(event, PolicyPublished):
+            self._core.on_policy(event.policy, event.version)
+        self._wake.set()
+
+    async def on_caught_up(self) -> None:
+        """Recalls the ids of the tasks before the commit, then begins to decide."""
+        place = self._shard.partition
+        first = self._first
+        if first is None:
+            group = self._context.consumer_group("scheduler")
+            first = (await self._context.log.broker.committed(group, [place]))[place].offset
+        await self._recall(first)
+        self._core.forget_below(first)
+        for event in self._early:
+            self._on_progress(event)
+        self._early.clear()
+        waiting, self._waiting = self._waiting, []
+        for number, submitted in waiting:
+            self._core.on_task(number, submitted)
+            self._release(number)
+        self._shard.spawn(self._start_tasks(), "start tasks")
+        self._shard.spawn(self._cancel_when_ending(), "ending")
+
+    async def aclose(self) -> None:
+        """Nothing to say: what was started is in the log."""
+
+    def _on_progress(self, event: EpisodeEnded | GroupClosed) -> None:
+        if isinstance(event, EpisodeEnded):
+            self._core.on_outcome(event.task, event.sample)
+        else:
+            self._core.on_group(event.policy, event.task, dropped=event.verdict == "dropped")
+        self._release(event.task)
+
+    async def _on_task(self, delivery: Delivery[TaskSubmitted]) -> None:
+        number = delivery.offset
+        self._releases[number] = self._shard.hold(delivery)
+        if self._first is None:
+            self._first = number
+        if self._shard.caught_up and not self._waiting:
+            self._core.on_task(number, delivery.event)
+            self._release(number)
+        else:
+            self._waiting.append((number, delivery.event))
+        if not self._paused and self._core.queued + len(self._waiting) >= QUEUE_HIGH:
+            self._paused = True
+            await self._shard.pause()
+
+    def _release(self, number: int) -> None:
+        """Lets the commit pass a task about which nothing can change any more."""
+        if number in self._releases and self._core.finished(number):
+            self._releases.pop(number)()
+
+    async def _recall(self, end: int) -> None:
+        """Reads the ids of the tasks below `end`, as far back as duplicates are recognised."""
+        place = self._shard.partition
+        kept, _ = (await self._context.log.broker.ends([place]))[place]
+        begin = max(kept, end - self._context.recipe.scheduler.duplicates_window)
+        if begin >= end:
+            return
+        reader = EventReader(self._context.log, {place: begin})
+        try:
+            async for item in reader:
+                if isinstance(item, CaughtUp) or item.offset >= end:
+                    return
+                assert isinstance(item.event, TaskSubmitted)
+                self._core.remember(item.offset, item.event)
+        finally:
+            await reader.aclose()
+
+    async def _start_tasks(self) -> None:
+        """Writes starts as soon as they are allowed, several tasks in one transaction."""
+        while True:
+            self._wake.clear()
+            starts: list[EpisodeStarted] = []
+            while len(starts) < STARTS_A_TRANSACTION and (
+                started := self._core.next_start(now())
+            ):
+                starts += started
+                for start in started:
+                    self._core.on_started(start)
+            await self._note()
+            if starts:
+                await self._shard.send_all(starts)
+                continue
+            wait_s = self._core.wait_s(now()) or None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), wait_s)
+
+    async def _note(self) -> None:
+        QUEUED.set(self._core.queued)
+        LIVE.set(self._core.live)
+        for policy, room in self._core.room().items():
+            ROOM.labels(policy).set(room)
+        if self._paused and self._core.queued < QUEUE_LOW:
+            self._paused = False
+            await self._shard.resume()
+
+    async def _cancel_when_ending(self) -> None:
+        await self._context.ending.wait()
+        self._core.end()
+        self._wake.set()

@@ -1,0 +1,154 @@
+"""The task source: a recipe's data set, epoch by epoch, a bounded number of tasks ahead.
+
+It keeps no state: it reads `tasks` to see what it submitted, and goes on from there. Two at once
+do no harm: they submit the same ids, and the scheduler recognises the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+
+from schemas.events import EpisodeStarted, TaskSubmitted
+from schemas.recipe import Recipe
+from schemas.topics import EPISODES, TASKS
+from services.context import ServiceContext
+from services.kafka.broker import Partition
+from services.log import CaughtUp, EventReader
+from services.plugins import load
+from services.source.data import BUILTIN
+from services.tasks import Item, TaskMaker
+
+logger = logging.getLogger(__name__)
+
+SOURCE = "source"
+"""Its tasks' `source`."""
+
+
+async def run(context: ServiceContext) -> None:
+    """Submits tasks until there are none left, the run is ending, or it is to stop."""
+    stop = asyncio.create_task(_first(context.stopping.wait, context.ending.wait))
+    submit = asyncio.create_task(_submit_all(context))
+    try:
+        await asyncio.wait({stop, submit}, return_when=asyncio.FIRST_COMPLETED)
+        if submit.done():
+            submit.result()
+    finally:
+        for task in (stop, submit):
+            task.cancel()
+        await asyncio.gather(stop, submit, return_exceptions=True)
+
+
+async def _submit_all(context: ServiceContext) -> None:
+    submitted = await _submitted(context)
+    backlog = _Backlog(context, list(submitted.values()))
+    following = asyncio.create_task(backlog.follow())
+    maker = TaskMaker(context.recipe, SOURCE)
+    try:
+        for task_id, epoch, item in tasks_of(context.recipe):
+            if task_id in submitted:
+                continue
+            await backlog.room(context.recipe.tasks.backlog, following)
+            ref = await context.log.send(maker.make(item, task_id, epoch))
+            backlog.add(ref.offset)
+        logger.info("all tasks are submitted")
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+def tasks_of(recipe: Recipe) -> Iterator[tuple[str, int, Item]]:
+    """Task id, epoch and item of every task of a recipe, in order."""
+    dataset = load("data set", recipe.tasks.use, BUILTIN)
+    epochs = itertools.count() if recipe.tasks.epochs is None else range(recipe.tasks.epochs)
+    for epoch in epochs:
+        position = -1
+        for position, item in enumerate(dataset(**recipe.tasks.options)):
+            yield f"{epoch}-{position}", epoch, item
+        if position < 0:
+            return  # an empty data set has no next epoch either
+
+
+async def _submitted(context: ServiceContext) -> dict[str, int]:
+    """What a former source submitted: task id to number."""
+    place = Partition(context.log.topics.name(TASKS), 0)
+    reader = EventReader(context.log, {place: "first"})
+    numbers: dict[str, int] = {}
+    try:
+        async for item in reader:
+            if isinstance(item, CaughtUp):
+                break
+            if isinstance(item.event, TaskSubmitted) and item.event.source == SOURCE:
+                numbers.setdefault(item.event.task_id, item.offset)
+    finally:
+        await reader.aclose()
+    return numbers
+
+
+class _Backlog:
+    """Which of the source's tasks wait: the scheduler starts them in order."""
+
+    def __init__(self, context: ServiceContext, numbers: list[int]) -> None:
+        self._log = context.log
+        self._waiting = deque(sorted(numbers))
+        self._moved = asyncio.Event()
+        self._caught_up = asyncio.Event()
+        self._started = -1
+
+    def add(self, number: int) -> None:
+        """Notes a task just submitted."""
+        self._waiting.append(number)
+        self._drop_started()
+
+    async def room(self, most: int, following: asyncio.Task[None]) -> None:
+        """Waits until fewer than `most` tasks wait."""
+        waiting = asyncio.create_task(self._until_below(most))
+        try:
+            await asyncio.wait({waiting, following}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()
+        finally:
+            waiting.cancel()
+
+    async def follow(self) -> None:
+        """Follows `episodes`: a started task waits no more, nor does any before it."""
+        topics = self._log.topics
+        name = topics.name(EPISODES)
+        places = [Partition(name, number) for number in range(topics.partitions)]
+        reader = EventReader(self._log, dict.fromkeys(places, "tail"))
+        try:
+            async for item in reader:
+                if isinstance(item, CaughtUp):
+                    self._caught_up.set()
+                elif isinstance(item.event, EpisodeStarted) and item.event.verdict is None:
+                    self._started = max(self._started, item.event.task)
+                self._drop_started()
+        finally:
+            await reader.aclose()
+
+    async def _until_below(self, most: int) -> None:
+        await self._caught_up.wait()
+        while len(self._waiting) >= most:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _drop_started(self) -> None:
+        while self._waiting and self._waiting[0] <= self._started:
+            self._waiting.popleft()
+        self._moved.set()
+
+
+async def _first(*waits: Callable[[], Awaitable[object]]) -> None:
+    """Returns when the first of these does."""
+    tasks = [asyncio.ensure_future(wait()) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,154 @@
+"""Turns the groups of one policy into the batches that its trainer trains on.
+
+The sole writer of `batches.<policy>`, and fenced. On its start it cuts off its predecessor, and
+only then reads the last batch, which holds the frontier, and follows `groups.<policy>` from where
+that batch says, together with `policies`. It decides nothing before it has caught up with both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from schemas.events import BatchAssembled, Event, GroupClosed, PolicyPublished
+from schemas.recipe import Recipe
+from schemas.topics import BATCHES, GROUPS, POLICIES
+from services.clock import now
+from services.context import ServiceContext
+from services.errors import UsageError
+from services.kafka.broker import FencedWriter, Partition
+from services.log import CaughtUp, Delivery, EventLog, EventReader, handling
+from stream_jobs.batches import BatchAssembler
+
+logger = logging.getLogger(__name__)
+
+SERVICE = "assemble-batches"
+
+
+async def run(context: ServiceContext, policy: str | None = None) -> None:
+    """Assembles batches for `policy`, or for the only one that trains, until `context.stopping`.
+
+    Raises UsageError where `policy` doesn't train or isn't told among several, Fenced where another process has taken over, and DependencyError where the broker is
+    out of reach or it is unknown whether a batch was written: the next start finds out.
+    """
+    policy = _trained(context.recipe, policy)
+    log = context.log
+    writer = await log.broker.fenced(f"{context.namespace}.{SERVICE}.{policy}")
+    try:
+        assembler = BatchAssembler(context.recipe, policy)
+        last = await _last_batch(log, policy)
+        if last is not None:
+            assembler.on_batch(last)
+        logger.info(
+            "%s: from batch %d, groups from %d", policy, assembler.version, assembler.groups_read
+        )
+        await _follow(log, policy, assembler, writer, context.stopping)
+    finally:
+        await writer.close()
+
+
+def _trained(recipe: Recipe, policy: str | None) -> str:
+    trained = [name for name, settings in recipe.policies.items() if settings.training is not None]
+    if policy in trained:
+        return policy
+    if policy is None and len(trained) == 1:
+        return trained[0]
+    raise UsageError(
+        f"no policy {policy!r} that trains: name one of {', '.join(trained) or '(none trains)'}"
+        if policy is not None
+        else f"several policies train, or none: name one of {', '.join(trained) or '(none)'}"
+    )
+
+
+async def _last_batch(log: EventLog, policy: str) -> BatchAssembled | None:
+    """The newest batch in the log; None before the first."""
+    batches = Partition(log.topics.name(BATCHES, policy), 0)
+    reader = EventReader(log, {batches: "tail"})
+    last: BatchAssembled | None = None
+    try:
+        async for item in reader:
+            if isinstance(item, CaughtUp):
+                return last
+            assert isinstance(item.event, BatchAssembled)
+            if last is None or item.event.version > last.version:
+                last = item.event
+    finally:
+        await reader.aclose()
+    raise AssertionError("a reader ends only when it is closed")
+
+
+async def _follow(
+    log: EventLog,
+    policy: str,
+    assembler: BatchAssembler,
+    writer: FencedWriter,
+    stopping: asyncio.Event,
+) -> None:
+    """Reads groups and publications, and writes each batch as it becomes due."""
+    groups = Partition(log.topics.name(GROUPS, policy), 0)
+    # From the first: the publications of other policies may fill any tail.
+    policies = Partition(log.topics.name(POLICIES), 0)
+    reader = EventReader(log, {groups: assembler.groups_read, policies: "first"})
+    items = aiter(reader)
+    stopped = asyncio.ensure_future(stopping.wait())
+    upcoming = asyncio.ensure_future(_next(items))
+    caught_up = False
+    try:
+        while not stopped.done():
+            await asyncio.wait(
+                {stopped, upcoming},
+                timeout=_seconds_until(assembler.due_at if caught_up else None),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if upcoming.done():
+                item = upcoming.result()
+                caught_up = caught_up or isinstance(item, CaughtUp)
+                _take(assembler, item)
+                upcoming = asyncio.ensure_future(_next(items))
+            if caught_up and not stopped.done():
+                await _write_due(log, assembler, writer)
+    finally:
+        await _cancel(stopped, upcoming)
+        await reader.aclose()
+
+
+def _take(assembler: BatchAssembler, item: Delivery[Event] | CaughtUp) -> None:
+    if isinstance(item, CaughtUp):
+        return
+    handling(item)
+    if isinstance(item.event, GroupClosed):
+        assembler.on_group(item.event, item.offset)
+    elif isinstance(item.event, PolicyPublished):
+        assembler.on_policy(item.event)
+
+
+async def _write_due(log: EventLog, assembler: BatchAssembler, writer: FencedWriter) -> None:
+    while (batch := assembler.next_batch(now())) is not None:
+        await log.send_all(writer, [batch])
+        assembler.on_batch(batch)
+        logger.info(
+            "%s: batch %d: %d samples, %d dropped, mean reward %s",
+            batch.policy,
+            batch.version,
+            len(batch.samples),
+            len(batch.dropped),
+            "-" if batch.reward_mean is None else f"{batch.reward_mean:.3f}",
+        )
+
+
+async def _next(
+    items: AsyncIterator[Delivery[Event] | CaughtUp],
+) -> Delivery[Event] | CaughtUp:
+    return await anext(items)
+
+
+def _seconds_until(moment: float | None) -> float | None:
+    return None if moment is None else max(0.0, moment - now())
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

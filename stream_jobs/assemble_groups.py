@@ -1,0 +1,206 @@
+"""Turns ended tasks into groups: a Faust stream job, the only module that knows Faust.
+
+`results` in; for each policy that trains, a group out. A result is acknowledged once all its
+groups are durable, in offset order: so a crash repeats results, never loses one, and a repeated
+group is recognised by its id. What is no event goes to `dead-letters`, and the stream goes on.
+Scales by partitions: more processes share them as one consumer group.
+
+Faust reads and commits; the groups are written by the log, whose producer is idempotent where
+Faust's is not. Not guaranteed: that a broker out of reach is noticed while nothing is in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import faust
+from aiokafka.errors import KafkaError
+from faust import streams
+
+from schemas.events import TaskEnded
+from schemas.topics import RESULTS
+from services.context import ServiceContext
+from services.errors import DependencyError, HeadraceError, UsageError
+from services.kafka.broker import Partition, Record
+from services.log import EventLog, handling
+from stream_jobs.groups import GroupAssembler
+
+logger = logging.getLogger(__name__)
+
+SERVICE = "assemble-groups"
+IN_FLIGHT = 64
+"""Results whose groups are being written at once."""
+STOP_S = 8.0
+"""Longest that Faust may take to commit and leave its consumer group."""
+
+
+async def run(context: ServiceContext, bootstrap_servers: str) -> None:
+    """Assembles groups until `context.stopping`.
+
+    `bootstrap_servers` is `host:port[,host:port…]`. Raises DependencyError where the broker is out
+    of reach, and whatever keeps a result from being handled: nothing is committed past it.
+    """
+    _require_compiled_faust()
+    app = _make_app(context, bootstrap_servers)
+    job = _GroupJob(context.log, GroupAssembler(context.recipe), app)
+    results = app.topic(
+        context.log.topics.name(RESULTS), key_type=bytes, value_type=bytes, allow_empty=True
+    )
+
+    @app.agent(results, concurrency=1, name=SERVICE)
+    async def assemble(stream: Any) -> None:
+        await job.follow(stream.noack().events())
+
+    app.finalize()
+    try:
+        await _until_stopping(app, job, context.stopping)
+    finally:
+        await job.aclose()
+
+
+def _make_app(context: ServiceContext, bootstrap_servers: str) -> faust.App:
+    return faust.App(
+        id=context.consumer_group(SERVICE),
+        broker=[f"kafka://{server.strip()}" for server in bootstrap_servers.split(",")],
+        datadir=Path(context.state) / SERVICE,
+        autodiscover=False,
+        web_enabled=False,
+        key_serializer="raw",
+        value_serializer="raw",
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        stream_wait_empty=False,
+        stream_buffer_maxsize=4 * IN_FLIGHT,
+        consumer_auto_offset_reset="none",
+        broker_commit_interval=1.0,
+        broker_heartbeat_interval=1.5,
+        broker_session_timeout=6.0,
+        broker_rebalance_timeout=10.0,
+        broker_request_timeout=20.0,
+    )
+
+
+class _FaustEvent(Protocol):
+    """What is needed of `faust.Event`."""
+
+    message: Any
+
+    def ack(self) -> bool: ...
+
+
+class _GroupJob:
+    """Handles results in order, their groups' writes overlapping, and acknowledges in order."""
+
+    def __init__(self, log: EventLog, assembler: GroupAssembler, app: faust.App) -> None:
+        self._log = log
+        self._assembler = assembler
+        self._app = app
+        self._flight: deque[tuple[_FaustEvent, asyncio.Future[None]]] = deque()
+        self._room = asyncio.Semaphore(IN_FLIGHT)
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Holds the first failure; from then on nothing is acknowledged any more."""
+
+    async def follow(self, events: AsyncIterator[_FaustEvent]) -> None:
+        """Handles a stream of results. Never raises: Faust would commit past the failed one."""
+        async for event in events:
+            await self._room.acquire()
+            try:
+                delivery = await self._begin(event)
+            except Exception as error:
+                self._fail(error)
+                await asyncio.Event().wait()  # until the process ends; no later one is taken
+            else:
+                self._flight.append((event, delivery))
+                delivery.add_done_callback(self._settle)
+
+    async def _begin(self, event: _FaustEvent) -> asyncio.Future[None]:
+        delivery = await self._log.decode_or_dead_letter(_record(event.message))
+        if delivery is None:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        assert isinstance(delivery.event, TaskEnded)
+        handling(delivery)
+        groups = self._assembler.on_task(delivery.event, round(delivery.recorded_at * 1000))
+        return asyncio.ensure_future(self._write(groups))
+
+    async def _write(self, groups: list[Any]) -> None:
+        await asyncio.gather(*(self._log.send(group) for group in groups))
+
+    def _settle(self, _: asyncio.Future[None]) -> None:
+        """Acknowledges, in order, all whose groups are durable."""
+        while self._flight and self._flight[0][1].done() and not self.failed.done():
+            event, delivery = self._flight.popleft()
+            self._room.release()
+            if delivery.cancelled():
+                return
+            error = delivery.exception()
+            if error is not None:
+                self._fail(error)
+            elif event.message.generation_id == self._app.consumer_generation_id:
+                event.ack()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def aclose(self) -> None:
+        """Gives up what is in flight: the next owner reads it again."""
+        flight = [delivery for _, delivery in self._flight]
+        self._flight.clear()
+        for delivery in flight:
+            delivery.cancel()
+        await asyncio.gather(*flight, return_exceptions=True)
+        self.failed.cancel()
+
+
+async def _until_stopping(app: faust.App, job: _GroupJob, stopping: asyncio.Event) -> None:
+    """Hosts the app as a service of this loop: no signal handlers, no logging set-up of Faust's."""
+    stopped = asyncio.ensure_future(stopping.wait())
+    ended = asyncio.ensure_future(app.wait_until_stopped())
+    try:
+        await app.start()
+        await asyncio.wait({stopped, ended, job.failed}, return_when=asyncio.FIRST_COMPLETED)
+        if job.failed.done():
+            await job.failed
+        if not stopped.done():
+            raise _explain(app.crash_reason)
+    except KafkaError as error:
+        raise _explain(error) from error
+    finally:
+        for waiter in (stopped, ended):
+            waiter.cancel()
+        await asyncio.wait_for(app.stop(), STOP_S)
+
+
+def _explain(reason: BaseException | None) -> HeadraceError:
+    if isinstance(reason, HeadraceError):
+        return reason
+    return DependencyError(
+        f"{SERVICE}: Faust's consumer gave up: {reason!r}. Is the broker up, and was `apply` run?"
+    )
+
+
+def _record(message: Any) -> Record:
+    headers = message.headers or ()
+    return Record(
+        Partition(message.topic, message.partition),
+        message.offset,
+        message.timestamp,
+        message.key,
+        message.value,
+        list(headers.items() if hasattr(headers, "items") else headers),
+    )
+
+
+def _require_compiled_faust() -> None:
+    if streams._CStreamIterator is None:
+        raise UsageError(
+            "Faust runs without its compiled extension here, and then acknowledges what it skips "
+            "at a rebalance: install a faust-streaming wheel for this Python, and unset NO_CYTHON"
+        )

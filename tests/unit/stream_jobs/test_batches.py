@@ -1,0 +1,388 @@
+"""When a batch is made and of what; and, over any order and any crashes, what must always hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.events import (
+    BatchAssembled,
+    Dropped,
+    GroupClosed,
+    GroupSample,
+    PolicyPublished,
+    Ref,
+    Run,
+)
+from schemas.frontier import Frontier
+from schemas.packed import pack_f32
+from schemas.recipe import Recipe
+from stream_jobs import batches
+from stream_jobs.batches import BatchAssembler
+
+ENDED_S = 1_000.0
+WAIT_S = 30.0
+
+
+def a_recipe(**settings: Any) -> Recipe:
+    batches = {"groups": 2, "max_staleness": 1, "prefetch": 1, "batch_wait_s": WAIT_S, **settings}
+    policy = {"model": "tiny", "batches": batches}
+    return Recipe.model_validate({"name": "a-run", "policies": {"default": policy}})
+
+
+def an_assembler(**settings: Any) -> BatchAssembler:
+    return BatchAssembler(a_recipe(**settings), "default")
+
+
+def a_group(task: int, *versions: int, ended_s: float = ENDED_S, **changes: Any) -> GroupClosed:
+    """A scored group with a sample of each oldest version."""
+    samples = tuple(
+        GroupSample(
+            sample=index,
+            trajectory=Ref(topic="t", partition=0, offset=10 * task + index, digest=bytes(16)),
+            reward=1.0,
+            advantages=pack_f32([1.0]),
+            tokens=5,
+            longest=9,
+            oldest_version=version,
+        )
+        for index, version in enumerate(versions)
+    )
+    fields: dict[str, Any] = {
+        "task": task,
+        "policy": "default",
+        "item_id": "item",
+        "verdict": "scored",
+        "mean": 1.0,
+        "deviation": 0.0,
+        "samples": samples,
+        "ended": int(ended_s * 1000),
+    }
+    return GroupClosed(**{**fields, **changes})
+
+
+def a_dropped_group(task: int, reason: str = "zero_advantage", **changes: Any) -> GroupClosed:
+    return a_group(task, verdict="dropped", reason=reason, **changes)
+
+
+def a_publication(version: int, policy: str = "default") -> PolicyPublished:
+    return PolicyPublished(
+        policy=policy, version=version, status="trained", digest=bytes(32), full_version=version
+    )
+
+
+def tasks_of(batch: BatchAssembled | None) -> list[int]:
+    assert batch is not None
+    return list(dict.fromkeys(sample.task for sample in batch.samples))
+
+
+def test_nothing_is_made_before_version_0_is_published() -> None:
+    assembler = an_assembler()
+    assembler.on_group(a_group(0, 0), 0)
+    assembler.on_group(a_group(1, 0), 1)
+    assert assembler.next_batch(1e9) is None
+    assert assembler.due_at is None
+
+    assembler.on_policy(a_publication(0, policy="another"))
+    assert assembler.next_batch(1e9) is None
+
+    assembler.on_policy(a_publication(0))
+    assert tasks_of(assembler.next_batch(ENDED_S)) == [0, 1]
+
+
+def test_a_batch_carries_references_totals_and_the_frontier() -> None:
+    assembler = an_assembler()
+    assembler.on_policy(a_publication(0))
+    assembler.on_group(a_group(0, 0, 0, mean=0.5), 4)
+    assembler.on_group(a_dropped_group(1, mean=0.0), 5)
+    assembler.on_group(a_dropped_group(3, "all_failed", mean=None), 6)
+    assembler.on_group(a_group(4, 0), 7)
+
+    batch = assembler.next_batch(ENDED_S)
+
+    assert batch is not None
+    assert (batch.policy, batch.version, batch.recipe) == ("default", 1, a_recipe().digest)
+    assert [(sample.task, sample.sample) for sample in batch.samples] == [(0, 0), (0, 1), (4, 0)]
+    assert batch.samples[1].trajectory.offset == 1
+    assert batch.sampled_tokens == 15
+    assert batch.reward_mean == pytest.approx((0.5 + 0.0 + 1.0) / 3)
+    assert batch.dropped == (
+        Dropped(task=1, reason="zero_advantage"),
+        Dropped(task=3, reason="all_failed"),
+    )
+    assert (batch.low_mark, batch.decided) == (2, (Run(first=3, last=4),))
+    assert batch.groups_read == 8
+
+
+def test_the_assembler_waits_for_the_trainer_beyond_its_prefetch() -> None:
+    assembler = an_assembler(groups=1, prefetch=1, max_staleness=9)
+    assembler.on_policy(a_publication(0))
+    for task in range(3):
+        assembler.on_group(a_group(task, 0), task)
+
+    made = []
+    while batch := assembler.next_batch(ENDED_S):
+        assembler.on_batch(batch)
+        made.append(batch.version)
+    assert made == [1, 2]
+    assert assembler.due_at is None
+
+    assembler.on_policy(a_publication(1))
+    assert tasks_of(assembler.next_batch(ENDED_S)) == [2]
+
+
+def test_a_short_batch_is_due_after_the_wait_since_the_first_undecided_task() -> None:
+    assembler = an_assembler()
+    assembler.on_policy(a_publication(0))
+    assert assembler.next_batch(1e9) is None, "no decided task, no batch"
+    assembler.on_group(a_group(0, 0, ended_s=1_010.0), 0)
+    assembler.on_group(a_dropped_group(1, ended_s=1_000.0), 1)
+
+    assert assembler.due_at == 1_030.0
+    assert assembler.next_batch(1_029.9) is None
+    batch = assembler.next_batch(1_030.0)
+    assert tasks_of(batch) == [0]
+
+
+def test_tasks_that_are_all_dropped_make_an_empty_batch_after_the_wait() -> None:
+    assembler = an_assembler()
+    assembler.on_policy(a_publication(0))
+    for task in range(5):
+        assembler.on_group(a_dropped_group(task, mean=None), task)
+
+    assert assembler.next_batch(ENDED_S) is None
+    batch = assembler.next_batch(ENDED_S + WAIT_S)
+    assert batch is not None
+    assert (batch.samples, batch.sampled_tokens, batch.reward_mean) == ((), 0, None)
+    assert (batch.low_mark, len(batch.dropped)) == (5, 5)
+
+
+def test_stale_samples_are_dropped_one_by_one_and_a_group_with_none_left_whole() -> None:
+    assembler = an_assembler(max_staleness=1)
+    for version in range(4):
+        assembler.on_batch(a_batch(version))
+    assembler.on_policy(a_publication(3))
+    assembler.on_group(a_group(10, 1, 2, 3), 0)  # batch 4 starts from version 3: 1 is two behind
+    assembler.on_group(a_group(11, 0, 1), 1)
+    assembler.on_group(a_group(12, 3), 2)
+
+    batch = assembler.next_batch(ENDED_S)
+
+    assert batch is not None
+    assert [(sample.task, sample.sample) for sample in batch.samples] == [(10, 1), (10, 2), (12, 0)]
+    assert batch.dropped == (
+        Dropped(task=10, sample=0, reason="stale"),
+        Dropped(task=11, reason="stale"),
+    )
+
+
+def a_batch(version: int) -> BatchAssembled:
+    return BatchAssembled(
+        policy="default",
+        version=version,
+        recipe=bytes(32),
+        seed=0,
+        samples=(),
+        sampled_tokens=0,
+        low_mark=0,
+        groups_read=0,
+    )
+
+
+def test_the_group_that_goes_stale_first_goes_first_or_that_which_ended_first() -> None:
+    for order, expected in (("edf", [2, 1]), ("fifo", [0, 1])):
+        assembler = an_assembler(order=order, max_staleness=5)
+        assembler.on_policy(a_publication(0))
+        assembler.on_group(a_group(0, 3, ended_s=1.0), 0)
+        assembler.on_group(a_group(1, 2, ended_s=3.0), 1)
+        assembler.on_group(a_group(2, 2, ended_s=2.0), 2)
+        assert tasks_of(assembler.next_batch(ENDED_S)) == expected
+
+
+def test_of_two_groups_of_one_task_the_first_counts_and_a_decided_task_is_ignored() -> None:
+    assembler = an_assembler(groups=1)
+    assembler.on_policy(a_publication(0))
+    assembler.on_group(a_group(0, 0, 0), 0)
+    assembler.on_group(a_dropped_group(0), 1)
+    batch = assembler.next_batch(ENDED_S)
+    assert batch is not None
+    assert (len(batch.samples), batch.dropped) == (2, ())
+
+    assembler.on_batch(batch)
+    assembler.on_group(a_group(0, 0), 2)
+    assert assembler.next_batch(1e9) is None
+    assert assembler.groups_read == 3
+
+
+def test_a_batch_stays_below_the_largest_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "BATCH_BYTES", 250)
+    assembler = an_assembler(groups=3, prefetch=9)
+    assembler.on_policy(a_publication(0))
+    assembler.on_group(a_group(0, 0), 0)
+    assembler.on_group(a_group(1, 0, 0, 0), 1)  # larger than any batch
+    assembler.on_group(a_group(2, 0), 2)
+    assembler.on_group(a_group(3, 0), 3)
+    first = assembler.next_batch(ENDED_S)
+    assert tasks_of(first) == [0, 2]
+    assert first is not None
+    assert first.dropped == (Dropped(task=1, reason="too_large"),)
+    assembler.on_batch(first)
+    assert tasks_of(assembler.next_batch(ENDED_S + WAIT_S)) == [3]
+
+
+def test_the_seed_follows_from_recipe_policy_and_version() -> None:
+    def seeds(**settings: Any) -> list[int]:
+        assembler = an_assembler(groups=1, prefetch=9, max_staleness=9, **settings)
+        assembler.on_policy(a_publication(0))
+        found = []
+        for task in range(3):
+            assembler.on_group(a_group(task, 0), task)
+            batch = assembler.next_batch(ENDED_S)
+            assert batch is not None
+            assembler.on_batch(batch)
+            found.append(batch.seed)
+        return found
+
+    assert seeds() == seeds()
+    assert len({*seeds(), *seeds(order="fifo")}) == 6
+
+
+@dataclass
+class World:
+    """A log, an assembler that reads it and dies at any moment, and a trainer."""
+
+    recipe: Recipe
+    groups: list[GroupClosed] = field(default_factory=list)
+    batches: list[BatchAssembled] = field(default_factory=list)
+    published: int = -1
+    now_s: float = ENDED_S
+    tasks: int = 0
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """A new process, rebuilt from the log alone."""
+        self.assembler = BatchAssembler(self.recipe, "default")
+        if self.batches:
+            self.assembler.on_batch(self.batches[-1])
+        if self.published >= 0:
+            self.assembler.on_policy(a_publication(self.published))
+        self.read = self.assembler.groups_read
+
+    def submit(self, number: int) -> None:
+        """A new task ends: scored with samples of some versions, or dropped."""
+        newest = max(self.published, 0)
+        versions = [max(0, newest - (number >> shift) % 4) for shift in range(number % 4)]
+        changes: dict[str, Any] = {"ended_s": self.now_s}
+        if not versions:
+            group = a_dropped_group(self.tasks, **changes)
+        else:
+            group = a_group(self.tasks, *versions, **changes)
+        self.tasks += 1
+        self.groups.insert(len(self.groups) - (number % 3 if self._unread() >= 2 else 0), group)
+
+    def _unread(self) -> int:
+        return len(self.groups) - self.read
+
+    def repeat(self, number: int) -> None:
+        """A group is written a second time, perhaps with another content."""
+        if self.groups:
+            group = self.groups[number % len(self.groups)]
+            self.groups.append(group.model_copy(update={"ended": group.ended + 1}))
+
+    def take(self, number: int) -> None:
+        for _ in range(number % 5):
+            if self._unread():
+                self.assembler.on_group(self.groups[self.read], self.read)
+                self.read += 1
+
+    def publish(self, number: int) -> None:
+        if self.published < len(self.batches):
+            self.published += 1
+            self.assembler.on_policy(a_publication(self.published))
+
+    def wait(self, number: int) -> None:
+        self.now_s += number % 40
+
+    def assemble(self, number: int) -> None:
+        """Makes what is due; sometimes dies before the write, sometimes after it."""
+        while (batch := self.assembler.next_batch(self.now_s)) is not None:
+            assert batch == self.assembler.next_batch(self.now_s), "asking changes nothing"
+            assert batch.version == len(self.batches) + 1
+            assert batch.version - 1 - self.published <= 1
+            if number % 5 == 0:
+                return self.start()
+            self.batches.append(batch)
+            if number % 5 == 1:
+                return self.start()
+            self.assembler.on_batch(batch)
+
+    def crash(self, number: int) -> None:
+        self.start()
+
+    def heal(self) -> None:
+        """Everything is read, published and waited for: nothing may be left over."""
+        for _ in range(2 * self.tasks + 4):
+            self.now_s += 100
+            self.take(4 * len(self.groups) + 4)
+            while self._unread():
+                self.take(4)
+            self.assemble(2)
+            self.publish(0)
+
+
+STEPS = ("submit", "submit", "repeat", "take", "take", "publish", "wait", "assemble", "crash")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 10_000)), max_size=120),
+    order=st.sampled_from(["edf", "fifo"]),
+    max_staleness=st.integers(0, 2),
+    groups=st.integers(1, 4),
+)
+def test_over_any_order_and_any_crashes(
+    steps: list[tuple[str, int]], order: str, max_staleness: int, groups: int
+) -> None:
+    world = World(a_recipe(order=order, max_staleness=max_staleness, groups=groups))
+    for step, number in steps:
+        getattr(world, step)(number)
+    world.heal()
+
+    first: dict[int, GroupClosed] = {}
+    for group in world.groups:
+        first.setdefault(group.task, group)
+    decided: Counter[tuple[int, int]] = Counter()
+    whole: Counter[int] = Counter()
+    for batch in world.batches:
+        assert len({sample.task for sample in batch.samples}) <= groups
+        for sample in batch.samples:
+            assert batch.version - 1 - sample.oldest_version <= max_staleness
+            decided[sample.task, sample.sample] += 1
+        for dropped in batch.dropped:
+            if dropped.sample < 0:
+                whole[dropped.task] += 1
+            else:
+                decided[dropped.task, dropped.sample] += 1
+        frontier = Frontier(batch.low_mark, [(run.first, run.last) for run in batch.decided])
+        so_far = {*whole, *(task for task, _ in decided)}
+        assert so_far == {task for task in range(world.tasks) if task in frontier}
+        for offset, group in enumerate(world.groups[: batch.groups_read]):
+            assert group.task in frontier, f"offset {offset} would never be read again"
+
+    assert [batch.version for batch in world.batches] == list(range(1, len(world.batches) + 1))
+    for task, group in first.items():
+        if whole[task]:
+            assert whole[task] == 1
+            assert not any((task, sample.sample) in decided for sample in group.samples)
+        else:
+            assert [decided[task, sample.sample] for sample in group.samples] == [1] * len(
+                group.samples
+            )
+    assert set(first) == {*whole, *(task for task, _ in decided)}, "a task is left undecided"

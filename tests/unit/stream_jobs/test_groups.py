@@ -1,0 +1,196 @@
+"""Which samples count, and why the others don't."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from schemas.events import EpisodeEnded, Failure, GroupClosed, PolicyUse, Ref, TaskEnded
+from schemas.packed import unpack_f32
+from schemas.recipe import Recipe
+from services.errors import HeadraceError, UsageError
+from stream_jobs.filters import Group
+from stream_jobs.groups import GroupAssembler
+
+RECORDED_MS = 1_700_000_000_123
+HERE = "tests.unit.stream_jobs.test_groups"
+INFRASTRUCTURE = Failure(origin="infrastructure", code="sandbox_lost", retryable=True)
+
+
+def a_recipe(**groups: Any) -> Recipe:
+    policy = {"model": "tiny", "groups": groups}
+    return Recipe.model_validate({"name": "a-run", "policies": {"default": policy}})
+
+
+def an_outcome(sample: int, reward: float | None = 1.0, **changes: Any) -> EpisodeEnded:
+    fields: dict[str, Any] = {
+        "task": 7,
+        "sample": sample,
+        "item_id": "item",
+        "ending": "finished",
+        "trajectory": Ref(topic="t", partition=1, offset=sample, digest=bytes(16)),
+        "reward": reward,
+        "policies": (PolicyUse(policy="default", tokens=5, longest=9, oldest_version=3),),
+    }
+    return EpisodeEnded(**{**fields, **changes})
+
+
+def a_task(outcomes: Sequence[EpisodeEnded], **changes: Any) -> TaskEnded:
+    fields: dict[str, Any] = {
+        "task": 7,
+        "source": "s",
+        "task_id": "t",
+        "item_id": "item",
+        "epoch": 2,
+        "closed_by": "all",
+        "outcomes": tuple(outcomes),
+    }
+    return TaskEnded(**{**fields, **changes})
+
+
+def close(task: TaskEnded, **groups: Any) -> GroupClosed:
+    (closed,) = GroupAssembler(a_recipe(**groups)).on_task(task, RECORDED_MS)
+    return closed
+
+
+def reasons(closed: GroupClosed) -> dict[int, str]:
+    return {exclusion.sample: exclusion.reason for exclusion in closed.excluded}
+
+
+def test_a_group_is_scored_with_references_and_what_staleness_needs() -> None:
+    closed = close(a_task([an_outcome(0, 1.0), an_outcome(1, 0.0)]), advantage="dr_grpo")
+
+    assert (closed.task, closed.policy, closed.item_id, closed.epoch) == (7, "default", "item", 2)
+    assert (closed.verdict, closed.reason, closed.estimator) == ("scored", "", "dr_grpo")
+    assert (closed.mean, closed.deviation, closed.ended) == (0.5, 0.5, RECORDED_MS)
+    assert [unpack_f32(sample.advantages) for sample in closed.samples] == [[0.5], [-0.5]]
+    first = closed.samples[0]
+    assert (first.sample, first.reward, first.trajectory.offset) == (0, 1.0, 0)
+    assert (first.tokens, first.longest, first.oldest_version) == (5, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (an_outcome(1, 0.0, failure=INFRASTRUCTURE), "sandbox_lost"),
+        (an_outcome(1, None, ending="failed"), "failed"),
+        (an_outcome(1, 0.5, ending="cancelled"), "cancelled"),
+        (an_outcome(1, None), "no_reward"),
+        (an_outcome(1, trajectory=None), "no_trajectory"),
+        (an_outcome(1, math.nan), "reward_out_of_range"),
+        (an_outcome(1, math.inf), "reward_out_of_range"),
+        (an_outcome(1, -1e300), "reward_out_of_range"),
+        (an_outcome(1, policies=()), "policy_absent"),
+        (
+            an_outcome(
+                1, policies=(PolicyUse(policy="default", tokens=0, longest=4, oldest_version=0),)
+            ),
+            "no_tokens",
+        ),
+    ],
+)
+def test_a_sample_that_does_not_count_is_excluded_with_its_reason(
+    outcome: EpisodeEnded, reason: str
+) -> None:
+    closed = close(a_task([an_outcome(0, 1.0), outcome, an_outcome(2, 0.5)]))
+
+    assert reasons(closed) == {1: reason}
+    assert [sample.sample for sample in closed.samples] == [0, 2]
+    assert closed.mean == 0.75
+
+
+def test_what_the_policy_caused_is_data() -> None:
+    overflow = Failure(origin="policy", code="overflow")
+    closed = close(a_task([an_outcome(0, -1.0, ending="overflow", failure=overflow)]))
+    assert closed.verdict == "scored"
+
+
+@pytest.mark.parametrize(
+    ("task", "reason", "mean"),
+    [
+        (a_task([an_outcome(0)], purpose="evaluate"), "evaluate", None),
+        (a_task([an_outcome(0)], closed_by="refused"), "refused", None),
+        (a_task([an_outcome(0)], closed_by="cancelled"), "cancelled", None),
+        (a_task([]), "all_failed", None),
+        (a_task([an_outcome(0, failure=INFRASTRUCTURE)]), "all_failed", None),
+        (a_task([an_outcome(0, policies=())]), "policy_absent", None),
+        (a_task([an_outcome(0, 0.5), an_outcome(1, None)], minimum=2), "too_few_samples", 0.5),
+    ],
+)
+def test_a_task_that_can_not_be_trained_on_is_dropped_with_its_reason(
+    task: TaskEnded, reason: str, mean: float | None
+) -> None:
+    closed = close(task)
+    assert (closed.verdict, closed.reason, closed.mean) == ("dropped", reason, mean)
+    assert closed.samples == ()
+    assert closed.ended == RECORDED_MS
+
+
+def test_every_policy_that_trains_gets_its_group() -> None:
+    recipe = Recipe.model_validate(
+        {
+            "name": "a-run",
+            "policies": {
+                "solver": {"model": "tiny"},
+                "judge": {"model": "tiny"},
+                "frozen": {"model": "tiny", "training": False},
+            },
+            "tasks": {"roles": {"policy": "solver"}},
+        }
+    )
+    use = PolicyUse(policy="solver", tokens=5, longest=9, oldest_version=3)
+    groups = GroupAssembler(recipe).on_task(a_task([an_outcome(0, policies=(use,))]), RECORDED_MS)
+    assert [(group.policy, group.verdict, group.reason) for group in groups] == [
+        ("solver", "scored", ""),
+        ("judge", "dropped", "policy_absent"),
+    ]
+
+
+def test_a_policy_in_two_roles_counts_once_with_all_its_tokens() -> None:
+    uses = (
+        PolicyUse(policy="default", role="a", tokens=5, longest=9, oldest_version=3),
+        PolicyUse(policy="default", role="b", tokens=7, longest=20, oldest_version=2),
+        PolicyUse(policy="default", role="silent", tokens=0, longest=99, oldest_version=-1),
+    )
+    (sample,) = close(a_task([an_outcome(0, policies=uses)])).samples
+    assert (sample.tokens, sample.longest, sample.oldest_version) == (12, 20, 2)
+
+
+def test_of_two_outcomes_of_one_sample_the_first_counts() -> None:
+    closed = close(a_task([an_outcome(1, 0.25), an_outcome(0, 0.0), an_outcome(1, 1.0)]))
+    assert [(sample.sample, sample.reward) for sample in closed.samples] == [(0, 0.0), (1, 0.25)]
+
+
+def test_the_first_filter_that_objects_gives_the_reason() -> None:
+    task = a_task([an_outcome(0, 1.0), an_outcome(1, 1.0)])
+    assert close(task).verdict == "scored"
+    assert close(task, filters=["zero_advantage"]).reason == "zero_advantage"
+    assert close(task, filters=[f"{HERE}:too_easy", "zero_advantage"]).reason == "too_easy"
+    assert close(task, filters=["zero_advantage"]).mean == 1.0
+
+
+def test_an_estimator_that_breaks_its_contract_is_named() -> None:
+    with pytest.raises(HeadraceError, match=r"gave 1 values for the 2 rewards of task 7"):
+        close(a_task([an_outcome(0), an_outcome(1)]), advantage=f"{HERE}:one_value")
+    with pytest.raises(HeadraceError, match="finite"):
+        close(a_task([an_outcome(0)]), advantage=f"{HERE}:not_a_number")
+
+
+def test_an_unknown_estimator_names_the_choices() -> None:
+    with pytest.raises(UsageError, match="dr_grpo, grpo, rloo"):
+        GroupAssembler(a_recipe(advantage="gpro"))
+
+
+def too_easy(group: Group) -> str | None:
+    return "too_easy" if group.mean >= 1.0 else None
+
+
+def one_value(rewards: Sequence[float]) -> list[float]:
+    return [0.0]
+
+
+def not_a_number(rewards: Sequence[float]) -> list[float]:
+    return [math.nan] * len(rewards)
