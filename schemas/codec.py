@@ -25,6 +25,7 @@ import fastavro.schema
 from fastavro.read import SchemaResolutionError
 from pydantic import BaseModel, ValidationError
 
+from schemas.errors import DecodeError, TooLarge, UnknownSchema
 from schemas.events import Event
 from schemas.schema_check import BadSchema, check_schema
 from schemas.topics import MAX_RECORD_BYTES
@@ -51,29 +52,10 @@ _UNREADABLE = (
 )
 """What fastavro raises on bytes that don't fit the schema: it has no error of its own for it."""
 
+__all__ = ["AVRO", "NAMESPACE", "Codec", "DecodeError", "TooLarge", "UnknownSchema", "avsc"]
+
 E = TypeVar("E", bound=Event)
 Dictify = Callable[[Any], Any]
-
-
-class DecodeError(ValueError):
-    """A record's bytes are not an event of its topic. Keeps the bytes, for the dead letter."""
-
-    def __init__(self, reason: str, value: bytes | None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.value = value
-
-
-class UnknownSchema(DecodeError):
-    """The writer's schema isn't known yet: fetch it, `add_schema` it, and decode again."""
-
-    def __init__(self, schema_id: int, value: bytes) -> None:
-        super().__init__(f"the schema with id {schema_id} is not known", value)
-        self.schema_id = schema_id
-
-
-class TooLarge(ValueError):
-    """An event is larger than MAX_RECORD_BYTES: what is large belongs into the blob store."""
 
 
 @functools.cache
@@ -181,9 +163,10 @@ class Codec:
         if body.tell() != len(value):
             raise DecodeError(f"{len(value) - body.tell()} bytes follow the {name}", value)
         try:
-            return event_type.__pydantic_validator__.validate_python(fields)  # type: ignore[return-value]
+            event: E = event_type.__pydantic_validator__.validate_python(fields)
         except ValidationError as error:
             raise DecodeError(f"{name}: {_explain(error)}", value) from error
+        return event
 
     def _plan(self, event_type: type[Event], schema_id: int, value: bytes) -> _Plan:
         writer = self._own.get(schema_id) or self._foreign.get(schema_id)

@@ -25,9 +25,9 @@ class Frontier:
         for first, last in runs:
             if first < low_mark or last < first:
                 raise ValueError(f"run {first}..{last} is empty or below the low mark {low_mark}")
-            for number in (first, last):
-                if number in self:
-                    raise ValueError(f"run {first}..{last} overlaps another")
+            at = bisect_right(self._firsts, last)
+            if first < self._low_mark or (at > 0 and self._lasts[at - 1] >= first):
+                raise ValueError(f"run {first}..{last} overlaps another")
             self._insert(first, last)
 
     @property

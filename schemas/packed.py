@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 _SWAP = sys.byteorder == "big"
 
@@ -20,14 +21,14 @@ def _pack(code: str, values: Iterable[float]) -> bytes:
     return packed.tobytes()
 
 
-def _unpack(code: str, data: bytes) -> array[float]:
+def _unpack(code: str, data: bytes) -> list[Any]:
     if len(data) % 4:
         raise ValueError(f"a packed array has {len(data)} bytes, which is no multiple of 4")
     values = array(code)
     values.frombytes(data)
     if _SWAP:
         values.byteswap()
-    return values
+    return values.tolist()
 
 
 def pack_i32(values: Iterable[int]) -> bytes:
@@ -37,7 +38,7 @@ def pack_i32(values: Iterable[int]) -> bytes:
 
 def unpack_i32(data: bytes) -> list[int]:
     """The ints of an i32[]. ValueError where the length is no multiple of 4."""
-    return _unpack("i", data).tolist()  # type: ignore[return-value]
+    return _unpack("i", data)
 
 
 def pack_f32(values: Iterable[float]) -> bytes:
@@ -47,7 +48,7 @@ def pack_f32(values: Iterable[float]) -> bytes:
 
 def unpack_f32(data: bytes) -> list[float]:
     """The floats of an f32[]. ValueError where the length is no multiple of 4."""
-    return _unpack("f", data).tolist()
+    return _unpack("f", data)
 
 
 def count(data: bytes) -> int:

@@ -24,7 +24,7 @@ RETENTION_MS: dict[Kept, int] = {
 }
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """No record may be larger; larger things are blobs."""
-NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,62}$")
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 """What a namespace or a policy may be called."""
 
 
@@ -43,7 +43,8 @@ class Topic(Generic[E]):
     def real_name(self, namespace: str, policy: str | None = None) -> str:
         """The name on the broker. `policy` exactly where the topic is one a policy."""
         if (policy is not None) != self.per_policy:
-            raise ValueError(f"topic {self.name}: a policy is {'needed' if self.per_policy else 'given'}")
+            one = "one a policy: name it" if self.per_policy else "the same for every policy"
+            raise ValueError(f"topic {self.name} is {one}")
         middle = f"{self.name}.{policy}" if policy is not None else self.name
         return f"{namespace}.{middle}.v1"
 
@@ -58,9 +59,21 @@ OBSERVATIONS = Topic("observations", events.ObservationRecorded, "env", "days")
 TRAJECTORIES = Topic("trajectories", events.TrajectoryRecorded, "agent", "long")
 OUTCOMES = Topic("outcomes", events.EpisodeEnded, "agent", "long")
 RESULTS = Topic("results", events.TaskEnded, "agent", "long")
-GROUPS = Topic("groups", events.GroupClosed, "assemble-groups", "long", single=True, per_policy=True)
+GROUPS = Topic(
+    "groups",
+    events.GroupClosed,
+    "assemble-groups",
+    "long",
+    single=True,
+    per_policy=True,
+)
 BATCHES = Topic(
-    "batches", events.BatchAssembled, "assemble-batches, fenced", "long", single=True, per_policy=True
+    "batches",
+    events.BatchAssembled,
+    "assemble-batches, fenced",
+    "long",
+    single=True,
+    per_policy=True,
 )
 POLICIES = Topic("policies", events.PolicyPublished, "trainer, fenced", "long", single=True)
 DEAD_LETTERS: Topic[Event] = Topic("dead-letters", None, "any consumer", "long", single=True)

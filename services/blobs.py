@@ -97,9 +97,7 @@ class LocalBlobStore:
     def _holds(self, blob: Blob) -> bool:
         """Whether the blob is there and whole; a damaged one is to be written again."""
         path = self._path(blob)
-        return (
-            path.is_file() and path.stat().st_size == blob.size and _digest(path) == blob.sha256
-        )
+        return path.is_file() and path.stat().st_size == blob.size and _digest(path) == blob.sha256
 
     def _place(self, temporary: Path, path: Path) -> None:
         new_folder = not path.parent.is_dir()

@@ -5,14 +5,29 @@
     ├── CheckFailed                exit 3    `--check` does not hold
     ├── DependencyError            exit 75   broker, registry or blob store out of reach: restart me
     │   └── Fenced                 exit 75   another process has taken over this writer
-    ├── DecodeError                          bytes that are no event: dead-lettered, never raised further
-    ├── BlobError                            a blob is absent, or its bytes are not what its name says
+    ├── BlobError                            a blob is absent, or its bytes are not what it is called
     └── InfrastructureError                  an environment or engine broke; never a reward
+    ValueError
+    └── DecodeError                          bytes that are no event: dead-lettered, never raised on
+                                             (of `schemas`, which knows nothing of services)
 
 An error says what was wrong, where, and what to do.
 """
 
 from __future__ import annotations
+
+from schemas.errors import DecodeError
+
+__all__ = [
+    "BlobError",
+    "CheckFailed",
+    "DecodeError",
+    "DependencyError",
+    "Fenced",
+    "HeadraceError",
+    "InfrastructureError",
+    "UsageError",
+]
 
 
 class HeadraceError(Exception):
@@ -41,15 +56,6 @@ class DependencyError(HeadraceError):
 
 class Fenced(DependencyError):
     """Another process holds this writer's `transactional.id` now: this one must end."""
-
-
-class DecodeError(HeadraceError):
-    """A record's bytes are not an event of its topic. Keeps the bytes, for the dead letter."""
-
-    def __init__(self, reason: str, value: bytes | None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.value = value
 
 
 class BlobError(HeadraceError):

@@ -267,7 +267,8 @@ def handling(delivery: Delivery[Event]) -> None:
 def _next_span(parent: str) -> str:
     """A `traceparent` of a new span: in the parent's trace where there is one."""
     parts = parent.split("-")
-    trace = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else f"{random.getrandbits(128):032x}"
+    trace = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else ""
+    trace = trace or f"{random.getrandbits(128):032x}"
     return f"00-{trace}-{random.getrandbits(64):016x}-01"
 
 

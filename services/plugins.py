@@ -24,7 +24,7 @@ def load(kind: str, use: str, builtins: Mapping[str, str]) -> Any:
     module_name, colon, attribute = target.partition(":")
     if not colon:
         names = ", ".join(sorted(builtins))
-        raise UsageError(f"no {kind} {use!r}: use one of {names}, or your own as package.module:name")
+        raise UsageError(f"no {kind} {use!r}: use {names}, or your own as package.module:name")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:

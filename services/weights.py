@@ -98,9 +98,7 @@ def model_folder(name_or_path: str) -> Path:
     shipped = Path(str(files("infra"))) / "models"
     named = Path(name_or_path).name == name_or_path
     folder = shipped / name_or_path if named else Path(name_or_path).expanduser()
-    missing = [
-        file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()
-    ]
+    missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
     if missing:
         names = sorted(config.parent.name for config in shipped.glob("*/config.json"))
         raise UsageError(

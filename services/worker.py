@@ -128,14 +128,17 @@ class ShardContext:
         return task
 
     def hold(self, delivery: Delivery[Event]) -> Callable[[], None]:
-        """Keeps the commit at or before this main record until the result is called."""
+        """Keeps the commit at or before this main record until the result is called.
+
+        A release after the partition is lost does nothing: the next owner takes the record up.
+        """
         entry = self._entries[delivery.offset]
         entry.holds += 1
         released = False
 
         def release() -> None:
             nonlocal released
-            if not released:
+            if self._open and not released:
                 released = True
                 entry.holds -= 1
 
@@ -347,7 +350,7 @@ class Worker:
         ]
         stop = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
-            waiting = {*running, stop, self._failed}
+            waiting: set[asyncio.Future[Any]] = {*running, stop, self._failed}
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for finished in done:
                 finished.result()
@@ -425,9 +428,7 @@ class Worker:
         behind = {place: end for place, end in ends.items() if resolved[place] < end}
         if self._companions_first:
             behind.pop(partition, None)
-        logger.info(
-            "take over %s/%d from %d", partition.topic, partition.number, committed.offset
-        )
+        logger.info("take over %s/%d from %d", partition.topic, partition.number, committed.offset)
         context = ShardContext(self, partition, writer)
         shard = self._make_shard(context)
         companions = list(starts)

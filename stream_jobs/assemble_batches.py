@@ -30,8 +30,9 @@ SERVICE = "assemble-batches"
 async def run(context: ServiceContext, policy: str | None = None) -> None:
     """Assembles batches for `policy`, or for the only one that trains, until `context.stopping`.
 
-    Raises UsageError where `policy` doesn't train or isn't told among several, Fenced where another process has taken over, and DependencyError where the broker is
-    out of reach or it is unknown whether a batch was written: the next start finds out.
+    Raises UsageError where `policy` doesn't train or isn't told among several, Fenced where
+    another process has taken over, and DependencyError where the broker is out of reach or it is
+    unknown whether a batch was written: the next start finds out.
     """
     policy = _trained(context.recipe, policy)
     log = context.log

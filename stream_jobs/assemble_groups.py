@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import faust
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
 from faust import streams
 
 from schemas.events import TaskEnded
@@ -46,6 +46,7 @@ async def run(context: ServiceContext, bootstrap_servers: str) -> None:
     of reach, and whatever keeps a result from being handled: nothing is committed past it.
     """
     _require_compiled_faust()
+    _folder(context).mkdir(parents=True, exist_ok=True)
     app = _make_app(context, bootstrap_servers)
     job = _GroupJob(context.log, GroupAssembler(context.recipe), app)
     results = app.topic(
@@ -63,11 +64,15 @@ async def run(context: ServiceContext, bootstrap_servers: str) -> None:
         await job.aclose()
 
 
+def _folder(context: ServiceContext) -> Path:
+    return context.state / SERVICE
+
+
 def _make_app(context: ServiceContext, bootstrap_servers: str) -> faust.App:
     return faust.App(
         id=context.consumer_group(SERVICE),
         broker=[f"kafka://{server.strip()}" for server in bootstrap_servers.split(",")],
-        datadir=Path(context.state) / SERVICE,
+        datadir=_folder(context),
         autodiscover=False,
         web_enabled=False,
         key_serializer="raw",
@@ -111,6 +116,9 @@ class _GroupJob:
             await self._room.acquire()
             try:
                 delivery = await self._begin(event)
+            except asyncio.CancelledError:  # Faust starts its agents anew at a rebalance
+                self._room.release()
+                raise
             except Exception as error:
                 self._fail(error)
                 await asyncio.Event().wait()  # until the process ends; no later one is taken
@@ -156,16 +164,18 @@ class _GroupJob:
         for delivery in flight:
             delivery.cancel()
         await asyncio.gather(*flight, return_exceptions=True)
-        self.failed.cancel()
+        if not self.failed.cancel():
+            self.failed.exception()  # it has been raised, or stopping came first
 
 
 async def _until_stopping(app: faust.App, job: _GroupJob, stopping: asyncio.Event) -> None:
     """Hosts the app as a service of this loop: no signal handlers, no logging set-up of Faust's."""
     stopped = asyncio.ensure_future(stopping.wait())
     ended = asyncio.ensure_future(app.wait_until_stopped())
+    ends: set[asyncio.Future[Any]] = {stopped, ended, job.failed}
     try:
         await app.start()
-        await asyncio.wait({stopped, ended, job.failed}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if job.failed.done():
             await job.failed
         if not stopped.done():
@@ -199,7 +209,7 @@ def _record(message: Any) -> Record:
 
 
 def _require_compiled_faust() -> None:
-    if streams._CStreamIterator is None:
+    if streams._CStreamIterator is None:  # type: ignore[attr-defined]
         raise UsageError(
             "Faust runs without its compiled extension here, and then acknowledges what it skips "
             "at a rebalance: install a faust-streaming wheel for this Python, and unset NO_CYTHON"

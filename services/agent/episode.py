@@ -182,7 +182,7 @@ class Episode:
         return await self.context(role).generate(text, max_tokens=max_tokens)
 
     def context(self, role: str = "policy") -> Context:
-        """The role's own context: one for the whole episode. KeyError for a role not in the task."""
+        """The role's own context, one an episode. KeyError for a role that the task lacks."""
         if role not in self._contexts:
             self._started.submitted.roles[role]
             self._contexts[role] = Context(self, role)

@@ -179,9 +179,7 @@ class EpisodeRun:
         moved = asyncio.create_task(self._moved.wait())
         left_s = max(0.0, self.started.deadline / 1000 - now())
         try:
-            await asyncio.wait(
-                {agent, moved}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({agent, moved}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             moved.cancel()
             finished = agent.done()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from schemas.recipe import Recipe
-from schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS
+from schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS, Topic
 from services.agent.agents import BUILTIN
 from services.agent.run import AgentSetup
 from services.agent.shard import AgentShard
@@ -16,7 +17,7 @@ from services.tokens import tokenizer_digest
 from services.weights import model_folder
 from services.worker import CompanionStart, Worker
 
-COMPANIONS = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS)
+COMPANIONS: tuple[Topic[Any], ...] = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS)
 
 
 async def run(context: ServiceContext) -> None:
@@ -24,8 +25,10 @@ async def run(context: ServiceContext) -> None:
     agents = load_agents(context.recipe)
     topics = context.log.topics
 
+    answers = [topics.name(topic) for topic in COMPANIONS]
+
     def companions(place: Partition) -> Mapping[Partition, CompanionStart]:
-        return {Partition(topics.name(topic), place.number): "committed" for topic in COMPANIONS}
+        return {Partition(name, place.number): "committed" for name in answers}
 
     worker = Worker(
         context.log,

@@ -46,7 +46,7 @@ class Prompt:
     """The whole context, as ids. Never empty."""
     max_tokens: int
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy; its logprobs are those at temperature 1."""
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
@@ -85,15 +85,16 @@ class Capacity:
 class Engine(Protocol):
     """The same contract for every engine; `tests/contract/` holds them to it.
 
-    All methods are called from one asyncio loop and must not block it.
+    All methods are called from one asyncio loop and must not block it; making one may.
     """
 
     def capacity(self) -> Capacity: ...
 
     async def generate(self, prompt: Prompt) -> Generation:
-        """Continues a prompt. Cancelling it frees its slot.
+        """Continues a prompt; beyond the free slots it waits for one. Cancelling it frees its slot.
 
-        InfrastructureError where the engine broke, or has no weights of the prompt's policy.
+        ValueError where no engine could ever continue it (`check_prompt`), InfrastructureError
+        where the engine broke, or has no weights of the prompt's policy.
         """
 
     async def load(self, weights: Weights) -> None:
@@ -104,3 +105,22 @@ class Engine(Protocol):
 
     async def close(self, drain_s: float) -> None:
         """Ends within `drain_s` seconds; what is unfinished comes back `interrupted`."""
+
+
+def check_prompt(prompt: Prompt, vocabulary: int) -> None:
+    """ValueError where no engine could ever continue this prompt: it says why."""
+    if not prompt.tokens:
+        raise ValueError("a prompt needs at least one token")
+    if prompt.max_tokens < 1:
+        raise ValueError(f"max_tokens is {prompt.max_tokens}; ask for at least 1")
+    for name, ids in (("token", prompt.tokens), ("allowed", prompt.allowed)):
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+            wrong = next(i for i in ids if not 0 <= i < vocabulary)
+            raise ValueError(f"{name} id {wrong} is outside the vocabulary of {vocabulary}")
+    if not (prompt.temperature >= 0 and 0 < prompt.top_p <= 1 and 0 <= prompt.min_p <= 1):
+        raise ValueError(
+            f"temperature {prompt.temperature}, top_p {prompt.top_p}, min_p {prompt.min_p}: "
+            "they must be at least 0, within (0, 1], within [0, 1]"
+        )
+    if prompt.top_k < 0:
+        raise ValueError(f"top_k is {prompt.top_k}; 0 is off")

@@ -25,7 +25,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.errors import BlobError, InfrastructureError, UsageError
-from services.inference.engine import Capacity, EngineSetup, Generation, Prompt, Weights
+from services.inference.engine import (
+    Capacity,
+    EngineSetup,
+    Generation,
+    Prompt,
+    Weights,
+    check_prompt,
+)
 from services.inference.torch_batch import Outcome, PolicyBatch, Row
 
 logger = logging.getLogger(__name__)
@@ -175,9 +182,17 @@ class TorchEngine:
             if isinstance(item, Row):
                 self._waiting.append(item)
             else:
-                item.batch.load(item.state, item.version)
-                running[item.policy] = item.batch
-                self._call(_resolve, item.future)
+                self._change(item, running)
+
+    def _change(self, change: _Change, running: dict[str, PolicyBatch]) -> None:
+        try:
+            change.batch.load(change.state, change.version)
+        except RuntimeError as error:
+            failure = InfrastructureError("engine_failed", f"can't take over weights: {error}")
+            self._call(_reject, (change.future, failure))
+        else:
+            running[change.policy] = change.batch
+            self._call(_resolve, change.future)
 
     def _turn(self, running: Mapping[str, PolicyBatch]) -> list[Outcome]:
         """Reads the prompts that have room and draws one token of everything."""
@@ -219,28 +234,15 @@ class TorchEngine:
             self._loop.call_soon_threadsafe(function, argument)
 
 
-def check_prompt(prompt: Prompt, vocabulary: int) -> None:
-    """ValueError where no engine could ever continue this prompt: it says why."""
-    if not prompt.tokens:
-        raise ValueError("a prompt needs at least one token")
-    if prompt.max_tokens < 1:
-        raise ValueError(f"max_tokens is {prompt.max_tokens}; at least 1 must be asked for")
-    for name, ids in (("token", prompt.tokens), ("allowed", prompt.allowed)):
-        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
-            wrong = next(i for i in ids if not 0 <= i < vocabulary)
-            raise ValueError(f"{name} id {wrong} is outside the vocabulary of {vocabulary}")
-    if not (prompt.temperature >= 0 and 0 < prompt.top_p <= 1 and 0 <= prompt.min_p <= 1):
-        raise ValueError(
-            f"temperature {prompt.temperature}, top_p {prompt.top_p}, min_p {prompt.min_p}: "
-            "they must be >= 0, in (0, 1], in [0, 1]"
-        )
-    if prompt.top_k < 0:
-        raise ValueError(f"top_k is {prompt.top_k}; 0 is off")
-
-
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _reject(refused: tuple[asyncio.Future[None], Exception]) -> None:
+    future, error = refused
+    if not future.done():
+        future.set_exception(error)
 
 
 def _deliver(outcomes: Sequence[Outcome]) -> None:

@@ -20,7 +20,6 @@ class SamplingPlan:
     Shapes: n rows, V the vocabulary. `allowed` has 1 row where all rows share it.
     """
 
-    rows: int
     greedy: Tensor | None
     """[n, 1] bool."""
     temperature: Tensor | None
@@ -44,7 +43,6 @@ def plan_sampling(prompts: Sequence[Prompt], vocabulary: int, device: torch.devi
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
 
     return SamplingPlan(
-        rows=len(prompts),
         greedy=column([prompt.temperature == 0 for prompt in prompts], False, torch.bool),
         temperature=column([prompt.temperature or 1.0 for prompt in prompts], 1.0, torch.float32),
         allowed=_allowed(prompts, vocabulary, device),

@@ -97,7 +97,8 @@ class SchedulerCore:
         first = self._seen.setdefault(digest, number)
         if first == number:
             self._seen_order.append((number, digest))
-        while self._seen_order and self._seen_order[0][0] <= number - self._limits.duplicates_window:
+        oldest = number - self._limits.duplicates_window
+        while self._seen_order and self._seen_order[0][0] <= oldest:
             del self._seen[self._seen_order.popleft()[1]]
         return first >= number
 
@@ -186,7 +187,7 @@ class SchedulerCore:
         ]
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the limit of starts a second lets the next one through; 0 if it does now."""
+        """Seconds until the limit of starts a second lets the next one through."""
         return max(0.0, self._next_start_s - now_s) if self._queue else 0.0
 
     def finished(self, number: int) -> bool:
@@ -273,4 +274,3 @@ def _seed(*parts: int) -> int:
     """A 63-bit seed that follows from its parts, different for each sample."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
-

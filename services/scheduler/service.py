@@ -169,9 +169,7 @@ class SchedulerShard:
         while True:
             self._wake.clear()
             starts: list[EpisodeStarted] = []
-            while len(starts) < STARTS_A_TRANSACTION and (
-                started := self._core.next_start(now())
-            ):
+            while len(starts) < STARTS_A_TRANSACTION and (started := self._core.next_start(now())):
                 starts += started
                 for start in started:
                     self._core.on_started(start)

@@ -54,7 +54,7 @@ def _item(line: str, where: str, id_field: str, fallback: str) -> Item:
 def hugging_face(path: str, split: str = "train", id_field: str = "id") -> Iterator[Item]:
     """A data set of the `datasets` library, by what `load_dataset` takes. Needs that library."""
     try:
-        from datasets import load_dataset
+        from datasets import load_dataset  # type: ignore[import-not-found]
     except ImportError:
         raise UsageError("tasks.use = 'hf' needs the package `datasets`: install it") from None
     for number, row in enumerate(load_dataset(path, split=split)):

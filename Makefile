@@ -1,0 +1,50 @@
+# Two commands on a new machine do everything: `make quickstart` and `make test`.
+# They need Python 3.11 to 3.13 with venv, and nothing else.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+VENV := .venv
+BIN := $(VENV)/bin
+# The environment is made anew when the lock or the Python changes.
+SYNCED := $(VENV)/.synced
+
+.PHONY: help install quickstart test test-long check bench schemas clean
+.DEFAULT_GOAL := help
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+install: $(SYNCED)  ## make .venv and install what is locked
+
+$(SYNCED): uv.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	  { echo "Headrace needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@echo "installing the locked packages into $(VENV) (torch is 5 GB on disk)"
+	@$(BIN)/uv sync --frozen --inexact --quiet --extra all
+	@touch $(SYNCED)
+
+quickstart: $(SYNCED)  ## watch a policy learn FrozenLake through Kafka
+	@$(BIN)/headrace run quickstart --check 'reward>=0.95'
+
+check: $(SYNCED)  ## formatting, lint and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+test: check  ## the whole test suite, on a real Kafka
+	@$(BIN)/pytest -m 'not long'
+
+test-long: $(SYNCED)  ## what takes too long for every change
+	@$(BIN)/pytest -m long
+
+bench: $(SYNCED)  ## the benchmarks, as a table with the machine
+	@$(BIN)/python -m tests.bench
+
+schemas: $(SYNCED)  ## write the Avro schemas anew from schemas/events.py
+	@$(BIN)/python -m schemas.derive --write
+
+clean:  ## end the local stack and remove what was made
+	@test ! -x $(BIN)/headrace || $(BIN)/headrace down --wipe
+	@rm -rf $(VENV) .headrace .mypy_cache .pytest_cache .ruff_cache .hypothesis

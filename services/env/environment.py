@@ -1,0 +1,50 @@
+"""The public Environment API: one episode's world.
+
+    class Guess:
+        replayable = True
+
+        def __init__(self, highest: int = 10) -> None: ...
+        async def reset(self, task: TaskView) -> Observation: ...
+        async def step(self, action: str) -> Observation: ...
+        async def aclose(self) -> None: ...
+
+It is made once an episode (mode `ephemeral`) or kept in a pool and reset (`persistent`), with the
+recipe's options as keyword arguments. A replayable one answers the same actions alike: after a
+crash it is rebuilt by stepping it again, and compared with what was recorded. Raise
+InfrastructureError for what is nobody's doing: it is retried, never rewarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from services.types import Observation, TaskView
+
+
+class Environment(Protocol):
+    """One episode's world. Its methods must not block the asyncio loop."""
+
+    replayable: bool
+    """Whether the same task and actions give the same observations."""
+
+    async def reset(self, task: TaskView) -> Observation:
+        """Starts the world of a task. The first call, and in mode `persistent` not the last."""
+
+    async def step(self, action: str) -> Observation:
+        """Acts."""
+
+    async def aclose(self) -> None:
+        """Gives everything back."""
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """An environment that can score without an episode of its own."""
+
+    async def score(self, payload: Mapping[str, Any]) -> Observation:
+        """The score as the observation's reward."""
+
+
+MakeEnvironment = Callable[..., Environment]
+"""An environment's class, or a function that makes one, from its options."""

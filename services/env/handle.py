@@ -1,0 +1,257 @@
+"""One open environment: its actions in order, its answers, and its end.
+
+A handle waits for a slot, makes (or takes from the pool) its environment, rebuilds it from the
+recorded actions where it was open before, then answers one action after another. It ends by
+`close`, by a newer attempt, by the episode's deadline, or with its partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.events import ActionRequested, EnvironmentUse, Failure, ObservationRecorded
+from services.clock import now
+from services.env.environment import Environment, Judge, MakeEnvironment
+from services.errors import InfrastructureError
+from services.types import Observation, TaskView
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 2.0
+"""Seconds that an environment has to close."""
+
+
+@dataclass(eq=False)
+class EnvironmentSetup:
+    """An environment of the recipe: how it is made, its slots, and its pool."""
+
+    make: MakeEnvironment
+    options: Mapping[str, Any]
+    slots: asyncio.Semaphore
+    pool: dict[str, list[Environment]] = field(default_factory=dict)
+    """Idle persistent environments, by their options. Bounded by the slots."""
+
+    async def take(self, use: EnvironmentUse) -> Environment:
+        """A fresh environment, or in mode `persistent` an idle one with the same options."""
+        if use.mode == "persistent" and (idle := self.pool.get(use.options)):
+            return idle.pop()
+        return self.make(**{**self.options, **json.loads(use.options)})
+
+    async def give_back(self, use: EnvironmentUse, environment: Environment, fit: bool) -> None:
+        """Pools a persistent environment that is fit to be reset; closes any other."""
+        if use.mode == "persistent" and fit:
+            self.pool.setdefault(use.options, []).append(environment)
+            return
+        try:
+            await asyncio.wait_for(environment.aclose(), CLOSE_S)
+        except TimeoutError:
+            logger.warning("environment %s did not close in %s s", use.use, CLOSE_S)
+        except Exception:  # an environment's own code: its failure to close harms no other
+            logger.exception("environment %s failed to close", use.use)
+
+    async def close_pool(self) -> None:
+        """Closes the idle environments."""
+        idle = [environment for pooled in self.pool.values() for environment in pooled]
+        self.pool.clear()
+        with suppress(TimeoutError):
+            closing = (environment.aclose() for environment in idle)
+            await asyncio.wait_for(asyncio.gather(*closing, return_exceptions=True), CLOSE_S)
+
+
+Answer = Callable[[ObservationRecorded], Awaitable[object]]
+History = Sequence[tuple[ActionRequested, ObservationRecorded]]
+
+
+class Handle:
+    """One attempt's environment. `run` is its life; `put` feeds it."""
+
+    def __init__(
+        self,
+        setup: EnvironmentSetup,
+        reset: ActionRequested,
+        answer: Answer,
+        instance: str,
+        history: History = (),
+    ) -> None:
+        """`history` holds the actions that were answered before, with the recorded answers."""
+        self.attempt = reset.attempt
+        self.expires_at = reset.expires_at / 1000
+        self.task: asyncio.Task[None] | None = None
+        self._setup = setup
+        self._reset = reset
+        self._answer = answer
+        self._instance = instance
+        self._history = history
+        self._actions: asyncio.Queue[ActionRequested] = asyncio.Queue()
+        self._done = -1
+        self._last: ObservationRecorded | None = None
+        self._broken: Failure | None = None
+
+    def put(self, action: ActionRequested) -> None:
+        """Takes an action of this attempt, in the order of the log."""
+        self._actions.put_nowait(action)
+
+    def matches(self, recorded: ObservationRecorded) -> None:
+        """Compares another owner's answer with one's own: the first in the log counts."""
+        last = self._last
+        if last is not None and last.call == recorded.call and not _alike(last, recorded):
+            self._broken = _infrastructure("superseded", "another worker's answer came first")
+
+    async def run(self) -> None:
+        """From the slot to the deadline, or to its cancellation."""
+        async with self._setup.slots:
+            environment: Environment | None = None
+            fit = False
+            try:
+                async with asyncio.timeout(max(0.0, self.expires_at - now())):
+                    while True:
+                        fit = environment is not None and self._actions.empty()
+                        action = await self._actions.get()
+                        fit = False
+                        if environment is None and self._broken is None:
+                            environment = await self._begin()
+                        await self._perform(environment, action)
+            except TimeoutError:
+                logger.info("environment of task %d: deadline", self._reset.task)
+            finally:
+                if environment is not None:
+                    await self._setup.give_back(self._reset.environment, environment, fit)
+
+    async def _begin(self) -> Environment | None:
+        """Makes the environment and rebuilds it from the history; notes what went wrong."""
+        try:
+            environment = await self._setup.take(self._reset.environment)
+        except Exception as error:
+            self._broken = _failure_of(error)
+            return None
+        if self._history and not environment.replayable:
+            self._broken = _infrastructure("sandbox_lost", "its worker is gone")
+        for action, recorded in self._history:
+            if self._broken is not None:
+                break
+            observation = await self._act(environment, action)
+            if not _alike(observation, recorded):
+                message = f"action {action.index} was answered otherwise when it was recorded"
+                self._broken = observation.failure or _infrastructure("diverged", message)
+            self._done, self._last = action.index, recorded
+        return environment
+
+    async def _perform(self, environment: Environment | None, action: ActionRequested) -> None:
+        """Answers one action: again from the last answer where it is a repetition."""
+        if self._last is not None and action.call == self._last.call:
+            await self._answer(self._last)
+            return
+        if action.index <= self._done:
+            return
+        if self._broken is None and action.index != self._done + 1:
+            self._broken = _infrastructure("sandbox_lost", f"no action {self._done + 1}")
+        if self._broken is not None or environment is None:
+            observation = answer_to(action, Observation(), self._instance, failure=self._broken)
+        else:
+            observation = await self._act(environment, action)
+        self._done, self._last = action.index, observation
+        await self._answer(observation)
+
+    async def _act(self, environment: Environment, action: ActionRequested) -> ObservationRecorded:
+        began = now()
+        failure: Failure | None = None
+        observation = Observation()
+        try:
+            if action.kind == "reset":
+                observation = await environment.reset(_view(action, self._setup.options))
+            else:
+                observation = await environment.step(str(json.loads(action.payload)["action"]))
+        except Exception as error:  # an environment's own code: typed and retried, never rewarded
+            failure = self._broken = _failure_of(error)
+        run_ms = int((now() - began) * 1000)
+        return answer_to(action, observation, self._instance, run_ms=run_ms, failure=failure)
+
+
+async def score(
+    setup: EnvironmentSetup, action: ActionRequested, instance: str
+) -> ObservationRecorded:
+    """Answers a `score` action by an environment that is a Judge."""
+    async with setup.slots:
+        began = now()
+        failure: Failure | None = None
+        observation = Observation()
+        fit = False
+        environment: Environment | None = None
+        try:
+            environment = await setup.take(action.environment)
+            if not isinstance(environment, Judge):
+                raise InfrastructureError("no_judge", "it has no score()", retryable=False)
+            left_s = max(0.0, action.expires_at / 1000 - now())
+            payload = json.loads(action.payload)
+            observation = await asyncio.wait_for(environment.score(payload), left_s)
+            fit = True
+        except Exception as error:  # as in Handle._act
+            failure = _failure_of(error)
+        finally:
+            if environment is not None:
+                await setup.give_back(action.environment, environment, fit)
+        run_ms = int((now() - began) * 1000)
+        return answer_to(action, observation, instance, run_ms=run_ms, failure=failure)
+
+
+def answer_to(
+    action: ActionRequested,
+    observation: Observation,
+    instance: str,
+    *,
+    run_ms: int = 0,
+    failure: Failure | None = None,
+) -> ObservationRecorded:
+    """The event that answers an action."""
+    return ObservationRecorded(
+        task=action.task,
+        sample=action.sample,
+        attempt=action.attempt,
+        call=action.call,
+        index=action.index,
+        digest=action.digest,
+        text=observation.text,
+        data=json.dumps(dict(observation.data), sort_keys=True),
+        reward=observation.reward,
+        rewards=dict(observation.rewards),
+        terminated=observation.terminated,
+        truncated=observation.truncated,
+        instance=instance,
+        run_ms=run_ms,
+        failure=failure,
+    )
+
+
+def _alike(one: ObservationRecorded, other: ObservationRecorded) -> bool:
+    """Whether two answers tell an agent the same."""
+    aside = {"instance": "", "run_ms": 0}
+    return one.model_copy(update=aside) == other.model_copy(update=aside)
+
+
+def _view(action: ActionRequested, options: Mapping[str, Any]) -> TaskView:
+    return TaskView(
+        number=action.task,
+        sample=action.sample,
+        payload=json.loads(action.payload),
+        options={**options, **json.loads(action.environment.options)},
+        seed=action.seed,
+    )
+
+
+def _failure_of(error: Exception) -> Failure:
+    """Whose doing an environment's error is: its own, unless it says otherwise."""
+    if isinstance(error, InfrastructureError):
+        return _infrastructure(error.code, error.message, retryable=error.retryable)
+    logger.error("an environment's code failed", exc_info=error)
+    message = f"{type(error).__name__}: {error}"[:2000]
+    return Failure(origin="environment", code="environment_error", message=message, retryable=True)
+
+
+def _infrastructure(code: str, message: str, *, retryable: bool = True) -> Failure:
+    return Failure(origin="infrastructure", code=code, message=message, retryable=retryable)

@@ -1,0 +1,39 @@
+"""The null environment: says nothing, rewards a little, and waits where asked to."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.types import Observation, TaskView
+
+
+class NullEnvironment:
+    """Ends after `turns` steps with reward 1. For benchmarks, and for trying out a deployment."""
+
+    replayable = True
+
+    def __init__(self, turns: int = 4, delay_ms: float = 0.0) -> None:
+        """`delay_ms` is what each reset and step takes."""
+        self._turns = turns
+        self._delay_s = delay_ms / 1000
+        self._step = 0
+
+    async def reset(self, task: TaskView) -> Observation:
+        """Begins counting."""
+        self._step = 0
+        await self._wait()
+        return Observation(text="0")
+
+    async def step(self, action: str) -> Observation:
+        """Counts."""
+        self._step += 1
+        await self._wait()
+        done = self._step >= self._turns
+        return Observation(text=str(self._step), reward=1.0 if done else 0.0, terminated=done)
+
+    async def aclose(self) -> None:
+        """Nothing to give back."""
+
+    async def _wait(self) -> None:
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)

@@ -1,0 +1,208 @@
+"""The env worker's state of one partition: its open environments.
+
+A reset is held until its environment ends, so that the next owner reads the whole of each open
+episode again. Closes always get through: only the environments themselves wait for slots.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import Counter, Gauge
+
+from schemas.events import ActionRequested, Failure, ObservationRecorded
+from services.clock import now
+from services.env.handle import EnvironmentSetup, Handle, answer_to, score
+from services.log import Delivery
+from services.types import Observation
+from services.worker import ShardContext
+
+logger = logging.getLogger(__name__)
+
+OPEN = Gauge("headrace_environments_open", "Environments that are open or wait for a slot.")
+ACTIONS = Counter("headrace_actions_total", "Actions answered.", ["kind"])
+
+Key = tuple[int, int]
+"""Task number, sample."""
+
+
+@dataclass(eq=False)
+class _Recorded:
+    """What phase 1 read of one attempt."""
+
+    reset: ActionRequested
+    release: Callable[[], None]
+    actions: dict[str, ActionRequested] = field(default_factory=dict)
+
+
+class EnvShard:
+    """Actions of one partition in, observations out."""
+
+    def __init__(
+        self, context: ShardContext, setups: Mapping[str, EnvironmentSetup], worker_id: str
+    ) -> None:
+        """`setups` by their keys in the recipe."""
+        self._context = context
+        self._setups = setups
+        self._worker_id = worker_id
+        self._handles: dict[Key, Handle] = {}
+        self._recorded: dict[Key, _Recorded] = {}
+        self._observed: dict[tuple[int, int, int, str], ObservationRecorded] = {}
+        self._scores: list[tuple[ActionRequested, Callable[[], None]]] = []
+
+    async def on_event(self, delivery: Delivery[Any]) -> None:
+        """Handles an action, or an observation that was recorded."""
+        event = delivery.event
+        if isinstance(event, ObservationRecorded):
+            self._on_observation(event)
+        elif not self._context.caught_up:
+            self._note(delivery)
+        else:
+            self._on_action(delivery)
+
+    async def on_caught_up(self) -> None:
+        """Takes up each open environment: rebuilt when its next unanswered action is run."""
+        for (task, sample), recorded in list(self._recorded.items()):
+            attempt = recorded.reset.attempt
+            answered, unanswered = [], []
+            for action in sorted(recorded.actions.values(), key=lambda action: action.index):
+                observation = self._observed.get((task, sample, attempt, action.call))
+                if observation is None:
+                    unanswered.append(action)
+                else:
+                    answered.append((action, observation))
+            handle = self._open(recorded.reset, recorded.release, answered)
+            for action in unanswered:
+                handle.put(action)
+        for action, release in self._scores:
+            if (action.task, action.sample, action.attempt, action.call) in self._observed:
+                release()
+            else:
+                self._context.spawn(self._score(action, release), "score")
+        self._recorded.clear()
+        self._observed.clear()
+        self._scores.clear()
+
+    async def aclose(self) -> None:
+        """Nothing to say: handles are dropped with the shard's tasks."""
+
+    def _note(self, delivery: Delivery[ActionRequested]) -> None:
+        """Phase 1: keeps what is still open of the highest attempt."""
+        action = delivery.event
+        key = action.task, action.sample
+        recorded = self._recorded.get(key)
+        if recorded is not None and action.attempt < recorded.reset.attempt:
+            return
+        if action.kind == "score":
+            self._scores.append((action, self._context.hold(delivery)))
+        elif action.kind == "reset":
+            if recorded is not None and action.attempt > recorded.reset.attempt:
+                self._recorded.pop(key).release()
+                recorded = None
+            known = action.environment.use in self._setups
+            if recorded is None and known and action.expires_at / 1000 > now():
+                recorded = _Recorded(action, self._context.hold(delivery))
+                self._recorded[key] = recorded
+            if recorded is not None:
+                recorded.actions.setdefault(action.call, action)
+        elif recorded is not None and action.attempt == recorded.reset.attempt:
+            if action.kind == "close":
+                self._recorded.pop(key).release()
+            else:
+                recorded.actions.setdefault(action.call, action)
+
+    def _on_observation(self, observation: ObservationRecorded) -> None:
+        if not self._context.caught_up:
+            name = observation.task, observation.sample, observation.attempt, observation.call
+            self._observed.setdefault(name, observation)
+        elif observation.instance != self._worker_id:
+            handle = self._handles.get((observation.task, observation.sample))
+            if handle is not None and handle.attempt == observation.attempt:
+                handle.matches(observation)
+
+    def _on_action(self, delivery: Delivery[ActionRequested]) -> None:
+        action = delivery.event
+        handle = self._handles.get((action.task, action.sample))
+        if handle is not None and action.attempt < handle.attempt:
+            return
+        ACTIONS.labels(action.kind).inc()
+        current = handle is not None and action.attempt == handle.attempt
+        if action.kind == "close":
+            self._drop(handle)
+        elif action.environment.use not in self._setups:
+            self._answer(_unknown(action, self._worker_id), self._context.hold(delivery))
+        elif action.kind == "score":
+            self._context.spawn(self._score(action, self._context.hold(delivery)), "score")
+        elif current:
+            assert handle is not None
+            handle.put(action)
+        elif action.kind == "reset":
+            self._drop(handle)
+            self._open(action, self._context.hold(delivery), []).put(action)
+        else:
+            self._answer(_lost(action, self._worker_id), self._context.hold(delivery))
+
+    def _open(
+        self,
+        reset: ActionRequested,
+        release: Callable[[], None],
+        answered: list[tuple[ActionRequested, ObservationRecorded]],
+    ) -> Handle:
+        setup = self._setups[reset.environment.use]
+        handle = Handle(setup, reset, self._context.send, self._worker_id, answered)
+        key = reset.task, reset.sample
+        self._handles[key] = handle
+        OPEN.inc()
+        handle.task = self._context.spawn(handle.run(), f"environment {reset.task}/{reset.sample}")
+
+        def on_done(_: object) -> None:
+            OPEN.dec()
+            release()
+            if self._handles.get(key) is handle:
+                del self._handles[key]
+
+        handle.task.add_done_callback(on_done)
+        return handle
+
+    @staticmethod
+    def _drop(handle: Handle | None) -> None:
+        if handle is not None and handle.task is not None:
+            handle.task.cancel()
+
+    def _answer(self, answer: ObservationRecorded, release: Callable[[], None]) -> None:
+        """Sends an answer that no open environment gives; its action is held until then."""
+
+        async def send() -> None:
+            await self._context.send(answer)
+            release()
+
+        self._context.spawn(send(), "answer")
+
+    async def _score(self, action: ActionRequested, release: Callable[[], None]) -> None:
+        setup = self._setups.get(action.environment.use)
+        if setup is None:
+            answer = _unknown(action, self._worker_id)
+        else:
+            answer = await score(setup, action, self._worker_id)
+        await self._context.send(answer)
+        release()
+
+
+def _lost(action: ActionRequested, worker_id: str) -> ObservationRecorded:
+    """Answers an action whose environment is gone: the agent makes a new attempt."""
+    failure = Failure(
+        origin="infrastructure",
+        code="sandbox_lost",
+        message="no such environment is open",
+        retryable=True,
+    )
+    return answer_to(action, Observation(), worker_id, failure=failure)
+
+
+def _unknown(action: ActionRequested, worker_id: str) -> ObservationRecorded:
+    message = f"no environment {action.environment.use!r} in the recipe"
+    failure = Failure(origin="operator", code="unknown_environment", message=message)
+    return answer_to(action, Observation(), worker_id, failure=failure)

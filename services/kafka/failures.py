@@ -1,0 +1,88 @@
+"""librdkafka's error codes as Headrace's errors: what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from services.errors import DependencyError, Fenced, HeadraceError, UsageError
+
+FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.PRODUCER_FENCED,
+    }
+)
+"""Another process has this `transactional.id` now."""
+
+LOST = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError._ASSIGNMENT_LOST,
+    }
+)
+"""A commit came too late: the partitions are another member's."""
+
+TRANSIENT = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._WAIT_COORD,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+    }
+)
+"""It may work in a moment: worth asking again, for a bounded time."""
+
+_ADVICE = {
+    KafkaError._ALL_BROKERS_DOWN: "is Kafka running there? See `headrace up`",
+    KafkaError._TRANSPORT: "is Kafka running there? See `headrace up`",
+    KafkaError._TIMED_OUT: "is Kafka running there, and not overloaded?",
+    KafkaError._MSG_TIMED_OUT: "is Kafka running there, and not overloaded?",
+    KafkaError._UNKNOWN_TOPIC: "the topic is not there: apply the recipe first",
+    KafkaError._UNKNOWN_PARTITION: "the partition is not there: apply the recipe first",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "the topic is not there: apply the recipe first",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant this principal access to the topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "grant this principal access to the consumer group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant this principal access to the cluster",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "grant this principal the transactional id",
+    KafkaError.POLICY_VIOLATION: "the cluster's policy forbids it: see the brokers' log",
+    KafkaError.INVALID_REPLICATION_FACTOR: "set a replication that the brokers suffice for",
+}
+_USAGE = frozenset(
+    {
+        KafkaError._INVALID_ARG,
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+_OURS = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.OFFSET_METADATA_TOO_LARGE})
+
+
+def error_of(exception: KafkaException) -> KafkaError:
+    """The error that a KafkaException wraps."""
+    error = exception.args[0]
+    assert isinstance(error, KafkaError)
+    return error
+
+
+def failure(what: str, error: KafkaError) -> HeadraceError:
+    """The error to raise: `what` says what was tried, and where."""
+    code = error.code()
+    advice = _ADVICE.get(code)
+    message = f"{what}: {error.str()} ({error.name()}){f': {advice}' if advice else ''}"
+    if code in FENCED:
+        return Fenced(f"{what}: another process has taken over this writer ({error.name()})")
+    if code in _USAGE:
+        return UsageError(message)
+    return HeadraceError(message) if code in _OURS else DependencyError(message)

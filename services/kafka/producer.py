@@ -1,0 +1,178 @@
+"""Writing: plain sends through one idempotent producer, and the sole writers' transactions.
+
+One thread polls the producer for delivery reports; what it finds at once wakes the asyncio loop
+once. A sole writer works in a thread of its own: its transactions are one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from services.errors import DependencyError, Fenced, HeadraceError
+from services.kafka.broker import Committed, Outgoing, Partition, Position
+from services.kafka.failures import FENCED, TRANSIENT, error_of, failure
+from services.kafka.settings import DELIVERY_S, KafkaSettings
+from services.kafka.settings import logger as client_logger
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+CLOSE_S = 3.0
+TAKE_OVER_S = 20.0
+COMMIT_S = 20.0
+
+_Delivered = tuple[asyncio.Future[Position], Position | HeadraceError]
+
+
+class Sender:
+    """Sends of one process: each durable when it returns, in order within a partition."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._producer = make_producer(settings.producer())
+        self._delivered: list[_Delivered] = []
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._waiting: deque[tuple[Outgoing, asyncio.Future[Position]]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._poll, name="kafka-sends", daemon=True)
+        self._thread.start()
+
+    async def send(self, record: Outgoing) -> Position:
+        """Writes one record. DependencyError after a bounded wait."""
+        future: asyncio.Future[Position] = self._loop.create_future()
+        if not self._waiting and self._produce(record, future):
+            return await future
+        self._waiting.append((record, future))
+        try:
+            return await asyncio.wait_for(future, 2 * DELIVERY_S)
+        except TimeoutError:
+            raise DependencyError(
+                f"a record for {record.topic} found no room in {2 * DELIVERY_S:.0f} s: "
+                f"Kafka takes no more, or too slowly"
+            ) from None
+
+    async def close(self) -> None:
+        """Waits for what is in flight, bounded; what remains then fails."""
+        await asyncio.to_thread(self._producer.flush, CLOSE_S)
+        self._producer.purge()
+        self._stopping = True
+        await asyncio.to_thread(self._thread.join, CLOSE_S)
+        waiting, self._waiting = self._waiting, deque()
+        for record, future in waiting:
+            if not future.done():
+                future.set_exception(DependencyError(f"closed before {record.topic} had room"))
+
+    def _produce(self, record: Outgoing, future: asyncio.Future[Position]) -> bool:
+        """Hands a record to librdkafka. False where its queue is full."""
+        if self._stopping:
+            raise DependencyError(f"can't send to {record.topic}: this broker object is closed")
+        try:
+            self._producer.produce(
+                record.topic,
+                record.value,
+                record.key,
+                -1 if record.partition is None else record.partition,
+                on_delivery=partial(self._on_delivery, future),
+                headers=record.headers,
+            )
+        except BufferError:
+            return False
+        except KafkaException as exception:
+            what = f"can't send {len(record.value)} bytes to {record.topic}"
+            raise failure(what, error_of(exception)) from exception
+        return True
+
+    def _on_delivery(
+        self, future: asyncio.Future[Position], error: KafkaError | None, message: Message
+    ) -> None:
+        topic, number, offset = message.topic(), message.partition(), message.offset()
+        if error is not None:
+            self._delivered.append((future, failure(f"can't send to {topic}", error)))
+            return
+        assert topic is not None
+        assert number is not None
+        assert offset is not None
+        place = self._partitions.get((topic, number))
+        if place is None:
+            place = self._partitions[topic, number] = Partition(topic, number)
+        self._delivered.append((future, Position(place, offset)))
+
+    def _poll(self) -> None:
+        """The thread: serves delivery reports, and hands all that came at once to the loop."""
+        while not self._stopping or len(self._producer):
+            self._producer.poll(POLL_S)
+            if not self._delivered:
+                continue
+            delivered, self._delivered = self._delivered, []
+            try:
+                self._loop.call_soon_threadsafe(self._resolve, delivered)
+            except RuntimeError:  # The loop is closed: nobody waits any more.
+                return
+
+    def _resolve(self, delivered: list[_Delivered]) -> None:
+        for future, outcome in delivered:
+            if future.done():  # Its sender was cancelled.
+                continue
+            if isinstance(outcome, Position):
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome)
+        while self._waiting:
+            record, future = self._waiting[0]
+            try:
+                if not future.done() and not self._produce(record, future):
+                    return
+            except HeadraceError as error:
+                future.set_exception(error)
+            self._waiting.popleft()
+
+
+class KafkaFencedWriter:
+    """A sole writer: `transactional.id` is its name. Made by `take_over`."""
+
+    def __init__(self, settings: KafkaSettings, writer: str) -> None:
+        self._settings = settings
+        self._writer = writer
+        self._producer: Producer | None = None
+        self._groups: dict[str, object] = {}
+        self._broken: HeadraceError | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{writer}")
+
+    async def take_over(self) -> None:
+        """Cuts the predecessor off at the brokers; its open transaction is aborted."""
+        try:
+            await self._run(self._take_over)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def write(
+        self,
+        records: Sequence[Outgoing],
+        commits: Mapping[Partition, Committed] | None = None,
+        consumer_group: str = "",
+    ) -> list[Position]:
+        """Writes all records, and the group's places, or nothing: one transaction."""
+        if self._broken is not None:
+            raise type(self._broken)(str(self._broken))
+        if not records and not commits:
+            return []
+        return await self._run(partial(self._write, records, commits or {}, consumer_group))
+
+    async def close(self) -> None:
+        """Waits for the transaction that runs, if one does, and ends the thread."""
+        self._thread.submit(self._forget)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _run[T](self, work):
+        ...

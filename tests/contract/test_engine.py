@@ -1,0 +1,273 @@
+"""What every engine owes its worker. Both built-ins, on a tiny model of random weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from safetensors.torch import save_file  # noqa: E402
+
+from services.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
+from services.inference.engine import (  # noqa: E402
+    Engine,
+    EngineSetup,
+    Prompt,
+    Weights,
+)
+from services.inference.scripted import ScriptedEngine  # noqa: E402
+from services.inference.torch_engine import TorchEngine  # noqa: E402
+
+CONTEXT = 4_096
+VOCABULARY = 32
+SLOTS = 4
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `config.json` and weights `0.safetensors` and `1.safetensors`."""
+    folder = tmp_path_factory.mktemp("model")
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+    )
+    config.save_pretrained(folder)
+    for version in (0, 1):
+        torch.manual_seed(version)
+        state = transformers.LlamaForCausalLM(config).state_dict()
+        save_file(state, folder / f"{version}.safetensors")
+    return folder
+
+
+@pytest.fixture(params=[TorchEngine, ScriptedEngine], ids=["torch", "scripted"])
+def make_engine(request: pytest.FixtureRequest, model: Path) -> MakeEngine:
+    """Makes an engine whose generations take a while, so that things happen during them."""
+
+    def make() -> Engine:
+        options = {"tokens": [3, 5], "delay_ms": 1} if request.param is ScriptedEngine else {}
+        engine: Engine = request.param(EngineSetup(model, SLOTS, options=options))
+        return engine
+
+    return make
+
+
+def weights(model: Path, version: int, policy: str = "default") -> Weights:
+    return Weights(policy, version, model / f"{version % 2}.safetensors")
+
+
+def prompt(max_tokens: int = 5, **settings: Any) -> Prompt:
+    return Prompt(**{"policy": "default", "tokens": [1, 2, 3], "max_tokens": max_tokens} | settings)
+
+
+def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def busy(engine: Engine, slots: int) -> None:
+    """Waits until so many slots are taken."""
+    while engine.capacity().free_slots > SLOTS - slots:
+        await asyncio.sleep(0.001)
+
+
+def test_answers_with_tokens_logprobs_and_versions(make_engine: MakeEngine, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        assert engine.capacity().context == CONTEXT
+        assert engine.capacity().free_slots == SLOTS
+        await engine.load(weights(model, 7))
+        answers = await asyncio.gather(*(engine.generate(prompt(n)) for n in range(1, 10)))
+        for wanted, answer in enumerate(answers, start=1):
+            assert len(answer.tokens) == len(answer.logprobs) == wanted
+            assert answer.versions == [7] * wanted
+            assert all(0 <= token < VOCABULARY for token in answer.tokens)
+            assert all(logprob <= 0 for logprob in answer.logprobs)
+            assert (answer.finish, answer.mixed) == ("length", False)
+        assert engine.capacity().free_slots == SLOTS
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_draws_allowed_ids_alone(make_engine: MakeEngine, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        await engine.load(weights(model, 0))
+        answer = await engine.generate(prompt(20, allowed=(9, 11)))
+        assert set(answer.tokens) <= {9, 11}
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_a_stop_id_ends_the_generation_and_belongs_to_it(
+    make_engine: MakeEngine, model: Path
+) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        await engine.load(weights(model, 0))
+        answer = await engine.generate(prompt(20, stop_ids=range(VOCABULARY)))
+        assert (len(answer.tokens), answer.finish) == (1, "stop")
+        answer = await engine.generate(prompt(20, allowed=[4], stop_ids=[5]))
+        assert (len(answer.tokens), answer.finish) == (20, "length")
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_a_full_context_is_overflow(make_engine: MakeEngine, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        await engine.load(weights(model, 0))
+        fits, cut, full = await asyncio.gather(
+            engine.generate(prompt(2, tokens=[1] * (CONTEXT - 2))),
+            engine.generate(prompt(3, tokens=[1] * (CONTEXT - 2))),
+            engine.generate(prompt(1, tokens=[1] * CONTEXT)),
+        )
+        assert (len(fits.tokens), fits.finish) == (2, "length")
+        assert (len(cut.tokens), cut.finish) == (2, "overflow")
+        assert (len(full.tokens), full.finish) == (0, "overflow")
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_weights_change_between_tokens(make_engine: MakeEngine, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        await engine.load(weights(model, 0))
+        running = asyncio.create_task(engine.generate(prompt(400)))
+        await busy(engine, 1)
+        await engine.load(weights(model, 1))
+        after = await engine.generate(prompt(2))
+        answer = await running
+        assert len(answer.tokens) == 400
+        assert answer.versions == sorted(answer.versions)
+        assert answer.versions[-1] == 1
+        assert answer.mixed == (answer.versions[0] == 0)
+        assert (after.versions, after.mixed) == ([1, 1], False)
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_policies_have_weights_of_their_own(make_engine: MakeEngine, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        await engine.load(weights(model, 3, "left"))
+        with pytest.raises(InfrastructureError, match="no_weights"):
+            await engine.generate(prompt(policy="right"))
+        await engine.load(weights(model, 4, "right"))
+        left, right = await asyncio.gather(
+            engine.generate(prompt(3, policy="left")), engine.generate(prompt(3, policy="right"))
+        )
+        assert (left.versions, right.versions) == ([3] * 3, [4] * 3)
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_weights_that_are_none_leave_the_old_ones(
+    make_engine: MakeEngine, model: Path, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        await engine.load(weights(model, 0))
+        (tmp_path / "bad").write_bytes(b"no weights at all")
+        for path in (tmp_path / "bad", tmp_path / "absent"):
+            with pytest.raises(BlobError):
+                await engine.load(Weights("default", 1, path))
+        assert (await engine.generate(prompt(1))).versions == [0]
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_cancelling_frees_the_slot(make_engine: MakeEngine, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        await engine.load(weights(model, 0))
+        running = [asyncio.create_task(engine.generate(prompt(4_000))) for _ in range(SLOTS)]
+        await busy(engine, SLOTS)
+        waiting = asyncio.create_task(engine.generate(prompt(1)))
+        running[1].cancel()
+        assert (await waiting).finish == "length"
+        assert engine.capacity().free_slots == 1
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        assert engine.capacity().free_slots == SLOTS
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_closing_drains_then_interrupts(make_engine: MakeEngine, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        await engine.load(weights(model, 0))
+        short = asyncio.create_task(engine.generate(prompt(2)))
+        long = asyncio.create_task(engine.generate(prompt(4_000)))
+        await busy(engine, 2)
+        await engine.close(0.1)
+        assert (await short).finish == "length"
+        answer = await long
+        assert answer.finish == "interrupted"
+        assert 0 < len(answer.tokens) < 4_000
+        assert engine.capacity().free_slots == 0
+        with pytest.raises(InfrastructureError, match="engine_closed"):
+            await engine.generate(prompt())
+
+    drive(main)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens": []},
+        {"tokens": [VOCABULARY]},
+        {"tokens": [-1]},
+        {"allowed": [VOCABULARY]},
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_k": -1},
+        {"min_p": 2.0},
+    ],
+    ids=str,
+)
+def test_a_prompt_that_can_never_be_continued_is_refused(
+    make_engine: MakeEngine, model: Path, wrong: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        await engine.load(weights(model, 0))
+        with pytest.raises(ValueError, match=r"token|allowed|temperature|top_k"):
+            await engine.generate(prompt(**wrong))
+        assert len((await engine.generate(prompt(1))).tokens) == 1
+        await engine.close(1)
+
+    drive(main)
+
+
+@pytest.mark.parametrize("engine", [TorchEngine, ScriptedEngine])
+def test_unknown_options_and_a_folder_without_a_model_are_refused(
+    engine: type[TorchEngine | ScriptedEngine], model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="no option"):
+        engine(EngineSetup(model, SLOTS, options={"speed": 11}))
+    with pytest.raises(UsageError, match=r"config\.json"):
+        engine(EngineSetup(tmp_path, SLOTS))

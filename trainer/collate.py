@@ -1,0 +1,92 @@
+"""From token sequences to the tensors of a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from schemas.packed import unpack_i32
+from trainer.sequences import Draw, TokenSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the model reads of B sequences, and N trained tokens among them, flat."""
+
+    ids: Tensor
+    """[B, L] int64, right-padded: under a causal mask no token sees the padding behind it."""
+    rows: Tensor
+    """[N] int64: the sequence of each trained token."""
+    before: Tensor
+    """[N] int64: the place in front of it, whose output predicts it."""
+    targets: Tensor
+    """[N] int64: the tokens."""
+    temperature: Tensor
+    """[N, 1] float32."""
+    allowed: Tensor | None
+    """[K, V] bool: K sets of allowed ids; None where everything is."""
+    allowed_set: Tensor
+    """[N] int64: which of the K sets is each token's."""
+    behaviour: Tensor
+    """[N] float32."""
+    advantages: Tensor
+    """[N] float32."""
+
+
+def collate(sequences: Sequence[TokenSequence], vocabulary: int, device: torch.device) -> Inputs:
+    """Pads and joins sequences. Never empty."""
+    ids = np.zeros((len(sequences), max(len(one.tokens) for one in sequences)), dtype=np.int64)
+    for row, one in enumerate(sequences):
+        ids[row, : len(one.tokens)] = one.tokens
+    places = np.concatenate([one.places for one in sequences])
+    rows = np.repeat(np.arange(len(sequences)), [len(one.places) for one in sequences])
+    runs = [run for one in sequences for run in one.draws]
+    lengths = [tokens for _, tokens in runs]
+    temperatures = np.repeat([draw.temperature for draw, _ in runs], lengths)
+    allowed, numbers = _allowed([draw for draw, _ in runs], vocabulary)
+
+    def tensor(array: object, dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(array, dtype=dtype).to(device)
+
+    return Inputs(
+        ids=tensor(ids, torch.int64),
+        rows=tensor(rows, torch.int64),
+        before=tensor(places - 1, torch.int64),
+        targets=tensor(ids[rows, places], torch.int64),
+        temperature=tensor(temperatures, torch.float32).unsqueeze(1),
+        allowed=None if allowed is None else allowed.to(device),
+        allowed_set=tensor(np.repeat(numbers, lengths), torch.int64),
+        behaviour=tensor(np.concatenate([one.behaviour for one in sequences]), torch.float32),
+        advantages=tensor(np.concatenate([one.advantages for one in sequences]), torch.float32),
+    )
+
+
+def _allowed(draws: Sequence[Draw], vocabulary: int) -> tuple[Tensor | None, list[int]]:
+    """The distinct sets of allowed ids, as [K, V], and the set of each draw."""
+    numbers = {allowed: number for number, allowed in enumerate({d.allowed: 0 for d in draws})}
+    if set(numbers) == {b""}:
+        return None, [0] * len(draws)
+    masks = torch.zeros(len(numbers), vocabulary, dtype=torch.bool)
+    for allowed, number in numbers.items():
+        masks[number, unpack_i32(allowed) if allowed else slice(None)] = True
+    return masks, [numbers[draw.allowed] for draw in draws]
+
+
+def processed_logprobs(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Logprobs [N] of the trained tokens, and entropies [N], from logits [N, V].
+
+    The distribution is the one that was drawn from: masked to the allowed ids, then divided by
+    the temperature, in float32.
+    """
+    scores = logits.float() / inputs.temperature
+    if inputs.allowed is not None:
+        scores = scores.masked_fill(~inputs.allowed[inputs.allowed_set], -torch.inf)
+    distribution = scores.log_softmax(-1)
+    logprobs = distribution.gather(1, inputs.targets.unsqueeze(1)).squeeze(1)
+    detached = distribution.detach()
+    entropies = -(detached.exp() * detached.clamp(min=-1e9)).sum(-1)
+    return logprobs, entropies

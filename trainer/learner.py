@@ -1,0 +1,288 @@
+"""The learner: a model, its optimizer, and what one batch does to them. No log, no clock.
+
+It does not share a model over processes: one process, one device. Parameters and optimizer are
+float32; with dtype bfloat16 the forward pass runs in it (autocast), and so are the published
+weights. On a CPU the same batches give the same weights, bit by bit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+# From its module: the package's own lookup imports half of transformers at first touch.
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from schemas.recipe import Policy
+from services.errors import HeadraceError, UsageError
+from services.plugins import load
+from trainer.collate import Inputs, collate, processed_logprobs
+from trainer.losses import LOSSES, Loss, MicroBatch
+from trainer.metrics import Totals
+from trainer.plan import pack
+from trainer.sequences import TokenSequence, UnusableBatch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Stopped(HeadraceError):
+    """Training was asked to stop; the version in the making is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateBatch:
+    """What one optimizer update trains on."""
+
+    sequences: Sequence[TokenSequence]
+    tokens: int
+    """Trained tokens of the whole update: the loss's denominator."""
+
+
+class Learner:
+    """One policy's model in training. Used by one thread at a time."""
+
+    def __init__(self, folder: Path, policy: Policy) -> None:
+        """Version 0: the weights in the folder, or random ones by the policy's seed.
+
+        Sets torch's number of threads and, on a CPU, its deterministic algorithms: both are
+        settings of the process. UsageError where there is no such device or model.
+        """
+        if policy.training is None:
+            raise UsageError("this policy is not trained: its recipe says `training = false`")
+        self._settings = policy.training
+        self._dtype = DTYPES[policy.dtype]
+        self.device = pick_device(self._settings.device)
+        torch.set_num_threads(self._settings.threads)
+        if self.device.type == "cpu":
+            torch.use_deterministic_algorithms(True)
+        self._model = load_model(folder, policy.seed).to(self.device).train()
+        self._head = _Head(self._model)
+        self.vocabulary = int(self._model.config.vocab_size)
+        self.context = int(getattr(self._model.config, "max_position_embeddings", 0))
+        self._loss: Loss = load("loss", self._settings.loss, LOSSES)
+        self._parameters = list(self._model.parameters())
+        self._optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=self._settings.learning_rate,
+            betas=self._settings.betas,
+            weight_decay=self._settings.weight_decay,
+        )
+        self.updates_done = 0
+        """Optimizer updates since version 0."""
+
+    def weights(self) -> bytes:
+        """The weights as a safetensors file, in the policy's dtype; tied tensors once."""
+        tensors: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, tensor in self._model.state_dict().items():
+            if tensor.data_ptr() not in seen:
+                seen.add(tensor.data_ptr())
+                kept = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+                tensors[name] = kept.contiguous().cpu()
+        return save(tensors, metadata={"format": "pt"})
+
+    def train(
+        self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None
+    ) -> dict[str, float]:
+        """Makes one optimizer update after the other; returns their metrics.
+
+        All or nothing: UnusableBatch (a loss or gradient is not finite, or the device is out of
+        memory) and Stopped (`stop` was set) leave weights and optimizer as they were.
+        """
+        totals = Totals()
+        with self._rollback(needed=len(updates) > 1):
+            proximal = [self._proximal(update, stop) for update in updates]
+            for update, anchors in zip(updates, proximal, strict=True):
+                self._optimizer.zero_grad(set_to_none=True)
+                for chosen, anchor in zip(self._pack(update), anchors, strict=True):
+                    _check(stop)
+                    self._backward([update.sequences[i] for i in chosen], anchor, update, totals)
+                self._step(totals)
+        return totals.metrics()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint must keep, by name; on the CPU. Shares memory with the learner."""
+        kept = {f"model.{name}": tensor for name, tensor in self._model.named_parameters()}
+        kept |= {f"buffer.{name}": tensor for name, tensor in self._model.named_buffers()}
+        for index, state in self._optimizer.state_dict()["state"].items():
+            kept |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+        kept["random"] = torch.get_rng_state()
+        kept["updates_done"] = torch.tensor(self.updates_done)
+        if self.device.type == "cuda":
+            kept["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return {name: tensor.detach().cpu() for name, tensor in kept.items()}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Takes over what `tensors` gave. UsageError where it is of another model."""
+        own = dict(self._model.named_parameters())
+        given = {name[6:] for name in tensors if name.startswith("model.")}
+        if given != set(own) or any(
+            tensors[f"model.{name}"].shape != tensor.shape for name, tensor in own.items()
+        ):
+            raise UsageError("the checkpoint is of another model than the recipe's")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(tensors[f"model.{name}"])
+            for name, buffer in self._model.named_buffers():
+                buffer.copy_(tensors[f"buffer.{name}"])
+        self._restore_optimizer(tensors)
+        torch.set_rng_state(tensors["random"])
+        if self.device.type == "cuda" and "random.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        self.updates_done = int(tensors["updates_done"])
+
+    def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "optimizer":
+                index, _, field = rest.partition(".")
+                # A copy: the optimizer updates it in place.
+                state.setdefault(int(index), {})[field] = tensor.clone()
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
+
+    def _pack(self, update: UpdateBatch) -> list[list[int]]:
+        return pack([len(one.tokens) for one in update.sequences], self._settings.max_tokens)
+
+    def _proximal(
+        self, update: UpdateBatch, stop: threading.Event | None
+    ) -> Sequence[Tensor | None]:
+        """The logprobs at the batch's start, by micro-batch.
+
+        None for a batch of one update: there the new logprobs are those of the start.
+        """
+        packed = self._pack(update)
+        if self._settings.updates == 1:
+            return [None] * len(packed)
+        anchors: list[Tensor] = []
+        with torch.no_grad():
+            for chosen in packed:
+                _check(stop)
+                inputs = self._collate([update.sequences[index] for index in chosen])
+                anchors.append(self._logprobs(inputs)[0])
+        return anchors
+
+    def _collate(self, sequences: Sequence[TokenSequence]) -> Inputs:
+        return collate(sequences, self.vocabulary, self.device)
+
+    def _logprobs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        reduced = self._dtype != torch.float32
+        with torch.autocast(self.device.type, dtype=self._dtype, enabled=reduced):
+            logits = self._head.logits(inputs)
+        return processed_logprobs(logits, inputs)
+
+    def _backward(
+        self,
+        sequences: Sequence[TokenSequence],
+        anchor: Tensor | None,
+        update: UpdateBatch,
+        totals: Totals,
+    ) -> None:
+        inputs = self._collate(sequences)
+        logprobs, entropies = self._logprobs(inputs)
+        proximal = logprobs.detach() if anchor is None else anchor
+        micro_batch = MicroBatch(
+            inputs.behaviour, proximal, inputs.advantages, update.tokens, self._settings
+        )
+        loss = self._loss(micro_batch, logprobs)
+        loss.backward()  # type: ignore[no-untyped-call]
+        totals.add(micro_batch, loss.detach(), logprobs.detach(), entropies)
+
+    def _step(self, totals: Totals) -> None:
+        """One optimizer update, unless something is not finite: then UnusableBatch."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
+        totals.add_update(norm)
+        if not totals.finite():
+            raise UnusableBatch("the loss or its gradient is not finite")
+        warmup = self._settings.warmup_updates
+        self.updates_done += 1
+        share = min(1.0, self.updates_done / warmup) if warmup else 1.0
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate * share
+        self._optimizer.step()
+
+    @contextmanager
+    def _rollback(self, needed: bool) -> Iterator[None]:
+        """Undoes updates made so far where the batch fails. `needed`: a later one may."""
+        saved = {k: v.clone() for k, v in self.tensors().items()} if needed else None
+        done = self.updates_done
+        try:
+            yield
+        except (UnusableBatch, Stopped, torch.OutOfMemoryError) as error:
+            self._optimizer.zero_grad(set_to_none=True)
+            if saved is not None and self.updates_done > done:
+                self.restore(saved)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise UnusableBatch(
+                    f"{self.device} is out of memory: lower training.max_tokens"
+                ) from error
+            raise
+
+
+class _Head:
+    """Runs a causal LM so that only chosen places pass its head, the widest layer by far."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._inputs: Inputs | None = None
+        model.get_output_embeddings().register_forward_pre_hook(self._choose)
+
+    def _choose(self, module: Any, hidden: tuple[Tensor]) -> tuple[Tensor] | None:
+        inputs = self._inputs
+        return None if inputs is None else (hidden[0][inputs.rows, inputs.before].unsqueeze(0),)
+
+    def logits(self, inputs: Inputs) -> Tensor:
+        """[N, V]: what the model expects at each trained token."""
+        self._inputs = inputs
+        try:
+            logits: Tensor = self._model(input_ids=inputs.ids, use_cache=False).logits
+        finally:
+            self._inputs = None
+        return logits.squeeze(0)
+
+
+def load_model(folder: Path, seed: int) -> Any:
+    """The folder's model in float32: its weights where there are any, else random by `seed`."""
+    torch.manual_seed(seed)
+    make: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
+    try:
+        if any(folder.glob("*.safetensors")):
+            return make(folder, dtype=torch.float32, local_files_only=True)
+        from_config: Callable[..., Any] = AutoModelForCausalLM.from_config
+        return from_config(load_configuration(folder), dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"model folder {folder} can't be loaded: {error}") from error
+
+
+def load_configuration(folder: Path) -> Any:
+    """The folder's configuration."""
+    from transformers.models.auto.configuration_auto import AutoConfig
+
+    load_configuration: Callable[..., Any] = AutoConfig.from_pretrained
+    return load_configuration(folder, local_files_only=True)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` is a GPU where there is one. UsageError where it is absent."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"training.device {name!r}: {error}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"training.device {name!r}: torch sees no GPU; use `cpu` or `auto`")
+    return device
+
+
+def _check(stop: threading.Event | None) -> None:
+    if stop is not None and stop.is_set():
+        raise Stopped("stopped before the version was whole")
