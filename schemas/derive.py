@@ -2,8 +2,8 @@
 nothing imports it at run time.
 
 `python -m schemas.derive --write` brings `avro/` up to date and publishes new events as
-`released/<Event>.v1.avsc`. A published file never changes: where an event has changed since,
-`--release` publishes its next version beside it.
+`released/<Event>.v1.avsc`. A published file never changes: where an event has changed since in
+more than its docs, `--release` publishes the next version beside it.
 """
 
 from __future__ import annotations
@@ -47,6 +47,28 @@ _PACKED = {
     ),
 }
 """What the short names of packed fields mean, spelt out for readers of the `.avsc` alone."""
+_SHARED = {
+    "task": "The task's number: its offset in the topic `tasks`.",
+    "sample": "Number of the sample within its task, from 0.",
+    "attempt": "Number of the attempt at this sample, from 0.",
+    "call": "Path of the request within the attempt, as `3` or, under a gather, `3.1`.",
+    "source": "Who submitted the task.",
+    "task_id": "The submitter's id of the task, unique within the source.",
+    "item_id": "The data set item, over which statistics run.",
+    "epoch": "Pass over the data set, from 0.",
+    "tenant": "Whose quota the task counts against.",
+    "purpose": "What the task is for; what is `evaluate` is never trained on.",
+    "policy": "Name of the policy in the recipe.",
+    "agent": "Key of the recipe's `agents`.",
+    "environment": "The environment in use.",
+    "sampling": "How the tokens are drawn.",
+    "reward": "Null where none was given.",
+    "rewards": "Named components of the reward, for reports.",
+    "ending": "How the episode ended.",
+    "kv": "`mixed`: part of the KV cache was computed by an older version.",
+    "trajectory": "The sample's trajectory.",
+}
+"""Fields that mean the same wherever they have no docstring of their own."""
 
 
 class ChangedRelease(ValueError):
@@ -79,10 +101,10 @@ def write(avro: Path = AVRO, folder: Path = RELEASED, *, release: bool = False) 
     """
     pending: dict[Path, str] = {}
     for event_type in EVENTS:
-        name, content = event_type.__name__, text(derive(event_type))
-        pending[avro / f"{name}.avsc"] = content
+        name, schema = event_type.__name__, derive(event_type)
+        pending[avro / f"{name}.avsc"] = text(schema)
         versions = released(event_type, folder)
-        if versions and versions[-1].read_text() == content:
+        if versions and _meaning(json.loads(versions[-1].read_text())) == _meaning(schema):
             continue
         target = folder / f"{name}.v{len(versions) + 1}.avsc"
         if versions and not release:
@@ -90,11 +112,22 @@ def write(avro: Path = AVRO, folder: Path = RELEASED, *, release: bool = False) 
                 f"{name} differs from {versions[-1].name}, which is published and never changes:"
                 f" undo the change, or publish {target.name} with --release"
             )
-        pending[target] = content
+        pending[target] = text(schema)
     for file, content in pending.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     return list(pending)
+
+
+def _meaning(schema: Any) -> Any:
+    """A schema without its docs: better words need no new version."""
+    if isinstance(schema, dict):
+        return {
+            key: value if key == "default" else _meaning(value)
+            for key, value in schema.items()
+            if key != "doc"
+        }
+    return [_meaning(part) for part in schema] if isinstance(schema, list) else schema
 
 
 class _Derivation:
@@ -110,8 +143,8 @@ class _Derivation:
         fields = []
         for name, field in model.model_fields.items():
             entry: dict[str, Any] = {"name": name}
-            if name in docs:
-                entry["doc"] = _spelt_out(docs[name])
+            if doc := docs.get(name) or _SHARED.get(name):
+                entry["doc"] = _spelt_out(doc)
             entry["type"] = self._type(hints[name], model.__name__ + _camel(name))
             if not field.is_required():
                 entry["default"] = _default(field)

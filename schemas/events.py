@@ -58,8 +58,11 @@ class Ref(Part):
     """Where a record lies in the log. Opaque to handlers: carried, never computed with."""
 
     topic: str
+    """The topic's name on the broker."""
     partition: I32
+    """Number of the partition."""
     offset: I64
+    """Offset of the record in its partition."""
     digest: Fixed16
     """First half of the SHA-256 of the record's value."""
 
@@ -68,6 +71,7 @@ class Blob(Part):
     """A content-addressed object. No URL: the digest locates it."""
 
     sha256: Fixed32
+    """SHA-256 of the bytes: where they lie in the blob store."""
     size: I64
     """Bytes."""
     media: str = ""
@@ -78,10 +82,13 @@ class Sampling(Part):
     """How the next tokens are drawn."""
 
     temperature: float = 1.0
+    """Divides the logits; 0 takes the likeliest token."""
     top_p: float = 1.0
+    """Keeps the likeliest tokens up to this total probability; 1 is off."""
     top_k: I32 = 0
-    """0 is off."""
+    """Keeps that many of the likeliest tokens; 0 is off."""
     min_p: float = 0.0
+    """Drops tokens below this share of the likeliest one's probability; 0 is off."""
     max_tokens: I32
     """Most tokens of one generation."""
     stop_ids: bytes = b""
@@ -91,6 +98,7 @@ class Sampling(Part):
     allowed: bytes = b""
     """i32[]: the only token ids that may be drawn; empty allows all."""
     seed: I64 | None = None
+    """Seed of the draws, where the engine heeds one; null leaves it to the engine."""
 
 
 class Failure(Part):
@@ -99,14 +107,18 @@ class Failure(Part):
     origin: Literal["policy", "environment", "infrastructure", "operator"]
     """What `policy` caused is data; what `infrastructure` caused is never a reward."""
     code: str
+    """What went wrong, in snake_case, for programs: as `unknown_environment`, `expired`."""
     message: str = ""
+    """What went wrong, for people."""
     retryable: bool = False
+    """Another attempt may succeed."""
 
 
 class Use(Part):
     """Which policy plays a role, and how it is sampled."""
 
     policy: str
+    """Name of the policy in the recipe."""
     version: I64 | None = None
     """A pinned version, for evaluation; null serves the newest."""
     sampling: Sampling
@@ -118,7 +130,9 @@ class EnvironmentUse(Part):
     use: str
     """Key of the recipe's `environments`; never an import path."""
     image: str = ""
+    """Container image of the sandbox; empty where none is needed."""
     mode: Literal["ephemeral", "persistent"] = "ephemeral"
+    """`ephemeral`: made afresh and destroyed; `persistent`: pooled and reset."""
     options: str = "{}"
     """JSON: the task's own options, over the recipe's."""
 
@@ -130,12 +144,15 @@ class RunStateEntered(Event):
     key_fields = ("namespace",)
 
     namespace: str
+    """The run's namespace: the first part of its topics' names."""
     state: Literal["started", "ending", "ended"]
+    """`ending`: no new tasks, live work is cancelled; `ended`: every process exits."""
     recipe: str = ""
-    """The whole recipe, as canonical JSON, with `started`."""
+    """JSON: the whole recipe, in canonical form, with `started`; else empty."""
     digest: Fixed32
     """SHA-256 of the canonical recipe."""
     reason: str = ""
+    """Why the state was entered, for people."""
     versions: dict[str, str] = {}
     """Versions of the packages that matter, by name."""
 
@@ -147,28 +164,35 @@ class TaskSubmitted(Event):
     key_fields = ("source", "task_id")
 
     source: str
+    """Who submits it."""
     task_id: str
     """Unique within the source."""
     tenant: str = "default"
+    """Whose quota it counts against."""
     purpose: Literal["train", "evaluate"] = "train"
+    """`evaluate`: its trajectories are never trained on."""
     item_id: str
     """The data set item, over which statistics run."""
     epoch: I32 = 0
+    """Pass over the data set, from 0."""
     agent: str
     """Key of the recipe's `agents`."""
     options: str = "{}"
     """JSON: the task's options for its agent, over the recipe's."""
     environment: EnvironmentUse | None = None
+    """Null where the agent needs none."""
     roles: dict[str, Use]
     """Role name to policy; the role `policy` is the default one."""
     payload: str = "{}"
     """JSON: what the environment and the agent are told."""
     artifacts: tuple[Blob, ...] = ()
+    """Files that the task comes with."""
     samples: I32 = 1
     """Episodes of this task: the size of its group."""
     minimum: I32 = 1
     """Fewest usable samples that still make a group."""
     max_turns: I32
+    """Most turns of one episode."""
     max_tokens: I32
     """Most sampled tokens of one episode."""
     deadline_s: I32
@@ -176,8 +200,11 @@ class TaskSubmitted(Event):
     attempts: I32 = 3
     """Most attempts of an episode; infrastructure failures use them up."""
     priority: I32 = 0
+    """Handed to the engine; higher goes first."""
     seed: I64 = 0
+    """Seed that the episodes' seeds are derived from."""
     labels: dict[str, str] = {}
+    """Anything the submitter wants to find again."""
 
 
 class EpisodeStarted(Event):
@@ -190,10 +217,13 @@ class EpisodeStarted(Event):
     """The task's number: its offset in `tasks`."""
     sample: I32
     attempt: I32 = 0
+    """The first attempt's number."""
     submitted: TaskSubmitted
     """The task, whole: no look-up is needed to run it."""
     seed: I64
+    """Seed of the episode: of its agent and its environment."""
     deadline: Millis
+    """When the episode ends whatever its state."""
     verdict: Failure | None = None
     """Set where the episode must end at once: refused, duplicate, cancelled, overdue."""
 
@@ -213,13 +243,16 @@ class GenerationRequested(Event):
     pinned: I64 | None = None
     """A version to be served with, or null for the newest."""
     kind: Literal["generate", "score"] = "generate"
+    """`score`: only the logprobs of `tokens` are asked for."""
     tokens: bytes = b""
     """i32[]: the whole context so far, as token ids."""
     text: str = ""
     """New text, appended to the context after tokenizing."""
     sampling: Sampling
     priority: I32 = 0
+    """Higher goes first."""
     expires_at: Millis
+    """An answer after it is of no use: the request may be dropped then."""
     digest: Fixed16
     """Of the request's meaning: not of its expiry or priority."""
 
@@ -235,16 +268,18 @@ class GenerationCompleted(Event):
     attempt: I32 = 0
     call: str
     digest: Fixed16
-    """Of the request."""
+    """The request's digest: an answer to another meaning doesn't count."""
     policy: str
     worker: str
+    """Id of the inference worker."""
     finish: Literal["stop", "length", "overflow", "failed"]
-    """`overflow`: the context would not fit the model."""
+    """`stop`: by a stop id or text; `length`: at max_tokens; `overflow`: the context won't fit."""
     prompt_added: bytes = b""
     """i32[]: ids of the request's new text."""
     tokens: bytes = b""
     """i32[]: the sampled ids."""
     text: str = ""
+    """The sampled tokens as text."""
     logprobs: bytes = b""
     """f32[]: one a sampled token, after temperature and masks."""
     versions: bytes = b""
@@ -252,10 +287,15 @@ class GenerationCompleted(Event):
     kv: Literal["fresh", "mixed"] = "fresh"
     """`mixed`: part of the KV cache was computed by an older version."""
     prompt_tokens: I32 = 0
+    """Tokens of the context, new text included."""
     cached_tokens: I32 = 0
+    """Of them, how many were served from the KV cache."""
     queue_ms: I32 = 0
+    """Milliseconds until the engine took the request."""
     run_ms: I32 = 0
+    """Milliseconds in the engine."""
     failure: Failure | None = None
+    """Set exactly where `finish` is `failed`."""
 
 
 class ActionRequested(Event):
@@ -271,15 +311,20 @@ class ActionRequested(Event):
     index: I32
     """0 is the reset; steps count from 1, without gaps."""
     kind: Literal["reset", "step", "score", "close"]
+    """`score` judges, without a step; `close` ends the environment."""
     environment: EnvironmentUse
     payload: str = "{}"
     """JSON: the task's payload with `reset`; else {"action": text}."""
     artifacts: tuple[Blob, ...] = ()
+    """Files of the task, with `reset`."""
     seed: I64 = 0
+    """Seed of the environment, with `reset`."""
     expires_at: Millis
     """The episode's deadline: the environment dies then, even without `close`."""
     repeatable: bool = False
+    """Doing it twice is as good as once."""
     digest: Fixed16
+    """Of the request's meaning: not of its expiry."""
 
 
 class ObservationRecorded(Event):
@@ -293,22 +338,31 @@ class ObservationRecorded(Event):
     attempt: I32 = 0
     call: str
     index: I32
+    """The request's index."""
     digest: Fixed16
-    """Of the request."""
+    """The request's digest: an answer to another meaning doesn't count."""
     text: str = ""
+    """What the agent sees."""
     data: str = "{}"
-    """JSON."""
+    """JSON: what the agent's program sees beside the text."""
     artifacts: tuple[Blob, ...] = ()
+    """Files that the environment made."""
     reward: float | None = None
+    """Of this step; null where none was given."""
     rewards: dict[str, float] = {}
     """Named components of the reward, for reports."""
     terminated: bool = False
+    """The environment reached an end of its own."""
     truncated: bool = False
+    """The environment was cut short by a limit of its own."""
     state: Fixed16 | None = None
     """Digest of the environment's state, to check re-stepping by."""
     instance: str = ""
+    """Id of the sandbox or worker that answered."""
     run_ms: I32 = 0
+    """Milliseconds in the environment."""
     failure: Failure | None = None
+    """Null where the environment answered."""
 
 
 class Turn(Part):
@@ -317,8 +371,10 @@ class Turn(Part):
     parent: I32 = -1
     """Index of the turn it continues; -1 starts a context."""
     call: str
+    """The generation's request path."""
     policy: str
     role: str = "policy"
+    """The agent's role that the policy plays."""
     context: bytes = b""
     """i32[]: tokens added before the sampled ones, not sampled."""
     tokens: bytes = b""
@@ -331,10 +387,13 @@ class Turn(Part):
     sampling: I32 = 0
     """Index into the trajectory's `samplings`."""
     finish: str = ""
+    """As in GenerationCompleted."""
     reward: float | None = None
+    """Reward earned by this turn; null where none was given."""
     text: str = ""
     """For people; never retokenized."""
     trainable: bool = True
+    """False keeps the turn out of the loss; it is context still."""
 
 
 Ending = Literal[
@@ -351,6 +410,7 @@ class TrajectoryRecorded(Event):
     task: I64
     sample: I32
     attempt: I32 = 0
+    """The attempt recorded here; earlier ones failed."""
     source: str
     task_id: str
     item_id: str
@@ -360,17 +420,25 @@ class TrajectoryRecorded(Event):
     """Digest of the tokenizer that made the ids, or empty where no policy spoke."""
     agent: str
     environment: str = ""
+    """Key of the recipe's `environments`; empty where none was used."""
     samplings: tuple[Sampling, ...] = ()
+    """The distinct samplings of its turns, by index."""
     turns: tuple[Turn, ...] = ()
+    """Ascending: a turn follows its parent."""
     reward: float | None = None
+    """Of the whole episode; null where nothing may be learned from it."""
     rewards: dict[str, float] = {}
     ending: Ending
     failures: tuple[Failure, ...] = ()
-    """Of earlier attempts too."""
+    """What failed, in earlier attempts too."""
     started: Millis
+    """When the episode was started."""
     ended: Millis
+    """When the attempt ended."""
     metrics: dict[str, float] = {}
+    """What the agent measured, for reports."""
     artifacts: tuple[Blob, ...] = ()
+    """Files worth keeping."""
 
 
 class PolicyUse(Part):
@@ -378,6 +446,7 @@ class PolicyUse(Part):
 
     policy: str
     role: str = "policy"
+    """The agent's role that the policy played."""
     tokens: I32
     """Sampled tokens that may be trained on."""
     longest: I32
@@ -397,17 +466,21 @@ class EpisodeEnded(Event):
     task: I64
     sample: I32
     attempt: I32 = 0
+    """The attempt that counts."""
     tenant: str = "default"
     purpose: Literal["train", "evaluate"] = "train"
     item_id: str
     epoch: I32 = 0
     ending: Ending
     failure: Failure | None = None
+    """Why it failed or was refused; null where it did neither."""
     trajectory: Ref | None = None
+    """The trajectory that counts; null where none was recorded."""
     reward: float | None = None
     """Null where nothing may be learned from the episode."""
     rewards: dict[str, float] = {}
     policies: tuple[PolicyUse, ...] = ()
+    """One for each policy that spoke."""
     attempts: I32 = 1
     """How many attempts were made."""
     seconds: float = 0.0
@@ -428,8 +501,11 @@ class TaskEnded(Event):
     item_id: str
     epoch: I32 = 0
     closed_by: Literal["all", "cancelled", "refused"]
+    """`all`: every sample ended by itself."""
     minimum: I32 = 1
+    """Fewest usable samples that still make a group."""
     outcomes: tuple[EpisodeEnded, ...]
+    """One for each sample, the first in the log of each."""
 
 
 class Exclusion(Part):
@@ -437,6 +513,7 @@ class Exclusion(Part):
 
     sample: I32
     reason: str
+    """Why, in snake_case."""
 
 
 class GroupSample(Part):
@@ -445,11 +522,15 @@ class GroupSample(Part):
     sample: I32
     trajectory: Ref
     reward: float
+    """The episode's reward."""
     advantages: bytes
     """f32[]: one for all turns, or one a turn of this policy."""
     tokens: I32
+    """Sampled tokens of this policy that may be trained on."""
     longest: I32
+    """Length of its longest sequence, context included, in tokens."""
     oldest_version: I64
+    """Oldest version among its sampled tokens of this policy."""
 
 
 class GroupClosed(Event):
@@ -463,16 +544,21 @@ class GroupClosed(Event):
     item_id: str
     epoch: I32 = 0
     verdict: Literal["scored", "dropped"]
+    """`dropped`: nothing of it is trained on."""
     reason: str = ""
+    """Why it was dropped, in snake_case; empty where scored."""
     estimator: str = ""
     """Name of the advantage estimator."""
     mean: float | None = None
     """Mean reward of the samples that count; null where none does."""
     deviation: float | None = None
+    """Standard deviation of these rewards; null where there are none."""
     excluded: tuple[Exclusion, ...] = ()
+    """The samples left out."""
     samples: tuple[GroupSample, ...] = ()
+    """The samples that may be trained on; none where dropped."""
     ended: Millis = 0
-    """When the task's TaskEnded was recorded, by the broker's clock: `batch_wait` runs from here."""
+    """When the task's TaskEnded was recorded, by the broker's clock: starts `batch_wait`."""
 
 
 class BatchSample(Part):
@@ -482,11 +568,15 @@ class BatchSample(Part):
     sample: I32
     trajectory: Ref
     advantages: bytes
-    """f32[]"""
+    """f32[]: one for all turns, or one a turn of this policy."""
     weight: float = 1.0
+    """Factor of the sample's loss."""
     tokens: I32
+    """Sampled tokens of this policy that may be trained on."""
     longest: I32
+    """Length of its longest sequence, context included, in tokens."""
     oldest_version: I64
+    """Oldest version among its sampled tokens of this policy."""
     use: I32 = 0
     """0 is fresh; n is the nth replay."""
 
@@ -496,15 +586,18 @@ class Dropped(Part):
 
     task: I64
     sample: I32 = -1
-    """-1 is the whole group."""
+    """Number of the sample; -1 is the whole group."""
     reason: str
+    """Why, in snake_case."""
 
 
 class Run(Part):
     """An inclusive run of task numbers."""
 
     first: I64
+    """The lowest number."""
     last: I64
+    """The highest number, which belongs to the run."""
 
 
 class BatchAssembled(Event):
@@ -517,13 +610,17 @@ class BatchAssembled(Event):
     version: I64
     """The version that training on this batch will produce."""
     recipe: Fixed32
+    """SHA-256 of the canonical recipe."""
     seed: I64
+    """Seed of the training on this batch."""
     samples: tuple[BatchSample, ...]
+    """What is trained on; may be empty after `batch_wait`."""
     dropped: tuple[Dropped, ...] = ()
+    """What it decides without training on it."""
     sampled_tokens: I64
     """Sum of the samples' trainable tokens: the loss's denominator."""
     reward_mean: float | None = None
-    """Of all tasks it decides, filtered ones included, infrastructure failures not."""
+    """Mean reward of all tasks it decides, filtered ones included, infrastructure failures not."""
     low_mark: I64
     """All task numbers below it are decided."""
     decided: tuple[Run, ...] = ()
@@ -540,16 +637,25 @@ class PolicyPublished(Event):
 
     policy: str
     version: I64
+    """0 is the start; batch n trains version n."""
     status: Literal["initial", "trained", "skipped", "resumed"]
+    """`initial`: version 0; `skipped`: weights unchanged; `resumed`: published anew on restart."""
     batch: Ref | None = None
+    """The batch that it was trained on; null for version 0."""
     digest: Fixed32
     """Of the weights: names and bytes, independent of file layout."""
     full: Blob | None = None
+    """The whole weights; null where they are those of `full_version`."""
     full_version: I64
+    """The version whose `full` weights these build on."""
     base: str = ""
+    """The base model's name; empty where unknown."""
     format: str = "safetensors"
+    """File format of the weights."""
     dtype: str = "float32"
+    """Number format of the weights."""
     tokenizer: Blob | None = None
+    """The tokenizer's file; null where the model's folder has it."""
     context: I32 = 0
     """Context length in tokens; 0 where unknown."""
     updates: I32 = 1
@@ -557,7 +663,9 @@ class PolicyPublished(Event):
     wait_s: float = 0.0
     """Seconds the trainer waited for its batch."""
     step_s: float = 0.0
+    """Seconds of training."""
     metrics: dict[str, float] = {}
+    """Loss, gradient norm and the like, by name."""
 
 
 EVENTS: tuple[type[Event], ...] = (

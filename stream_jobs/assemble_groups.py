@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,15 +40,21 @@ STOP_S = 8.0
 """Longest that Faust may take to commit and leave its consumer group."""
 
 
-async def run(context: ServiceContext, bootstrap_servers: str) -> None:
+async def run(
+    context: ServiceContext, bootstrap_servers: str, properties: Mapping[str, str] | None = None
+) -> None:
     """Assembles groups until `context.stopping`.
 
-    `bootstrap_servers` is `host:port[,host:port…]`. Raises DependencyError where the broker is out
-    of reach, and whatever keeps a result from being handled: nothing is committed past it.
+    `bootstrap_servers` is `host:port[,host:port…]`; of librdkafka's `properties`, those of TLS and
+    SASL count. Raises DependencyError where the broker is out of reach, UsageError for properties
+    that Faust can't do, and whatever keeps a result from being handled: nothing is committed past
+    it.
     """
     _require_compiled_faust()
+    for name in ("aiokafka", "faust", "mode"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # they tell every step of their own
     _folder(context).mkdir(parents=True, exist_ok=True)
-    app = _make_app(context, bootstrap_servers)
+    app = _make_app(context, bootstrap_servers, _credentials(properties or {}))
     job = _GroupJob(context.log, GroupAssembler(context.recipe), app)
     results = app.topic(
         context.log.topics.name(RESULTS), key_type=bytes, value_type=bytes, allow_empty=True
@@ -68,10 +75,11 @@ def _folder(context: ServiceContext) -> Path:
     return context.state / SERVICE
 
 
-def _make_app(context: ServiceContext, bootstrap_servers: str) -> faust.App:
+def _make_app(context: ServiceContext, bootstrap_servers: str, credentials: Any) -> faust.App:
     return faust.App(
         id=context.consumer_group(SERVICE),
         broker=[f"kafka://{server.strip()}" for server in bootstrap_servers.split(",")],
+        broker_credentials=credentials,
         datadir=_folder(context),
         autodiscover=False,
         web_enabled=False,
@@ -87,6 +95,33 @@ def _make_app(context: ServiceContext, bootstrap_servers: str) -> faust.App:
         broker_session_timeout=6.0,
         broker_rebalance_timeout=10.0,
         broker_request_timeout=20.0,
+    )
+
+
+def _credentials(properties: Mapping[str, str]) -> Any:
+    """librdkafka's TLS and SASL properties as Faust takes them; None for plain text."""
+    protocol = properties.get("security.protocol", "plaintext").lower()
+    context = None
+    if protocol.endswith("ssl"):
+        context = ssl.create_default_context(cafile=properties.get("ssl.ca.location"))
+        if "ssl.certificate.location" in properties:
+            context.load_cert_chain(
+                properties["ssl.certificate.location"],
+                properties.get("ssl.key.location"),
+                properties.get("ssl.key.password"),
+            )
+    if not protocol.startswith("sasl_"):
+        return faust.SSLCredentials(context) if context else None
+    mechanism = properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "PLAIN"))
+    if mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+        raise UsageError(
+            f"sasl.mechanism {mechanism}: {SERVICE} can do PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512"
+        )
+    return faust.SASLCredentials(
+        username=properties.get("sasl.username"),
+        password=properties.get("sasl.password"),
+        ssl_context=context,
+        mechanism=mechanism,
     )
 
 
@@ -171,11 +206,13 @@ class _GroupJob:
 async def _until_stopping(app: faust.App, job: _GroupJob, stopping: asyncio.Event) -> None:
     """Hosts the app as a service of this loop: no signal handlers, no logging set-up of Faust's."""
     stopped = asyncio.ensure_future(stopping.wait())
+    starting = asyncio.ensure_future(app.start())
     ended = asyncio.ensure_future(app.wait_until_stopped())
-    ends: set[asyncio.Future[Any]] = {stopped, ended, job.failed}
     try:
-        await app.start()
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(starting, stopped, ended)
+        if starting.done():
+            await starting
+        await _first_of(stopped, ended, job.failed)
         if job.failed.done():
             await job.failed
         if not stopped.done():
@@ -183,9 +220,22 @@ async def _until_stopping(app: faust.App, job: _GroupJob, stopping: asyncio.Even
     except KafkaError as error:
         raise _explain(error) from error
     finally:
-        for waiter in (stopped, ended):
+        for waiter in (stopped, starting, ended):
             waiter.cancel()
+        await asyncio.gather(stopped, starting, ended, return_exceptions=True)
+        await _stop(app)
+
+
+async def _stop(app: faust.App) -> None:
+    """Commits what was acknowledged and leaves the group; gives up where the broker is silent."""
+    try:
         await asyncio.wait_for(app.stop(), STOP_S)
+    except (TimeoutError, KafkaError) as error:
+        logger.warning("Faust did not stop in order, results may come again: %r", error)
+
+
+async def _first_of(*waiters: asyncio.Future[Any]) -> None:
+    await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _explain(reason: BaseException | None) -> HeadraceError:

@@ -8,18 +8,14 @@ weights. On a CPU the same batches give the same weights, bit by bit.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
-
-# From its module: the package's own lookup imports half of transformers at first touch.
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from schemas.recipe import Policy
 from services.errors import HeadraceError, UsageError
@@ -27,6 +23,7 @@ from services.plugins import load
 from trainer.collate import Inputs, collate, processed_logprobs
 from trainer.losses import LOSSES, Loss, MicroBatch
 from trainer.metrics import Totals
+from trainer.models import ChosenLogits, load_model, pick_device
 from trainer.plan import pack
 from trainer.sequences import TokenSequence, UnusableBatch
 
@@ -64,7 +61,7 @@ class Learner:
         if self.device.type == "cpu":
             torch.use_deterministic_algorithms(True)
         self._model = load_model(folder, policy.seed).to(self.device).train()
-        self._head = _Head(self._model)
+        self._logits_of = ChosenLogits(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
         self.context = int(getattr(self._model.config, "max_position_embeddings", 0))
         self._loss: Loss = load("loss", self._settings.loss, LOSSES)
@@ -176,7 +173,7 @@ class Learner:
     def _logprobs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         reduced = self._dtype != torch.float32
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=reduced):
-            logits = self._head.logits(inputs)
+            logits = self._logits_of(inputs)
         return processed_logprobs(logits, inputs)
 
     def _backward(
@@ -216,71 +213,16 @@ class Learner:
         done = self.updates_done
         try:
             yield
-        except (UnusableBatch, Stopped, torch.OutOfMemoryError) as error:
+        except (UnusableBatch, Stopped, RuntimeError) as error:
             self._optimizer.zero_grad(set_to_none=True)
             if saved is not None and self.updates_done > done:
                 self.restore(saved)
-            if isinstance(error, torch.OutOfMemoryError):
+            # torch has a type for a full GPU, and for a full CPU no more than this text.
+            if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise UnusableBatch(
                     f"{self.device} is out of memory: lower training.max_tokens"
                 ) from error
             raise
-
-
-class _Head:
-    """Runs a causal LM so that only chosen places pass its head, the widest layer by far."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._inputs: Inputs | None = None
-        model.get_output_embeddings().register_forward_pre_hook(self._choose)
-
-    def _choose(self, module: Any, hidden: tuple[Tensor]) -> tuple[Tensor] | None:
-        inputs = self._inputs
-        return None if inputs is None else (hidden[0][inputs.rows, inputs.before].unsqueeze(0),)
-
-    def logits(self, inputs: Inputs) -> Tensor:
-        """[N, V]: what the model expects at each trained token."""
-        self._inputs = inputs
-        try:
-            logits: Tensor = self._model(input_ids=inputs.ids, use_cache=False).logits
-        finally:
-            self._inputs = None
-        return logits.squeeze(0)
-
-
-def load_model(folder: Path, seed: int) -> Any:
-    """The folder's model in float32: its weights where there are any, else random by `seed`."""
-    torch.manual_seed(seed)
-    make: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
-    try:
-        if any(folder.glob("*.safetensors")):
-            return make(folder, dtype=torch.float32, local_files_only=True)
-        from_config: Callable[..., Any] = AutoModelForCausalLM.from_config
-        return from_config(load_configuration(folder), dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"model folder {folder} can't be loaded: {error}") from error
-
-
-def load_configuration(folder: Path) -> Any:
-    """The folder's configuration."""
-    from transformers.models.auto.configuration_auto import AutoConfig
-
-    load_configuration: Callable[..., Any] = AutoConfig.from_pretrained
-    return load_configuration(folder, local_files_only=True)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` is a GPU where there is one. UsageError where it is absent."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"training.device {name!r}: {error}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"training.device {name!r}: torch sees no GPU; use `cpu` or `auto`")
-    return device
 
 
 def _check(stop: threading.Event | None) -> None:

@@ -23,7 +23,7 @@ class MicroBatch:
     behaviour: Tensor
     """Logprobs by the engine that drew the tokens, after temperature and masks."""
     proximal: Tensor
-    """Logprobs by the trainer at the batch's start, processed alike: the policy to stay close to."""
+    """Logprobs by the trainer at the batch's start, processed alike: the one to stay close to."""
     advantages: Tensor
     """Times the sample's weight."""
     denominator: int

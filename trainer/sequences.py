@@ -62,7 +62,7 @@ def token_sequences(
     weight: float,
     vocabulary: int,
 ) -> list[TokenSequence]:
-    """The sequences of a trajectory that train `policy`; those without a trained token are left out.
+    """The sequences of a trajectory that train `policy`; one without a trained token is left out.
 
     `advantages` has one value for all turns, or one a turn of this policy. `vocabulary` bounds the
     ids. UnusableBatch where the trajectory contradicts itself, or can't be trained on.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,14 +38,3 @@ class Tokenizer:
         """The id of one token as the vocabulary spells it; None where it has no such token."""
         found: int | None = self._library.token_to_id(spelling)
         return found
-
-
-def tokenizer_digest(folder: Path) -> str:
-    """SHA-256 of the folder's `tokenizer.json`, in hex: the name of what made a trajectory's ids.
-
-    UsageError where there is none.
-    """
-    try:
-        return hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
-    except OSError as error:
-        raise UsageError(f"{folder} has no readable tokenizer.json: {error}") from error

@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from services.errors import BlobError, InfrastructureError
@@ -95,11 +94,11 @@ class _Place:
     """Positions that a step sees."""
 
 
-class _SlotLayer(CacheLayerMixin):
+class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's keys and values, [rows, heads, length, dim]."""
 
     def __init__(self, place: _Place) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._place = place
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -173,16 +172,16 @@ def _doubled(size: int, need: int) -> int:
 class PolicyBatch:
     """Continuous batching of one policy. Used by one thread, under `torch.inference_mode`."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: Any) -> None:
+        """`model` is a transformers causal language model; its methods are not typed."""
         self.model = model.eval()
         self.version = -1
         self.rows: list[Row] = []
         self.device = model.device
         self._vocabulary = int(model.config.vocab_size)
         self._place = _Place()
-        layers = [_SlotLayer(self._place) for _ in range(model.config.num_hidden_layers)]
-        self._cache = Cache(layers=layers)
-        self._layers = layers
+        self._layers = [_SlotLayer(self._place) for _ in range(model.config.num_hidden_layers)]
+        self._cache = Cache(layers=[*self._layers])
         self._plan: SamplingPlan | None = None
         self._last: tuple[Tensor, Tensor] | None = None
         # The vocabulary is the widest layer: of a prompt, only its last position passes it.
@@ -290,9 +289,7 @@ class PolicyBatch:
         ids, logprobs = draw(logits[:, -1], plan, [row.generator for row in rows])
         return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
-    def _finish(
-        self, drawn: Sequence[tuple[int, float]], rows: Sequence[Row]
-    ) -> list[Outcome]:
+    def _finish(self, drawn: Sequence[tuple[int, float]], rows: Sequence[Row]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for row, (token, logprob) in zip(rows, drawn, strict=True):
             try:

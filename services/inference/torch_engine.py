@@ -38,7 +38,7 @@ from services.inference.torch_batch import Outcome, PolicyBatch, Row
 logger = logging.getLogger(__name__)
 
 TURN_TOKENS = 16_384
-"""Most prompt tokens read between two steps, so that long prompts don't starve what is under way."""
+"""Most prompt tokens read between two steps: long prompts must not starve what is under way."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -116,8 +116,8 @@ class TorchEngine:
         async with self._loading:
             if self._closed:
                 raise InfrastructureError("engine_closed", "the engine takes no weights any more")
-            batch = self._batches.get(weights.policy)
-            batch, state = await asyncio.to_thread(self._read, weights, batch)
+            known = self._batches.get(weights.policy)
+            batch, state = await asyncio.to_thread(self._read, weights, known)
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._put(_Change(weights.policy, weights.version, batch, state, future))
             await future
@@ -152,10 +152,9 @@ class TorchEngine:
         return batch, state
 
     def _model(self) -> Any:
-        model = AutoModelForCausalLM.from_config(
-            self._config, dtype=DTYPES[self._setup.dtype], attn_implementation="sdpa"
-        )
-        return model.to(self._device)
+        make: Any = AutoModelForCausalLM.from_config
+        dtype = DTYPES[self._setup.dtype]
+        return make(self._config, dtype=dtype, attn_implementation="sdpa").to(self._device)
 
     # From here on: the engine's thread.
 

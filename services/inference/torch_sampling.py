@@ -98,9 +98,7 @@ def _truncate(scores: Tensor, plan: SamplingPlan) -> Tensor:
     return torch.empty_like(scores).scatter_(1, ids, ordered)
 
 
-def _allowed(
-    prompts: Sequence[Prompt], vocabulary: int, device: torch.device
-) -> Tensor | None:
+def _allowed(prompts: Sequence[Prompt], vocabulary: int, device: torch.device) -> Tensor | None:
     """[n or 1, V] bool, or None where every row allows all."""
     tables: dict[tuple[int, ...], int] = {}
     index = [tables.setdefault(tuple(prompt.allowed), len(tables)) for prompt in prompts]

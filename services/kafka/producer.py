@@ -1,35 +1,26 @@
-"""Writing: plain sends through one idempotent producer, and the sole writers' transactions.
+"""Plain sends through one idempotent producer.
 
-One thread polls the producer for delivery reports; what it finds at once wakes the asyncio loop
-once. A sole writer works in a thread of its own: its transactions are one after the other.
+One thread polls it for delivery reports; what it finds at once wakes the asyncio loop once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from time import monotonic
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from services.errors import DependencyError, Fenced, HeadraceError
-from services.kafka.broker import Committed, Outgoing, Partition, Position
-from services.kafka.failures import FENCED, TRANSIENT, error_of, failure
-from services.kafka.settings import DELIVERY_S, KafkaSettings
-from services.kafka.settings import logger as client_logger
-
-logger = logging.getLogger(__name__)
+from services.errors import DependencyError, HeadraceError
+from services.kafka.broker import Outgoing, Partition, Position
+from services.kafka.failures import error_of, failure
+from services.kafka.settings import DELIVERY_S, KafkaSettings, Properties, logger
 
 POLL_S = 0.1
 CLOSE_S = 3.0
-TAKE_OVER_S = 20.0
-COMMIT_S = 20.0
+"""Seconds that records in flight have at the end."""
 
 _Delivered = tuple[asyncio.Future[Position], Position | HeadraceError]
 
@@ -63,10 +54,8 @@ class Sender:
 
     async def close(self) -> None:
         """Waits for what is in flight, bounded; what remains then fails."""
-        await asyncio.to_thread(self._producer.flush, CLOSE_S)
-        self._producer.purge()
         self._stopping = True
-        await asyncio.to_thread(self._thread.join, CLOSE_S)
+        await asyncio.to_thread(self._thread.join)
         waiting, self._waiting = self._waiting, deque()
         for record, future in waiting:
             if not future.done():
@@ -109,15 +98,24 @@ class Sender:
 
     def _poll(self) -> None:
         """The thread: serves delivery reports, and hands all that came at once to the loop."""
-        while not self._stopping or len(self._producer):
-            self._producer.poll(POLL_S)
-            if not self._delivered:
-                continue
-            delivered, self._delivered = self._delivered, []
-            try:
-                self._loop.call_soon_threadsafe(self._resolve, delivered)
-            except RuntimeError:  # The loop is closed: nobody waits any more.
-                return
+        while not self._stopping:
+            self._serve()
+        deadline = monotonic() + CLOSE_S
+        while len(self._producer) and monotonic() < deadline:
+            self._serve()
+        self._producer.purge()
+        self._serve()
+        self._producer.close()
+
+    def _serve(self) -> None:
+        self._producer.poll(POLL_S)
+        if not self._delivered:
+            return
+        delivered, self._delivered = self._delivered, []
+        try:
+            self._loop.call_soon_threadsafe(self._resolve, delivered)
+        except RuntimeError:  # The loop is closed: nobody waits any more.
+            self._stopping = True
 
     def _resolve(self, delivered: list[_Delivered]) -> None:
         for future, outcome in delivered:
@@ -137,42 +135,9 @@ class Sender:
             self._waiting.popleft()
 
 
-class KafkaFencedWriter:
-    """A sole writer: `transactional.id` is its name. Made by `take_over`."""
-
-    def __init__(self, settings: KafkaSettings, writer: str) -> None:
-        self._settings = settings
-        self._writer = writer
-        self._producer: Producer | None = None
-        self._groups: dict[str, object] = {}
-        self._broken: HeadraceError | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{writer}")
-
-    async def take_over(self) -> None:
-        """Cuts the predecessor off at the brokers; its open transaction is aborted."""
-        try:
-            await self._run(self._take_over)
-        except BaseException:
-            await self.close()
-            raise
-
-    async def write(
-        self,
-        records: Sequence[Outgoing],
-        commits: Mapping[Partition, Committed] | None = None,
-        consumer_group: str = "",
-    ) -> list[Position]:
-        """Writes all records, and the group's places, or nothing: one transaction."""
-        if self._broken is not None:
-            raise type(self._broken)(str(self._broken))
-        if not records and not commits:
-            return []
-        return await self._run(partial(self._write, records, commits or {}, consumer_group))
-
-    async def close(self) -> None:
-        """Waits for the transaction that runs, if one does, and ends the thread."""
-        self._thread.submit(self._forget)
-        await asyncio.to_thread(self._thread.shutdown)
-
-    async def _run[T](self, work):
-        ...
+def make_producer(properties: Properties) -> Producer:
+    """A producer whose words go to our log. UsageError where a property is none."""
+    try:
+        return Producer(dict(properties), logger=logger)
+    except KafkaException as exception:
+        raise failure("can't make a Kafka producer", error_of(exception)) from exception

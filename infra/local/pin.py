@@ -1,0 +1,57 @@
+"""Print `jars.sha256` anew, from what the repository serves today, after a version was raised:
+
+python -m infra.local.pin > pins && mv pins infra/local/jars.sha256
+
+Trust is on first use: compare the printed digests with what the projects publish.
+"""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+import tempfile
+import threading
+from pathlib import Path
+
+from infra.local.jars import (
+    KAFKA_VERSION,
+    REGISTRY_FOLDER,
+    REGISTRY_VERSION,
+    file_sha256,
+    maven_context,
+    tree_sha256,
+)
+
+# The broker and a logger that writes to standard error, which the broker lacks.
+KAFKA = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
+
+
+def main() -> None:
+    """Resolve both servers into a scratch folder and print the table."""
+    with tempfile.TemporaryDirectory() as scratch:
+        context = maven_context(Path(scratch), threading.Event())
+        roots = [context.create_dependency(coordinate) for coordinate in KAFKA]
+        direct, transitive = context.resolver.resolve(roots)
+        print("# Every file of the local stack. Made by: python -m infra.local.pin")
+        print(f"# Apache Kafka {KAFKA_VERSION}")
+        # The broker first, its dependencies after it.
+        for jar in [*direct, *sorted(transitive, key=lambda jar: (jar.groupId, jar.artifactId))]:
+            if jar.scope in ("compile", "runtime", None):
+                path = jar.artifact.resolve()
+                name = f"{jar.groupId}:{jar.artifactId}:jar:{jar.version}"
+                print(f"{file_sha256(path)}  {name}")
+        print(f"# Apicurio Registry {REGISTRY_VERSION}, and the folder that it unpacks to")
+        component = context.project("io.apicurio", "apicurio-registry-app").at_version(
+            REGISTRY_VERSION
+        )
+        archive = component.artifact(classifier="all", packaging="tar.gz").resolve()
+        print(f"{file_sha256(archive)}  io.apicurio:apicurio-registry-app:tar.gz:all:"
+              f"{REGISTRY_VERSION}")
+        with tarfile.open(archive) as opened:
+            opened.extractall(Path(scratch) / "unpacked", filter="data")
+        print(f"{tree_sha256(Path(scratch) / 'unpacked')}  {REGISTRY_FOLDER}/")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

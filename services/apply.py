@@ -1,0 +1,142 @@
+"""Makes a namespace: topics, schemas, first offsets, and the record that its run has started.
+
+Idempotent: what is there stays. The order matters, since each step relies on those before it: a
+run that has started has its topics, and each consumer group a place in them.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from schemas.events import RunStateEntered
+from schemas.recipe import Recipe
+from schemas.topics import (
+    ACTIONS,
+    EPISODES,
+    MAX_RECORD_BYTES,
+    PROMPTS,
+    RESULTS,
+    RETENTION_MS,
+    TASKS,
+    Topic,
+    Topics,
+)
+from services.errors import UsageError
+from services.kafka.broker import Broker, Partition
+from services.log import EventLog
+from services.run.life import RunLife, differing_keys, read_life, runs_partition
+
+RECORD_OVERHEAD_BYTES = 64 * 1024
+"""Of a batch of one record: its framing, key and headers."""
+PACKAGES = ("headrace", "confluent-kafka", "fastavro", "faust-streaming", "torch", "transformers")
+"""Whose versions the run's record names."""
+
+CONSUMERS: dict[str, Topic[Any]] = {
+    "scheduler": TASKS,
+    "agent": EPISODES,
+    "env": ACTIONS,
+    "inference": PROMPTS,
+    "assemble-groups": RESULTS,
+}
+"""Service to the topic that its consumer group shares."""
+
+
+async def apply(log: EventLog, recipe: Recipe) -> RunLife:
+    """Makes the log's namespace for a recipe, and starts its run unless it has started.
+
+    UsageError where the namespace has a run of another recipe, or other numbers of partitions.
+    """
+    existing = await find_run(log)
+    if existing is not None:
+        require_same(existing, recipe, log.topics.namespace)
+    await log.broker.create_topics(
+        {placed.name: (placed.partitions, _configuration(placed.topic)) for placed in log.topics}
+    )
+    await commit_first_places(log.broker, log.topics)
+    life = await read_life(log)
+    if life.started is None:
+        await log.send(_started(log.topics.namespace, recipe))
+        # Read back: of two at once, the first in the log has started the run.
+        life = await read_life(log)
+    require_same(life, recipe, log.topics.namespace)
+    return life
+
+
+async def find_run(log: EventLog) -> RunLife | None:
+    """The namespace's run; None where there is no such namespace on the broker."""
+    if runs_partition(log.topics).topic not in await log.broker.list_topics():
+        return None
+    return await read_life(log)
+
+
+async def commit_first_places(broker: Broker, topics: Topics) -> None:
+    """Gives every consumer group its place 0, where it has none: no reset is ever needed."""
+    for service in CONSUMERS:
+        group, partitions = shared_partitions(topics, service)
+        await broker.commit_first(group, partitions)
+
+
+def shared_partitions(topics: Topics, service: str) -> tuple[str, list[Partition]]:
+    """A service's consumer group, and the partitions that its members share."""
+    return f"{topics.namespace}.{service}", [
+        Partition(placed.name, number)
+        for placed in topics
+        if placed.topic.name == CONSUMERS[service].name
+        for number in range(placed.partitions)
+    ]
+
+
+async def lags(broker: Broker, topics: Topics) -> dict[str, int]:
+    """Records that each service has not done, by service: from its commit to the end."""
+    result = {}
+    for service in CONSUMERS:
+        group, partitions = shared_partitions(topics, service)
+        ends = await broker.ends(partitions)
+        committed = await broker.committed(group, partitions)
+        result[service] = sum(
+            max(0, end - (committed[place].offset if place in committed else first))
+            for place, (first, end) in ends.items()
+        )
+    return result
+
+
+def require_same(life: RunLife, recipe: Recipe, namespace: str) -> None:
+    """UsageError where the run has another recipe; it names each key that differs."""
+    started = life.started
+    if started is None or started.digest == recipe.digest:
+        return
+    keys = differing_keys(recipe, json.loads(started.recipe))
+    more = f"\n  … and {len(keys) - 12} more" if len(keys) > 12 else ""
+    raise UsageError(
+        f"namespace {namespace} has a run of another recipe, and a run keeps its recipe. Give "
+        "another --namespace, or take these changes (theirs -> yours) back:"
+        + "".join(f"\n  {key}" for key in keys[:12])
+        + more
+    )
+
+
+def _configuration(topic: Topic[Any]) -> dict[str, str]:
+    return {
+        "cleanup.policy": "delete",
+        "retention.ms": str(RETENTION_MS[topic.kept]),
+        "max.message.bytes": str(MAX_RECORD_BYTES + RECORD_OVERHEAD_BYTES),
+    }
+
+
+def _started(namespace: str, recipe: Recipe) -> RunStateEntered:
+    return RunStateEntered(
+        namespace=namespace,
+        state="started",
+        recipe=recipe.canonical(),
+        digest=recipe.digest,
+        versions={name: found for name in PACKAGES if (found := _version(name))},
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

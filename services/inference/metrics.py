@@ -1,0 +1,25 @@
+"""What an inference worker counts."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+ANSWERS = Counter("headrace_generations_total", "Prompts answered.", ["policy", "finish"])
+TOKENS = Counter("headrace_tokens_total", "Tokens of answered prompts.", ["policy", "kind"])
+QUEUE_SECONDS = Histogram(
+    "headrace_generation_queue_seconds",
+    "From a prompt's arrival to its slot.",
+    ["policy"],
+    buckets=_SECONDS,
+)
+RUN_SECONDS = Histogram(
+    "headrace_generation_run_seconds",
+    "From a prompt's slot to its last token.",
+    ["policy"],
+    buckets=_SECONDS,
+)
+BUSY = Gauge("headrace_slots_busy", "Prompts that hold a slot.", ["policy"])
+VERSION = Gauge("headrace_policy_version_served", "The version that is served.", ["policy"])
+LOADS = Counter("headrace_weight_loads_total", "Versions loaded, or not.", ["policy", "result"])

@@ -1,0 +1,292 @@
+"""One episode's run: attempts, limits, deadline, replay from recorded answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from schemas import packed
+from schemas.events import (
+    ActionRequested,
+    EnvironmentUse,
+    EpisodeEnded,
+    EpisodeStarted,
+    Event,
+    Failure,
+    GenerationCompleted,
+    GenerationRequested,
+    ObservationRecorded,
+    Ref,
+    Sampling,
+    TaskSubmitted,
+    TrajectoryRecorded,
+    Use,
+)
+from services.agent.agents import multi_turn
+from services.agent.episode import Agent, Episode
+from services.agent.run import AgentSetup, EpisodeRun
+from services.clock import now_ms
+
+TURNS = 3
+LOST = Failure(origin="infrastructure", code="sandbox_lost", retryable=True)
+
+
+def task(**changes: Any) -> TaskSubmitted:
+    fields: dict[str, Any] = {
+        "source": "test",
+        "task_id": "1",
+        "item_id": "1",
+        "agent": "default",
+        "environment": EnvironmentUse(use="default"),
+        "roles": {"policy": Use(policy="default", sampling=Sampling(max_tokens=8))},
+        "max_turns": 10,
+        "max_tokens": 100,
+        "deadline_s": 60,
+    }
+    return TaskSubmitted(**{**fields, **changes})
+
+
+def start(submitted: TaskSubmitted, left_s: float = 60.0) -> EpisodeStarted:
+    deadline = now_ms() + int(left_s * 1000)
+    return EpisodeStarted(task=7, sample=2, submitted=submitted, seed=5, deadline=deadline)
+
+
+class World:
+    """Answers every request as a policy and an environment would, and keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Event] = []
+        self.run: EpisodeRun | None = None
+        self.silent_after: int | None = None
+        self.observed: Callable[[ActionRequested], dict[str, Any]] = lambda _: {}
+
+    async def send(self, event: Event) -> Ref:
+        self.sent.append(event)
+        if self.silent_after is None or len(self.requests()) <= self.silent_after:
+            answer = self.answer(event)
+            if answer is not None:
+                assert self.run is not None
+                asyncio.get_running_loop().call_soon(self.run.on_answer, answer)
+        return Ref(topic="t", partition=0, offset=len(self.sent), digest=bytes(16))
+
+    def requests(self) -> list[Event]:
+        return [e for e in self.sent if isinstance(e, GenerationRequested | ActionRequested)]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.sent if type(event) is kind]
+
+    def answer(self, event: Event) -> GenerationCompleted | ObservationRecorded | None:
+        if isinstance(event, GenerationRequested):
+            added = list(event.text.encode())
+            return GenerationCompleted(
+                task=event.task,
+                sample=event.sample,
+                attempt=event.attempt,
+                call=event.call,
+                digest=event.digest,
+                policy=event.policy,
+                worker="w",
+                finish="stop",
+                prompt_added=packed.pack_i32(added),
+                tokens=packed.pack_i32([65, 66]),
+                logprobs=packed.pack_f32([-0.5, -0.25]),
+                versions=packed.pack_spans([3, 4]),
+                text="AB",
+            )
+        if isinstance(event, ActionRequested) and event.kind != "close":
+            done = event.index == TURNS
+            fields = {
+                "text": str(event.index),
+                "reward": None if event.kind == "reset" else float(done),
+                "terminated": done,
+                **self.observed(event),
+            }
+            return ObservationRecorded(
+                task=event.task,
+                sample=event.sample,
+                attempt=event.attempt,
+                call=event.call,
+                index=event.index,
+                digest=event.digest,
+                **fields,
+            )
+        return None
+
+
+def play(
+    world: World,
+    submitted: TaskSubmitted | None = None,
+    agent: Agent = multi_turn,
+    *,
+    left_s: float = 60.0,
+    unfinished_reward: float | None = None,
+    meanwhile: Callable[[EpisodeRun], Awaitable[None]] | None = None,
+    answers: dict[int, dict[str, Any]] | None = None,
+) -> tuple[EpisodeEnded, TrajectoryRecorded]:
+    async def main() -> None:
+        setup = AgentSetup(agent, {}, unfinished_reward, {"default": "digest"})
+        started = start(submitted or task(), left_s)
+        world.run = EpisodeRun(world, started, 0.0, setup, answers or {})
+        running = asyncio.create_task(world.run.run())
+        if meanwhile is not None:
+            await meanwhile(world.run)
+        await asyncio.wait_for(running, 5)
+
+    asyncio.run(main())
+    return world.of(EpisodeEnded)[0], world.of(TrajectoryRecorded)[0]
+
+
+def test_an_episode_is_recorded_whole() -> None:
+    world = World()
+    outcome, trajectory = play(world)
+
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("finished", 1.0, 1)
+    assert [turn.parent for turn in trajectory.turns] == [-1, 0, 1]
+    assert [packed.unpack_i32(t.context) for t in trajectory.turns] == [[48], [49], [50]]
+    assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 1.0]
+    use = outcome.policies[0]
+    assert (use.tokens, use.longest, use.oldest_version) == (6, 9, 3)
+    kinds = [event.kind for event in world.of(ActionRequested)]
+    assert kinds == ["reset", "step", "step", "step", "close"]
+    order = [type(event) for event in world.sent[-3:]]
+    assert order == [ActionRequested, TrajectoryRecorded, EpisodeEnded]
+
+
+def test_contexts_are_token_ids_that_only_grow() -> None:
+    world = World()
+    play(world)
+    prompts = [packed.unpack_i32(prompt.tokens) for prompt in world.of(GenerationRequested)]
+    assert prompts == [[], [48, 65, 66], [48, 65, 66, 49, 65, 66]]
+
+
+def test_a_taken_over_episode_goes_on_where_its_answers_end() -> None:
+    first = World()
+    play(first)
+    requests = first.requests()
+    recorded: dict[str, Any] = {request.call: first.answer(request) for request in requests[:4]}
+
+    second = World()
+    outcome, trajectory = play(second, answers={0: recorded})
+
+    assert [e.event_id for e in second.requests()] == [e.event_id for e in requests[4:]]
+    assert outcome.reward == 1.0
+    assert trajectory.turns == first.of(TrajectoryRecorded)[0].turns
+
+
+def test_an_answer_with_another_meaning_starts_a_new_attempt() -> None:
+    first = World()
+    play(first)
+    reset = first.answer(first.requests()[0])
+    assert isinstance(reset, ObservationRecorded)
+    foreign = reset.model_copy(update={"digest": b"x" * 16})
+
+    world = World()
+    outcome, trajectory = play(world, answers={0: {foreign.call: foreign}})
+    assert (outcome.ending, outcome.attempt, outcome.attempts) == ("finished", 1, 2)
+    assert [failure.code for failure in trajectory.failures] == ["diverged"]
+
+
+def test_infrastructure_failures_use_up_attempts_and_are_no_reward() -> None:
+    world = World()
+    world.observed = lambda action: {"failure": LOST} if action.index == 2 else {}
+    outcome, trajectory = play(world, task(attempts=2))
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("failed", None, 2)
+    assert outcome.failure == LOST
+    assert len(trajectory.failures) == 2
+    assert [close.attempt for close in world.of(ActionRequested) if close.kind == "close"] == [0, 1]
+
+
+def test_a_failure_that_passes_is_retried() -> None:
+    world = World()
+    world.observed = lambda action: {"failure": LOST} if action.attempt == 0 else {}
+    outcome, _ = play(world)
+    assert (outcome.ending, outcome.reward, outcome.attempt) == ("finished", 1.0, 1)
+
+
+def test_limits_are_endings_with_the_recipes_reward() -> None:
+    outcome, trajectory = play(World(), task(max_turns=2), unfinished_reward=-0.5)
+    assert (outcome.ending, outcome.reward, len(trajectory.turns)) == ("turn_limit", -0.5, 2)
+    outcome, _ = play(World(), task(max_tokens=4))
+    assert (outcome.ending, outcome.reward) == ("token_limit", 0.0)
+
+
+def test_the_deadline_ends_an_episode_that_waits() -> None:
+    world = World()
+    world.silent_after = 2
+    outcome, trajectory = play(world, left_s=0.1)
+    assert (outcome.ending, outcome.reward) == ("deadline", None)
+    assert outcome.failure is not None
+    assert outcome.failure.origin == "infrastructure"
+    assert len(trajectory.turns) == 1
+
+
+def test_a_higher_attempt_in_the_log_moves_the_run() -> None:
+    world = World()
+    world.silent_after = 1
+
+    async def higher(run: EpisodeRun) -> None:
+        while not world.requests():
+            await asyncio.sleep(0)
+        world.silent_after = None
+        answer = world.answer(world.requests()[0])
+        assert answer is not None
+        run.on_answer(answer.model_copy(update={"attempt": 2}))
+
+    outcome, trajectory = play(world, meanwhile=higher)
+    assert (outcome.ending, outcome.attempt) == ("finished", 2)
+    assert trajectory.attempt == 2
+    assert {request.attempt for request in world.requests()[1:]} == {2}  # type: ignore[attr-defined]
+
+
+def test_cancelling_ends_without_reward() -> None:
+    world = World()
+    world.silent_after = 0
+
+    async def cancel(run: EpisodeRun) -> None:
+        await asyncio.sleep(0)
+        run.cancel()
+
+    outcome, _ = play(world, meanwhile=cancel)
+    assert (outcome.ending, outcome.reward) == ("cancelled", None)
+
+
+def test_an_agents_bug_is_no_reward() -> None:
+    async def broken(episode: Episode) -> None:
+        await episode.reset()
+        raise ZeroDivisionError("oops")
+
+    outcome, _ = play(World(), task(attempts=1), broken)
+    assert outcome.failure is not None
+    assert (outcome.ending, outcome.reward, outcome.failure.code) == ("failed", None, "agent_error")
+    assert "oops" in outcome.failure.message
+
+
+def test_parallel_calls_have_paths_that_replay() -> None:
+    async def forked(episode: Episode) -> None:
+        await episode.reset()
+        await episode.generate("a")
+        one, two = episode.context().fork(), episode.context().fork()
+        await episode.gather(lambda: one.generate("b"), lambda: two.generate("c"))
+        await episode.generate("d")
+
+    world = World()
+    _, trajectory = play(world, agent=forked)
+    assert [turn.call for turn in trajectory.turns] == ["2", "3.1.1", "3.2.1", "4"]
+    assert [turn.parent for turn in trajectory.turns] == [-1, 0, 0, 0]
+
+
+def test_options_and_payload_reach_the_agent() -> None:
+    seen: dict[str, Any] = {}
+
+    async def curious(episode: Episode) -> None:
+        seen.update(episode.task.payload, random=episode.random.random())
+        await episode.reset()
+
+    submitted = task(payload=json.dumps({"question": "?"}))
+    play(World(), submitted, curious)
+    first = dict(seen)
+    play(World(), submitted, curious)
+    assert first == seen
+    assert first["question"] == "?"

@@ -1,0 +1,315 @@
+"""The env worker's shard: open, step, repeat, rebuild, expire, close."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
+from services.clock import now_ms
+from services.env.handle import EnvironmentSetup
+from services.env.null import NullEnvironment
+from services.env.shard import EnvShard
+from services.errors import InfrastructureError
+from services.kafka.broker import Partition
+from services.log import Delivery
+from services.types import Observation, TaskView
+
+PLACE = Partition("t.actions.v1", 0)
+REF = Ref(topic="t.actions.v1", partition=0, offset=0, digest=bytes(16))
+
+
+class FakeContext:
+    """A shard's hands without a log: keeps what is sent and which records are held."""
+
+    def __init__(self) -> None:
+        self.partition = PLACE
+        self.caught_up = False
+        self.sent: list[ObservationRecorded] = []
+        self.held: set[int] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.arrived = asyncio.Event()
+
+    async def send(self, event: Event) -> Ref:
+        assert isinstance(event, ObservationRecorded)
+        self.sent.append(event)
+        self.arrived.set()
+        return REF
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def hold(self, delivery: Delivery[Any]) -> Callable[[], None]:
+        self.held.add(delivery.offset)
+        return lambda: self.held.discard(delivery.offset)
+
+    async def answers(self, count: int) -> list[ObservationRecorded]:
+        while len(self.sent) < count:
+            self.arrived.clear()
+            await asyncio.wait_for(self.arrived.wait(), 5)
+        return self.sent
+
+    async def idle(self) -> None:
+        while self.tasks:
+            await asyncio.wait(self.tasks, timeout=5)
+
+
+class Counter(NullEnvironment):
+    """Counts what is made and closed."""
+
+    made = 0
+    closed = 0
+    unlike = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(turns=3, **options)
+        type(self).made += 1
+
+    async def reset(self, task: TaskView) -> Observation:
+        observation = await super().reset(task)
+        return Observation(text=observation.text + "!" * self.unlike)
+
+    async def step(self, action: str) -> Observation:
+        if action == "break":
+            raise InfrastructureError("host_gone")
+        if action == "bug":
+            raise ZeroDivisionError
+        if action == "hang":
+            await asyncio.Event().wait()
+        return await super().step(action)
+
+    async def aclose(self) -> None:
+        type(self).closed += 1
+
+
+def action(index: int, kind: str = "step", **changes: Any) -> ActionRequested:
+    fields: dict[str, Any] = {
+        "task": 1,
+        "sample": 0,
+        "call": str(index + 1),
+        "index": index,
+        "kind": kind,
+        "environment": EnvironmentUse(use="default"),
+        "payload": json.dumps({"action": "go"}),
+        "expires_at": now_ms() + 60_000,
+        "digest": bytes([index]) * 16,
+    }
+    return ActionRequested(**{**fields, **changes})
+
+
+class Bench:
+    """A shard, and how to feed it."""
+
+    def __init__(self, slots: int = 8) -> None:
+        Counter.made = Counter.closed = Counter.unlike = 0
+        self.context = FakeContext()
+        setup = EnvironmentSetup(Counter, {}, asyncio.Semaphore(slots))
+        self.shard = EnvShard(self.context, {"default": setup}, "me")  # type: ignore[arg-type]
+        self._offset = 0
+
+    async def feed(self, *events: Event) -> None:
+        for event in events:
+            await self.shard.on_event(Delivery(event, REF, 0.0, PLACE, self._offset))
+            self._offset += 1
+
+    async def live(self) -> None:
+        self.context.caught_up = True
+        await self.shard.on_caught_up()
+
+
+def run(test: Callable[[Bench], Coroutine[Any, Any, None]], slots: int = 8) -> None:
+    async def main() -> None:
+        bench = Bench(slots)
+        try:
+            await test(bench)
+        finally:
+            tasks = list(bench.context.tasks)
+            for task in tasks:
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_an_episode_from_reset_to_close() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        await bench.feed(action(0, "reset"), action(1), action(2), action(3))
+        answers = await bench.context.answers(4)
+        assert [answer.text for answer in answers] == ["0", "1", "2", "3"]
+        assert [answer.terminated for answer in answers] == [False, False, False, True]
+        assert answers[1].digest == action(1).digest
+        assert bench.context.held == {0}
+        await bench.feed(action(4, "close"))
+        await bench.context.idle()
+        assert bench.context.held == set()
+        assert Counter.closed == 1
+
+    run(test)
+
+
+def test_a_repeated_action_is_answered_again_and_not_done_again() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        await bench.feed(action(0, "reset"), action(1), action(1), action(0, "reset"), action(2))
+        answers = await bench.context.answers(4)
+        assert [answer.text for answer in answers] == ["0", "1", "1", "2"]
+
+    run(test)
+
+
+def test_an_action_without_its_environment_is_lost_not_rewarded() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        await bench.feed(action(2))
+        (answer,) = await bench.context.answers(1)
+        assert answer.failure is not None
+        assert (answer.failure.code, answer.failure.origin) == ("sandbox_lost", "infrastructure")
+        assert answer.reward is None
+
+    run(test)
+
+
+def test_failures_are_typed() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        codes = {"break": ("infrastructure", "host_gone"), "bug": ("environment", None)}
+        for sample, (text, (origin, code)) in enumerate(codes.items()):
+            payload = json.dumps({"action": text})
+            await bench.feed(
+                action(0, "reset", sample=sample), action(1, sample=sample, payload=payload)
+            )
+            answer = (await bench.context.answers(2 * sample + 2))[-1]
+            assert answer.failure is not None
+            assert answer.failure.retryable
+            assert answer.failure.origin == origin
+            assert answer.failure.code == code or code is None
+
+    run(test)
+
+
+def test_a_newer_attempt_replaces_the_older() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        await bench.feed(action(0, "reset"), action(1))
+        await bench.context.answers(2)
+        await bench.feed(action(0, "reset", attempt=1), action(2))
+        answers = await bench.context.answers(3)
+        assert answers[-1].attempt == 1
+        assert (Counter.made, Counter.closed) == (2, 1)
+        await bench.feed(action(1, attempt=1))
+        assert (await bench.context.answers(4))[-1].text == "1"
+
+    run(test)
+
+
+def test_it_is_rebuilt_from_recorded_actions() -> None:
+    async def test(bench: Bench) -> None:
+        recorded = [
+            ObservationRecorded(
+                task=1,
+                sample=0,
+                call=str(i + 1),
+                index=i,
+                digest=bytes([i]) * 16,
+                text=str(i),
+                reward=None if i == 0 else 0.0,
+                instance="gone",
+            )
+            for i in range(2)
+        ]
+        await bench.feed(*recorded, action(0, "reset"), action(1), action(2))
+        assert bench.context.sent == []
+        await bench.live()
+        (answer,) = await bench.context.answers(1)
+        assert (answer.call, answer.text, answer.failure) == ("3", "2", None)
+        await bench.feed(action(3))
+        assert (await bench.context.answers(2))[-1].terminated
+
+    run(test)
+
+
+def test_a_world_that_differs_when_rebuilt_is_a_failure() -> None:
+    async def test(bench: Bench) -> None:
+        recorded = ObservationRecorded(
+            task=1, sample=0, call="1", index=0, digest=bytes(16), text="0"
+        )
+        Counter.unlike = 1
+        await bench.feed(recorded, action(0, "reset"), action(1))
+        await bench.live()
+        (answer,) = await bench.context.answers(1)
+        assert answer.failure is not None
+        assert answer.failure.code == "diverged"
+
+    run(test)
+
+
+def test_closed_episodes_are_not_taken_up() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.feed(action(0, "reset"), action(1), action(2, "close"))
+        assert bench.context.held == set()
+        await bench.live()
+        assert bench.context.tasks == set()
+
+    run(test)
+
+
+def test_the_deadline_ends_an_environment_that_hangs() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        expires = {"expires_at": now_ms() + 50}
+        hang = json.dumps({"action": "hang"})
+        await bench.feed(action(0, "reset", **expires), action(1, payload=hang, **expires))
+        await bench.context.answers(1)
+        await bench.context.idle()
+        assert Counter.closed == 1
+        assert bench.context.held == set()
+
+    run(test)
+
+
+def test_resets_wait_for_slots_and_closes_do_not() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        await bench.feed(action(0, "reset"), action(0, "reset", sample=1))
+        await bench.context.answers(1)
+        await bench.feed(action(1, "close", sample=1))
+        await bench.feed(action(0, "reset", sample=2))
+        assert len(bench.context.sent) == 1
+        await bench.feed(action(1, "close"))
+        answers = await bench.context.answers(2)
+        assert answers[-1].sample == 2
+
+    run(test, slots=1)
+
+
+def test_a_persistent_environment_is_made_once() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        use = EnvironmentUse(use="default", mode="persistent")
+        for sample in range(3):
+            await bench.feed(action(0, "reset", sample=sample, environment=use))
+            await bench.context.answers(sample + 1)
+            await bench.feed(action(1, "close", sample=sample, environment=use))
+            await bench.context.idle()
+        assert (Counter.made, Counter.closed) == (1, 0)
+
+    run(test)
+
+
+def test_an_unknown_environment_is_answered_as_such() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        await bench.feed(action(0, "reset", environment=EnvironmentUse(use="none")))
+        (answer,) = await bench.context.answers(1)
+        assert answer.failure is not None
+        assert (answer.failure.origin, answer.failure.code) == ("operator", "unknown_environment")
+
+    run(test)

@@ -1,0 +1,230 @@
+"""What the scheduler decides: order, limits, room, verdicts, and recovery."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.events import EnvironmentUse, EpisodeStarted, Sampling, TaskSubmitted, Use
+from schemas.frontier import Frontier
+from schemas.recipe import Recipe
+from services.scheduler.core import SchedulerCore
+
+
+def recipe(groups: int = 2, max_staleness: int = 1, **limits: Any) -> Recipe:
+    batches = {"groups": groups, "max_staleness": max_staleness}
+    policies = {"default": {"model": "tiny-llama", "batches": batches}}
+    return Recipe.model_validate({"name": "test", "policies": policies, "scheduler": limits})
+
+
+def task(number: int, **changes: Any) -> TaskSubmitted:
+    fields: dict[str, Any] = {
+        "source": "test",
+        "task_id": str(number),
+        "item_id": str(number),
+        "agent": "default",
+        "environment": EnvironmentUse(use="default"),
+        "roles": {"policy": Use(policy="default", sampling=Sampling(max_tokens=8))},
+        "samples": 2,
+        "max_turns": 10,
+        "max_tokens": 100,
+        "deadline_s": 60,
+    }
+    return TaskSubmitted(**{**fields, **changes})
+
+
+def start_all(core: SchedulerCore, now_s: float = 1.0) -> list[EpisodeStarted]:
+    """Starts whatever may start, as the shell does."""
+    starts: list[EpisodeStarted] = []
+    while started := core.next_start(now_s):
+        for start in started:
+            core.on_started(start)
+        starts += started
+    return starts
+
+
+def numbers(starts: list[EpisodeStarted]) -> list[int]:
+    return list(dict.fromkeys(start.task for start in starts))
+
+
+def end(core: SchedulerCore, number: int, samples: int = 2) -> None:
+    for sample in range(samples):
+        core.on_outcome(number, sample)
+
+
+def test_nothing_starts_before_version_0() -> None:
+    core = SchedulerCore(recipe())
+    core.on_task(0, task(0))
+    assert start_all(core) == []
+    core.on_policy("default", 0)
+    assert numbers(start_all(core)) == [0]
+
+
+def test_tasks_start_in_submission_order_up_to_the_room() -> None:
+    core = SchedulerCore(recipe(groups=2, max_staleness=1))
+    core.on_policy("default", 0)
+    for number in range(10):
+        core.on_task(number, task(number))
+    assert numbers(start_all(core)) == [0, 1, 2, 3]  # (0 - 0 + 1 + 1) * 2
+    core.on_batch("default", 1, Frontier(2))
+    assert numbers(start_all(core)) == []  # (0 - 1 + 2) * 2 - 2 undecided
+    core.on_policy("default", 1)
+    assert numbers(start_all(core)) == [4, 5]
+
+
+def test_a_dropped_group_gives_its_room_back() -> None:
+    core = SchedulerCore(recipe(groups=1, max_staleness=0))
+    core.on_policy("default", 0)
+    for number in range(3):
+        core.on_task(number, task(number))
+    assert numbers(start_all(core)) == [0]
+    core.on_group("default", 0, dropped=True)
+    assert numbers(start_all(core)) == [1]
+    core.on_group("default", 1, dropped=False)
+    assert numbers(start_all(core)) == []
+
+
+def test_live_episodes_are_limited_and_a_large_task_still_runs() -> None:
+    core = SchedulerCore(recipe(groups=100, live_episodes=4))
+    core.on_policy("default", 0)
+    for number in range(3):
+        core.on_task(number, task(number))
+    core.on_task(3, task(3, samples=9))
+    assert numbers(start_all(core)) == [0, 1]
+    end(core, 0)
+    assert numbers(start_all(core)) == [2]
+    end(core, 1)
+    assert numbers(start_all(core)) == []
+    end(core, 2)
+    assert numbers(start_all(core)) == [3]
+    assert core.live == 9
+
+
+def test_starts_a_second_are_limited() -> None:
+    core = SchedulerCore(recipe(groups=100, starts_per_s=2.0))
+    core.on_policy("default", 0)
+    for number in range(2):
+        core.on_task(number, task(number))
+    assert numbers(start_all(core, 10.0)) == [0]
+    assert core.wait_s(10.0) == 1.0
+    assert numbers(start_all(core, 11.0)) == [1]
+
+
+def test_what_cannot_run_is_started_with_a_verdict_as_one_episode() -> None:
+    core = SchedulerCore(recipe())
+    wrong = {
+        "unknown_agent": task(0, agent="none"),
+        "unknown_environment": task(1, environment=EnvironmentUse(use="none")),
+        "unknown_policy": task(
+            2, roles={"policy": Use(policy="none", sampling=Sampling(max_tokens=1))}
+        ),
+        "bad_task": task(3, payload="[" * 100_000),
+    }
+    for number, submitted in enumerate(wrong.values()):
+        core.on_task(number, submitted)
+    core.on_task(4, task(4, samples=0))
+    starts = start_all(core)
+    assert [s.verdict.code for s in starts if s.verdict] == [*wrong, "bad_task"]
+    assert [(s.sample, s.submitted.samples) for s in starts] == [(0, 1)] * 5
+    for number in range(5):
+        end(core, number, samples=1)
+        assert core.finished(number)
+
+
+def test_a_second_submission_is_a_duplicate_within_the_window() -> None:
+    core = SchedulerCore(recipe(groups=100, duplicates_window=3))
+    core.on_policy("default", 0)
+    for number, name in enumerate([1, 1, 2, 3, 4, 1]):
+        core.on_task(number, task(name))
+    verdicts = {s.task: s.verdict.code for s in start_all(core) if s.verdict}
+    assert verdicts == {1: "duplicate"}
+
+
+def test_ending_cancels_what_waits_and_what_comes() -> None:
+    core = SchedulerCore(recipe())
+    core.on_task(0, task(0))
+    core.end()
+    core.on_task(1, task(1))
+    starts = start_all(core)
+    assert [s.verdict.code for s in starts if s.verdict] == ["cancelled", "cancelled"]
+
+
+def test_a_task_is_finished_when_it_has_ended_and_is_decided() -> None:
+    core = SchedulerCore(recipe())
+    core.on_policy("default", 0)
+    core.on_task(0, task(0))
+    start_all(core)
+    end(core, 0)
+    assert not core.finished(0)
+    core.on_batch("default", 1, Frontier(1))
+    assert core.finished(0)
+
+
+def test_samples_have_seeds_of_their_own() -> None:
+    core = SchedulerCore(recipe(groups=100))
+    core.on_policy("default", 0)
+    for number in range(4):
+        core.on_task(number, task(number))
+    seeds = [start.seed for start in start_all(core)]
+    assert len(set(seeds)) == 8
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_successor_knows_what_its_predecessor_knew(data: st.DataObject) -> None:
+    """Whatever the order in which catching up reads the topics, room and live episodes agree."""
+    core = SchedulerCore(recipe(groups=2, max_staleness=2))
+    log: list[tuple[str, Any]] = []
+    submitted = [task(number) for number in range(12)]
+    for number, one in enumerate(submitted):
+        core.on_task(number, one)
+    core.on_policy("default", 0)
+    version = batch = 0
+    decided = Frontier()
+    undecided: list[int] = []
+    starts: list[EpisodeStarted] = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        step = data.draw(st.sampled_from(["start", "end", "drop", "batch", "publish"]))
+        if step == "start" and (started := core.next_start(1.0)):
+            starts += started
+            undecided.append(started[0].task)
+            for start in started:
+                core.on_started(start)
+        elif step == "end" and starts:
+            start = data.draw(st.sampled_from(starts))
+            log.append(("outcome", (start.task, start.sample)))
+            core.on_outcome(start.task, start.sample)
+        elif step == "drop" and undecided:
+            number = undecided.pop(data.draw(st.integers(0, len(undecided) - 1)))
+            log.append(("group", number))
+            core.on_group("default", number, dropped=True)
+        elif step == "batch" and undecided and batch <= version:
+            batch += 1
+            decided.add(undecided.pop(0))
+            core.on_batch("default", batch, Frontier(decided.low_mark, decided.runs))
+        elif step == "publish" and version < batch:
+            version += 1
+            core.on_policy("default", version)
+
+    successor = SchedulerCore(recipe(groups=2, max_staleness=2))
+    state: list[tuple[str, Any]] = [("start", start) for start in starts]
+    state += [("policy", version), ("batch", (batch, Frontier(decided.low_mark, decided.runs)))]
+    for kind, value in data.draw(st.permutations(state)):
+        if kind == "start":
+            successor.on_started(value)
+        elif kind == "policy":
+            successor.on_policy("default", value)
+        else:
+            successor.on_batch("default", *value)
+    for kind, value in log:
+        if kind == "outcome":
+            successor.on_outcome(*value)
+        else:
+            successor.on_group("default", value, dropped=True)
+    for number, one in enumerate(submitted):
+        successor.on_task(number, one)
+    assert successor.room() == core.room()
+    assert successor.live == core.live
+    assert numbers(start_all(successor)) == numbers(start_all(core))

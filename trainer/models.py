@@ -1,0 +1,65 @@
+"""Loading a causal language model from a folder, and reading its logits where they are needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from services.errors import UsageError
+from trainer.collate import Inputs
+
+
+def load_model(folder: Path, seed: int) -> Any:
+    """The folder's model in float32: its weights where there are any, else random by `seed`.
+
+    UsageError where transformers can't make a model of the folder.
+    """
+    torch.manual_seed(seed)
+    try:
+        if any(folder.glob("*.safetensors")):
+            return AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True
+            )
+        configuration = AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoModelForCausalLM.from_config(configuration, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"model folder {folder} can't be loaded: {error}") from error
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` is a GPU where there is one. UsageError for an absent one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"training.device {name!r}: {error}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"training.device {name!r}: torch sees no GPU; use `cpu` or `auto`")
+    return device
+
+
+class ChosenLogits:
+    """Runs a causal LM so that only chosen places pass its head, the widest layer by far."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._inputs: Inputs | None = None
+        model.get_output_embeddings().register_forward_pre_hook(self._choose)
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """[N, V]: what the model expects at each trained token."""
+        self._inputs = inputs
+        try:
+            logits: Tensor = self._model(input_ids=inputs.ids, use_cache=False).logits
+        finally:
+            self._inputs = None
+        return logits.squeeze(0)
+
+    def _choose(self, module: Any, hidden: tuple[Tensor]) -> tuple[Tensor] | None:
+        inputs = self._inputs
+        return None if inputs is None else (hidden[0][inputs.rows, inputs.before].unsqueeze(0),)
