@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import json
 import sys
@@ -186,6 +187,7 @@ class _Derivation:
         return name
 
 
+@functools.cache
 def attribute_docs(model: type[BaseModel]) -> dict[str, str]:
     """The docstring under each field of a class, by field."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body

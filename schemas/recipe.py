@@ -36,9 +36,9 @@ class RecipeError(ValueError):
 
 
 class Settings(BaseModel):
-    """Settings refuse keys they don't know."""
+    """Settings refuse keys they don't know, and NaN and infinity, which JSON can't carry."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PlugIn(Settings):
@@ -283,6 +283,8 @@ def load_recipe(
         raise RecipeError(
             f"no recipe {name_or_path!r}: give the path of a .toml file, or one of: {names}"
         ) from None
+    except OSError as error:
+        raise RecipeError(f"{path} can't be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
     for key, value in sorted((environment or {}).items()):

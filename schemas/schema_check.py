@@ -96,6 +96,8 @@ class _Checker:
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(isinstance(field, dict) for field in fields):
             raise BadSchema(f"record {name} has no list of fields")
+        if len({str(field.get("name")) for field in fields}) < len(fields):
+            raise BadSchema(f"record {name} has two fields of one name")
         types = [field.get("type") for field in fields]
         result = self._sum(types, name.rpartition(".")[0], depth, union=False)
         self._named[name] = result

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from schemas.codec import Codec
 from schemas.topics import Topics
 from services.errors import DependencyError
+from services.kafka.broker import Broker
 from services.kafka.client import KafkaBroker
 from services.kafka.registry import Registry
 from services.log import EventLog
@@ -35,33 +37,44 @@ def locate(where: Where) -> Where:
     return where.connected(stack.bootstrap_servers, stack.registry_url)
 
 
+@dataclass(frozen=True)
+class Connection:
+    """A broker and its registry, from which logs are made."""
+
+    broker: Broker
+    registry: Registry
+    source: str
+    """Who is connected: the CloudEvents source of what it writes."""
+
+    def log(self, topics: Topics) -> EventLog:
+        """The typed log of a namespace, to read from."""
+        return EventLog(self.broker, topics, Codec(), self.registry, self.source)
+
+    async def writing_log(self, topics: Topics) -> EventLog:
+        """The typed log of a namespace, with every topic's schema registered.
+
+        What is there stays. DependencyError where the registry is out of reach.
+        """
+        codec = Codec()
+        await asyncio.to_thread(self.registry.prepare, codec, topics)
+        return EventLog(self.broker, topics, codec, self.registry, self.source)
+
+
 @asynccontextmanager
-async def open_broker(where: Where, source: str) -> AsyncIterator[KafkaBroker]:
-    """A client of the broker, closed at the end. `source` names it in the broker's logs."""
-    assert where.bootstrap_servers is not None, "locate() comes first"
+async def connect(where: Where, source: str) -> AsyncIterator[Connection]:
+    """Connects to the place that `locate` found, and closes it all at the end.
+
+    DependencyError within 5 s where no broker answers.
+    """
+    assert where.bootstrap_servers is not None
+    assert where.registry_url is not None
+    registry = Registry(where.registry_url)
     broker = KafkaBroker(
-        where.bootstrap_servers, client_id=source, properties=where.kafka_properties
+        where.bootstrap_servers, client_id=f"headrace-{source}", properties=where.kafka_properties
     )
     try:
-        yield broker
+        await broker.check()
+        yield Connection(broker, registry, source)
     finally:
         await broker.close()
-
-
-async def make_log(
-    broker: KafkaBroker,
-    where: Where,
-    namespace: str,
-    policies: Sequence[str],
-    partitions: int,
-    source: str,
-) -> EventLog:
-    """The typed log of a namespace. Registers every topic's schema: what is there stays.
-
-    DependencyError where the registry is out of reach.
-    """
-    assert where.registry_url is not None, "locate() comes first"
-    topics, codec = Topics(namespace, policies, partitions), Codec()
-    registry = Registry(where.registry_url)
-    await asyncio.to_thread(registry.prepare, codec, topics)
-    return EventLog(broker, topics, codec, registry, source)
+        registry.close()

@@ -5,7 +5,7 @@
     ├── CheckFailed                exit 3    `--check` does not hold
     ├── DependencyError            exit 75   broker, registry or blob store out of reach: restart me
     │   └── Fenced                 exit 75   another process has taken over this writer
-    ├── BlobError                            a blob is absent, or its bytes are not what it is called
+    ├── BlobError                            a blob is absent, or its bytes are not what it's called
     └── InfrastructureError                  an environment or engine broke; never a reward
     ValueError
     └── DecodeError                          bytes that are no event: dead-lettered, never raised on

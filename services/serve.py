@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.recipe import Recipe
+from schemas.topics import Topics
 from services.apply import require_same
 from services.blobs import open_blob_store
-from services.connect import locate, make_log, open_broker
+from services.connect import connect, locate
 from services.context import ServiceContext
 from services.errors import UsageError
-from services.log import EventLog
+from services.kafka.broker import Broker
 from services.run.life import RunLife, follow_life
 from services.settings import Where
 
@@ -182,11 +183,10 @@ async def _serve(
     namespace = where.namespace or recipe.name
     worker_id = f"{options.service}-{socket.gethostname()}-{os.getpid()}"
 
-    async with open_broker(where, f"{namespace}.{worker_id}") as broker:
-        log = await make_log(
-            broker, where, namespace, tuple(recipe.policies), recipe.partitions, worker_id
-        )
-        await require_topics(log)
+    async with connect(where, worker_id) as connection:
+        topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+        await require_topics(connection.broker, topics)
+        log = await connection.writing_log(topics)
         folder = where.folder(namespace)
         folder.mkdir(parents=True, exist_ok=True)
         context = ServiceContext(
@@ -195,10 +195,10 @@ async def _serve(
         await _run_beside_life(run, options, context, where, stopper)
 
 
-async def require_topics(log: EventLog) -> None:
+async def require_topics(broker: Broker, topics: Topics) -> None:
     """UsageError where the namespace was never applied, or with other numbers of partitions."""
-    existing = await log.broker.list_topics()
-    for placed in log.topics:
+    existing = await broker.list_topics()
+    for placed in topics:
         found = existing.get(placed.name)
         if found is None:
             raise UsageError(
@@ -223,14 +223,17 @@ async def _run_beside_life(
     known: asyncio.Future[RunLife] = asyncio.get_running_loop().create_future()
     follower = asyncio.create_task(_follow(context, stopper, known))
     try:
-        await asyncio.wait({follower, known}, return_when=asyncio.FIRST_COMPLETED)
+        first: tuple[asyncio.Future[Any], ...] = (follower, known)
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if follower.done():
             follower.result()
         check_run(known.result(), context.recipe, context.namespace)
         if context.stopping.is_set():
             return
         logger.info("serving %s in namespace %s", options.service, context.namespace)
-        service = asyncio.create_task(run(context, **_arguments(run, options, where)))
+        service: asyncio.Task[None] = asyncio.create_task(
+            run(context, **_arguments(run, options, where))
+        )
         await asyncio.wait({service, follower}, return_when=asyncio.FIRST_COMPLETED)
         if not service.done():
             stopper.stop("the run's life can't be followed any more")
@@ -284,4 +287,3 @@ def configure_logging(service: str, *, debug: bool = False) -> None:
     root.setLevel(logging.DEBUG if debug else logging.INFO)
     for loud in ("faust", "mode", "aiokafka", "httpx", "urllib3"):
         logging.getLogger(loud).setLevel(logging.WARNING)
-

@@ -14,6 +14,10 @@ from services.errors import UsageError
 
 RECIPES = Path(__file__).parent.parent / "infra" / "recipes"
 """The folder of the shipped recipes."""
+RESERVED = frozenset(
+    {"blobs", "kafka", "kafka-format", "launches", "logs", "recipes", "registry", "tmp"}
+)
+"""Folders of the state folder that are no namespace's."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Where:
                 f"--namespace {self.namespace!r}: use lower-case letters, digits, - and _, "
                 "at most 63"
             )
+        if self.namespace in RESERVED:
+            raise UsageError(f"--namespace {self.namespace}: the state folder uses that name")
         if self.registry_url is not None and self.bootstrap_servers is None:
             raise UsageError("--registry-url goes with --bootstrap-servers: give both or neither")
 
@@ -74,9 +80,7 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
     try:
         if name_or_path.endswith(".json"):
             return parse_recipe(json.loads(Path(name_or_path).read_text()), name_or_path)
-        return load_recipe(
-            name_or_path, shipped=RECIPES, environment=os.environ, settings=settings
-        )
+        return load_recipe(name_or_path, shipped=RECIPES, environment=os.environ, settings=settings)
     except RecipeError as error:
         raise UsageError(str(error)) from error
     except OSError as error:

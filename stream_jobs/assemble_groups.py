@@ -15,7 +15,7 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,7 +55,7 @@ async def run(
         logging.getLogger(name).setLevel(logging.WARNING)  # they tell every step of their own
     _folder(context).mkdir(parents=True, exist_ok=True)
     app = _make_app(context, bootstrap_servers, _credentials(properties or {}))
-    job = _GroupJob(context.log, GroupAssembler(context.recipe), app)
+    job = _GroupJob(context.log, GroupAssembler(context.recipe), lambda: app.consumer_generation_id)
     results = app.topic(
         context.log.topics.name(RESULTS), key_type=bytes, value_type=bytes, allow_empty=True
     )
@@ -136,10 +136,14 @@ class _FaustEvent(Protocol):
 class _GroupJob:
     """Handles results in order, their groups' writes overlapping, and acknowledges in order."""
 
-    def __init__(self, log: EventLog, assembler: GroupAssembler, app: faust.App) -> None:
+    def __init__(
+        self, log: EventLog, assembler: GroupAssembler, generation: Callable[[], int]
+    ) -> None:
+        """`generation` is the consumer group's now: an acknowledgement of an earlier one's record
+        would count for an assignment that reads it again."""
         self._log = log
         self._assembler = assembler
-        self._app = app
+        self._generation = generation
         self._flight: deque[tuple[_FaustEvent, asyncio.Future[None]]] = deque()
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -185,7 +189,7 @@ class _GroupJob:
             error = delivery.exception()
             if error is not None:
                 self._fail(error)
-            elif event.message.generation_id == self._app.consumer_generation_id:
+            elif event.message.generation_id == self._generation():
                 event.ack()
 
     def _fail(self, error: BaseException) -> None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from schemas.recipe import Policy
@@ -23,24 +22,19 @@ from services.plugins import load
 from trainer.collate import Inputs, collate, processed_logprobs
 from trainer.losses import LOSSES, Loss, MicroBatch
 from trainer.metrics import Totals
-from trainer.models import ChosenLogits, load_model, pick_device
+from trainer.models import (
+    DTYPES,
+    ChosenLogits,
+    load_model,
+    pick_device,
+    weights_file,
+)
 from trainer.plan import pack
-from trainer.sequences import TokenSequence, UnusableBatch
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from trainer.sequences import TokenSequence, UnusableBatch, UpdateBatch
 
 
 class Stopped(HeadraceError):
     """Training was asked to stop; the version in the making is dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateBatch:
-    """What one optimizer update trains on."""
-
-    sequences: Sequence[TokenSequence]
-    tokens: int
-    """Trained tokens of the whole update: the loss's denominator."""
 
 
 class Learner:
@@ -63,7 +57,6 @@ class Learner:
         self._model = load_model(folder, policy.seed).to(self.device).train()
         self._logits_of = ChosenLogits(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
-        self.context = int(getattr(self._model.config, "max_position_embeddings", 0))
         self._loss: Loss = load("loss", self._settings.loss, LOSSES)
         self._parameters = list(self._model.parameters())
         self._optimizer = torch.optim.AdamW(
@@ -76,15 +69,8 @@ class Learner:
         """Optimizer updates since version 0."""
 
     def weights(self) -> bytes:
-        """The weights as a safetensors file, in the policy's dtype; tied tensors once."""
-        tensors: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for name, tensor in self._model.state_dict().items():
-            if tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
-                kept = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
-                tensors[name] = kept.contiguous().cpu()
-        return save(tensors, metadata={"format": "pt"})
+        """The weights as a safetensors file, in the policy's dtype."""
+        return weights_file(self._model, self._dtype)
 
     def train(
         self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None
@@ -105,8 +91,16 @@ class Learner:
                 self._step(totals)
         return totals.metrics()
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint must keep, by name; on the CPU. Shares memory with the learner."""
+    def save(self, path: Path) -> None:
+        """Writes all that training goes on from, as a safetensors file: no version, no place."""
+        save_file(self._tensors(), path)
+
+    def load(self, path: Path) -> None:
+        """Goes on from what `save` wrote. UsageError where that is of another model."""
+        self._restore(load_file(path))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Model, optimizer, scheduler and random state by name. May share the learner's memory."""
         kept = {f"model.{name}": tensor for name, tensor in self._model.named_parameters()}
         kept |= {f"buffer.{name}": tensor for name, tensor in self._model.named_buffers()}
         for index, state in self._optimizer.state_dict()["state"].items():
@@ -115,21 +109,23 @@ class Learner:
         kept["updates_done"] = torch.tensor(self.updates_done)
         if self.device.type == "cuda":
             kept["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return {name: tensor.detach().cpu() for name, tensor in kept.items()}
+        return {name: tensor.detach().contiguous().cpu() for name, tensor in kept.items()}
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over what `tensors` gave. UsageError where it is of another model."""
-        own = dict(self._model.named_parameters())
-        given = {name[6:] for name in tensors if name.startswith("model.")}
-        if given != set(own) or any(
-            tensors[f"model.{name}"].shape != tensor.shape for name, tensor in own.items()
-        ):
+    def _restore(self, tensors: dict[str, Tensor]) -> None:
+        own = {f"model.{name}": tensor for name, tensor in self._model.named_parameters()}
+        own |= {f"buffer.{name}": tensor for name, tensor in self._model.named_buffers()}
+        given = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if name.partition(".")[0] in ("model", "buffer")
+        }
+        if {name: tensor.shape for name, tensor in own.items()} != {
+            name: tensor.shape for name, tensor in given.items()
+        }:
             raise UsageError("the checkpoint is of another model than the recipe's")
         with torch.no_grad():
             for name, tensor in own.items():
-                tensor.copy_(tensors[f"model.{name}"])
-            for name, buffer in self._model.named_buffers():
-                buffer.copy_(tensors[f"buffer.{name}"])
+                tensor.copy_(given[name])
         self._restore_optimizer(tensors)
         torch.set_rng_state(tensors["random"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
@@ -194,11 +190,17 @@ class Learner:
         totals.add(micro_batch, loss.detach(), logprobs.detach(), entropies)
 
     def _step(self, totals: Totals) -> None:
-        """One optimizer update, unless something is not finite: then UnusableBatch."""
+        """One optimizer update, unless something is not finite: then UnusableBatch.
+
+        Without a gradient, as where all rewards are equal, there is none: momentum alone would
+        carry the policy on, further into whatever fails.
+        """
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
         totals.add_update(norm)
         if not totals.finite():
             raise UnusableBatch("the loss or its gradient is not finite")
+        if not norm:
+            return
         warmup = self._settings.warmup_updates
         self.updates_done += 1
         share = min(1.0, self.updates_done / warmup) if warmup else 1.0
@@ -209,14 +211,14 @@ class Learner:
     @contextmanager
     def _rollback(self, needed: bool) -> Iterator[None]:
         """Undoes updates made so far where the batch fails. `needed`: a later one may."""
-        saved = {k: v.clone() for k, v in self.tensors().items()} if needed else None
+        saved = {k: v.clone() for k, v in self._tensors().items()} if needed else None
         done = self.updates_done
         try:
             yield
         except (UnusableBatch, Stopped, RuntimeError) as error:
             self._optimizer.zero_grad(set_to_none=True)
             if saved is not None and self.updates_done > done:
-                self.restore(saved)
+                self._restore(saved)
             # torch has a type for a full GPU, and for a full CPU no more than this text.
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise UnusableBatch(

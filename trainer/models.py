@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.errors import UsageError
 from trainer.collate import Inputs
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""By the recipe's name."""
 
 
 def load_model(folder: Path, seed: int) -> Any:
@@ -25,9 +29,22 @@ def load_model(folder: Path, seed: int) -> Any:
                 folder, dtype=torch.float32, local_files_only=True
             )
         configuration = AutoConfig.from_pretrained(folder, local_files_only=True)
-        return AutoModelForCausalLM.from_config(configuration, dtype=torch.float32)
+        make: Any = AutoModelForCausalLM.from_config
+        return make(configuration, dtype=torch.float32)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"model folder {folder} can't be loaded: {error}") from error
+
+
+def weights_file(model: Any, dtype: torch.dtype) -> bytes:
+    """A model's weights as a safetensors file; floats in `dtype`, tied tensors once."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            kept = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            tensors[name] = kept.contiguous().cpu()
+    return save(tensors, metadata={"format": "pt"})
 
 
 def pick_device(name: str) -> torch.device:

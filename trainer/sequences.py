@@ -55,6 +55,15 @@ class TokenSequence:
     """Runs of trained tokens drawn alike: (how, number of tokens)."""
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateBatch:
+    """What one optimizer update trains on."""
+
+    sequences: Sequence[TokenSequence]
+    tokens: int
+    """Trained tokens of the whole update, on all ranks: the loss's denominator."""
+
+
 def token_sequences(
     trajectory: TrajectoryRecorded,
     policy: str,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import subprocess
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 from infra.local.processes import describe_log
@@ -14,7 +16,16 @@ from services.errors import DependencyError
 HEAP = ("-Xms256m", "-Xmx512m")
 MESSAGE_BYTES = 8 * 1024 * 1024
 _FORMAT_BOUND_S = 60
-_LOGGER = "-Dorg.slf4j.simpleLogger."
+# But for what went wrong, and the line that tells that the broker is up.
+_QUIET = tuple(
+    f"-Dorg.slf4j.simpleLogger.{setting}"
+    for setting in (
+        "defaultLogLevel=warn",
+        "log.kafka.server.KafkaRaftServer=info",
+        "showDateTime=true",
+        "dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
+    )
+)
 _STARTED = b"Kafka Server started"
 
 _SETTINGS = {
@@ -46,6 +57,9 @@ _SETTINGS = {
     "group.consumer.min.session.timeout.ms": 3_000,
     "group.consumer.heartbeat.interval.ms": 1_000,
     "group.consumer.min.heartbeat.interval.ms": 500,
+    # A killed broker is let in again once the session of its former life has run out.
+    "broker.session.timeout.ms": 3_000,
+    "broker.heartbeat.interval.ms": 500,
     # Two cores are shared with everything else.
     "num.network.threads": 2,
     "num.io.threads": 4,
@@ -76,16 +90,18 @@ def format_log(runtime: Runtime, state: Path, log: Path) -> None:
     folder = state / "kafka"
     if folder.exists():
         return
-    properties = state / "kafka-format.properties"
-    properties.write_text(render_properties(1, 2, "kafka-format"))  # ports aren't looked at
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # The archive alone: formatting must not write one.
-    command = [*_tool(runtime, state), "-t", cluster, "-c", str(properties)]
     unfinished = state / "kafka-format"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    properties = state / "kafka-format.properties"
+    properties.write_text(render_properties(1, 2, unfinished.name))  # ports aren't looked at
+    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    # With "=", for an id may begin with a dash. Formatting uses a start-up archive, it makes none.
+    tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(properties)]
+    command = replace(runtime, recording=None).command(state, "kafka", [*_QUIET, *tool])
     try:
         with log.open("ab") as output:
             done = subprocess.run(
-                [*command, "--ignore-formatted"],
+                command,
                 cwd=state,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -104,24 +120,11 @@ def format_log(runtime: Runtime, state: Path, log: Path) -> None:
     properties.unlink()
 
 
-def _tool(runtime: Runtime, state: Path) -> list[str]:
-    plain = Runtime(runtime.java, runtime.class_path, runtime.heap, runtime.archive, None)
-    return plain.command(state, "kafka", ["kafka.tools.StorageTool", "format"])
-
-
 def command(runtime: Runtime, state: Path, port: int, controller_port: int) -> list[str]:
     """Write the broker's properties; the command line that starts it, to be run in `state`."""
     properties = state / "kafka.properties"
     properties.write_text(render_properties(port, controller_port, "kafka"))
-    arguments = [
-        # Quiet, but for what went wrong and the line that tells that it is up.
-        f"{_LOGGER}defaultLogLevel=warn",
-        f"{_LOGGER}log.kafka.server.KafkaRaftServer=info",
-        f"{_LOGGER}showDateTime=true",
-        f"{_LOGGER}dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
-        "kafka.Kafka",
-        str(properties),
-    ]
+    arguments = [*_QUIET, "kafka.Kafka", str(properties)]
     return runtime.command(state, "kafka", arguments)
 
 

@@ -45,8 +45,10 @@ def main() -> None:
             REGISTRY_VERSION
         )
         archive = component.artifact(classifier="all", packaging="tar.gz").resolve()
-        print(f"{file_sha256(archive)}  io.apicurio:apicurio-registry-app:tar.gz:all:"
-              f"{REGISTRY_VERSION}")
+        print(
+            f"{file_sha256(archive)}  io.apicurio:apicurio-registry-app:tar.gz:all:"
+            f"{REGISTRY_VERSION}"
+        )
         with tarfile.open(archive) as opened:
             opened.extractall(Path(scratch) / "unpacked", filter="data")
         print(f"{tree_sha256(Path(scratch) / 'unpacked')}  {REGISTRY_FOLDER}/")

@@ -94,7 +94,8 @@ class Engine(Protocol):
         """Continues a prompt; beyond the free slots it waits for one. Cancelling it frees its slot.
 
         ValueError where no engine could ever continue it (`check_prompt`), InfrastructureError
-        where the engine broke, or has no weights of the prompt's policy.
+        where the engine broke, or has no weights of the prompt's policy; HeadraceError where
+        it can't go on: the process must end then.
         """
 
     async def load(self, weights: Weights) -> None:

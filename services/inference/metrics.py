@@ -23,3 +23,22 @@ RUN_SECONDS = Histogram(
 BUSY = Gauge("headrace_slots_busy", "Prompts that hold a slot.", ["policy"])
 VERSION = Gauge("headrace_policy_version_served", "The version that is served.", ["policy"])
 LOADS = Counter("headrace_weight_loads_total", "Versions loaded, or not.", ["policy", "result"])
+
+
+class PolicyMetrics:
+    """The metrics of one policy, looked up once."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self.prompt_tokens = TOKENS.labels(policy, "prompt")
+        self.generated_tokens = TOKENS.labels(policy, "generated")
+        self.queue_seconds = QUEUE_SECONDS.labels(policy)
+        self.run_seconds = RUN_SECONDS.labels(policy)
+        self.busy = BUSY.labels(policy)
+        self.version = VERSION.labels(policy)
+        self.loaded = LOADS.labels(policy, "loaded")
+        self.load_failed = LOADS.labels(policy, "failed")
+
+    def answered(self, finish: str) -> None:
+        """Counts an answer by how it finished, or by its failure's code."""
+        ANSWERS.labels(self._policy, finish).inc()

@@ -18,7 +18,7 @@ from services.inference.engine import (
     Weights,
     check_prompt,
 )
-from services.weights import read_header
+from services.weights import weights_digest
 
 OPTIONS = ("tokens", "text", "count", "delay_ms", "fail_every")
 
@@ -78,7 +78,7 @@ class ScriptedEngine:
 
     async def load(self, weights: Weights) -> None:
         """See Engine. The file must be sound; whose it is, doesn't matter."""
-        await asyncio.to_thread(read_header, weights.path)
+        await asyncio.to_thread(weights_digest, weights.path)
         self._versions[weights.policy] = weights.version
 
     async def close(self, drain_s: float) -> None:

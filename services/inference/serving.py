@@ -1,71 +1,226 @@
-"""Answers prompts by an engine: what is between a GenerationRequested and its answer."""
+"""What lies between a GenerationRequested and its answer: tokenizing, slots, failures as values."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas import packed
 from schemas.events import Failure, GenerationCompleted, GenerationRequested
 from services import clock
 from services.errors import InfrastructureError
-from services.inference import metrics
 from services.inference.engine import Engine, Generation, Prompt
+from services.inference.metrics import PolicyMetrics
 
 RECHECK_S = 1.0
-"""An engine's capacity is asked again after this long, should it change by itself."""
+"""An engine's capacity is asked again after this long, lest it change by itself."""
 
 
-class Codec(Protocol):
-    """Text to token ids and back (`tokenizer.Tokenizer`)."""
+class TextCodec(Protocol):
+    """Text to token ids and back: `tokenizer.Tokenizer`."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
-
-class BadPrompt(ValueError):
-    """The request can never be answered: its writer must change it."""
+    def token_id(self, spelling: str) -> int | None: ...
 
 
 class Slots:
-    """The slots of one engine, handed out one by one."""
+    """The free slots of one engine, given out in turn."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._taken = 0
         self._freed = asyncio.Event()
+        self.starting = 0
+        """Slots given out whose prompts the engine has not seen yet."""
 
-    async def take(self) -> Callable[[], None]:
-        """Waits for a free slot; returns what gives it back, once."""
-        while not self._free():
+    async def take(self) -> Slot:
+        """Waits for a free slot. None is free where the engine doesn't know its context."""
+        while not self._any_free():
             self._freed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), RECHECK_S)
-        self._taken += 1
-        given = False
+        return Slot(self)
 
-        def give_back() -> None:
-            nonlocal given
-            if not given:
-                given = True
-                self._taken -= 1
-                self._freed.set()
+    def notify(self) -> None:
+        """Says that capacity may have grown."""
+        self._freed.set()
 
-        return give_back
-
-    def _free(self) -> bool:
+    def _any_free(self) -> bool:
         capacity = self._engine.capacity()
-        # A slot may be taken and its prompt not yet in the engine: both counts bind.
-        return capacity.context > 0 and capacity.free_slots > 0 and self._taken < self._limit(
-            capacity.free_slots
+        return capacity.context > 0 and capacity.free_slots > self.starting
+
+
+class Slot:
+    """One slot, from its giving out to `free`. Both methods may be called again."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._starting = True
+        slots.starting += 1
+
+    def start(self) -> None:
+        """The engine counts it from here on."""
+        if self._starting:
+            self._starting = False
+            self._slots.starting -= 1
+
+    def free(self) -> None:
+        """The engine is done with it, or was never asked."""
+        self.start()
+        self._slots.notify()
+
+
+@dataclass(eq=False)
+class ServedPolicy:
+    """One policy, as this worker serves it."""
+
+    name: str
+    engine: Engine
+    slots: Slots
+    codec: TextCodec
+    worker_id: str
+    version: int = -1
+    """The version that the engine draws with; -1 before the first."""
+    metrics: PolicyMetrics = field(init=False)
+    _stops: dict[tuple[str, ...], tuple[int, ...]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.metrics = PolicyMetrics(self.name)
+
+    async def complete(
+        self, request: GenerationRequested, slot: Slot, queue_s: float
+    ) -> GenerationCompleted | None:
+        """Answers a request; a failure is an answer too. None where the engine was closed."""
+        began = asyncio.get_running_loop().time()
+        prompt: Prompt | None = None
+        added: list[int] = []
+        try:
+            if request.pinned is not None and request.pinned != self.version:
+                raise InfrastructureError(
+                    "version_unavailable",
+                    f"version {request.pinned} was asked for, {self.version} is served",
+                )
+            prompt, added = self._prompt(request)
+            generation = await self._generate(prompt, request.expires_at, slot)
+        except InfrastructureError as error:
+            failure = _failure("infrastructure", error.code, error.message, error.retryable)
+            return self._failed(request, failure, queue_s)
+        except ValueError as error:
+            return self._failed(request, _failure("operator", "bad_tokens", str(error)), queue_s)
+        if generation.finish == "interrupted":
+            return None
+        run_s = asyncio.get_running_loop().time() - began
+        return self._answer(request, prompt, added, generation, (queue_s, run_s))
+
+    def _prompt(self, request: GenerationRequested) -> tuple[Prompt, list[int]]:
+        """The prompt and the ids of its new text. ValueError where it can't be one."""
+        if request.kind != "generate":
+            raise ValueError(f"this worker doesn't answer requests of kind {request.kind!r}")
+        sampling = request.sampling
+        added = self.codec.encode(request.text) if request.text else []
+        prompt = Prompt(
+            policy=self.name,
+            tokens=packed.unpack_i32(request.tokens) + added,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            stop_ids=(*packed.unpack_i32(sampling.stop_ids), *self._stop_ids(sampling.stop)),
+            allowed=packed.unpack_i32(sampling.allowed),
+            seed=sampling.seed,
+        )
+        return prompt, added
+
+    def _stop_ids(self, texts: tuple[str, ...]) -> tuple[int, ...]:
+        """The tokens that stop texts are. ValueError where one is more than a token."""
+        if not texts:
+            return ()
+        if texts not in self._stops:
+            ids = []
+            for text in texts:
+                token = self.codec.token_id(text)
+                spelled = [token] if token is not None else self.codec.encode(text)
+                if len(spelled) != 1:
+                    raise ValueError(f"stop text {text!r} is {len(spelled)} tokens; it must be one")
+                ids += spelled
+            if len(self._stops) >= 64:
+                self._stops.clear()
+            self._stops[texts] = tuple(ids)
+        return self._stops[texts]
+
+    async def _generate(self, prompt: Prompt, expires_at: int, slot: Slot) -> Generation:
+        left_s = expires_at / 1000 - clock.now()
+        if left_s <= 0:
+            raise InfrastructureError("expired", f"{-left_s:.1f} s ago", retryable=False)
+        try:
+            async with asyncio.timeout(left_s):
+                slot.start()
+                return await self.engine.generate(prompt)
+        except TimeoutError:
+            raise InfrastructureError("expired", "while generating", retryable=False) from None
+
+    def _answer(
+        self,
+        request: GenerationRequested,
+        prompt: Prompt,
+        added: list[int],
+        generation: Generation,
+        times: tuple[float, float],
+    ) -> GenerationCompleted:
+        assert generation.finish != "interrupted"
+        tokens = generation.tokens
+        shown = tokens[:-1] if tokens and tokens[-1] in prompt.stop_ids else tokens
+        queue_s, run_s = times
+        self.metrics.answered(generation.finish)
+        self.metrics.prompt_tokens.inc(len(prompt.tokens))
+        self.metrics.generated_tokens.inc(len(tokens))
+        self.metrics.queue_seconds.observe(queue_s)
+        self.metrics.run_seconds.observe(run_s)
+        return GenerationCompleted(
+            task=request.task,
+            sample=request.sample,
+            attempt=request.attempt,
+            call=request.call,
+            digest=request.digest,
+            policy=self.name,
+            worker=self.worker_id,
+            finish=generation.finish,
+            prompt_added=packed.pack_i32(added),
+            tokens=packed.pack_i32(tokens),
+            text=self.codec.decode(shown),
+            logprobs=packed.pack_f32(generation.logprobs),
+            versions=packed.pack_spans(generation.versions),
+            kv="mixed" if generation.mixed else "fresh",
+            prompt_tokens=len(prompt.tokens),
+            cached_tokens=generation.cached_tokens,
+            queue_ms=int(queue_s * 1000),
+            run_ms=int(run_s * 1000),
         )
 
-    def _limit(self, free: int) -> int:
-        return free + self._running
+    def _failed(
+        self, request: GenerationRequested, failure: Failure, queue_s: float
+    ) -> GenerationCompleted:
+        self.metrics.answered(failure.code)
+        return GenerationCompleted(
+            task=request.task,
+            sample=request.sample,
+            attempt=request.attempt,
+            call=request.call,
+            digest=request.digest,
+            policy=self.name,
+            worker=self.worker_id,
+            finish="failed",
+            queue_ms=int(queue_s * 1000),
+            failure=failure,
+        )
 
-    @property
-    def _running(self) -> int:
-        return 0
+
+def _failure(origin: str, code: str, message: str, retryable: bool = False) -> Failure:
+    fields = {"origin": origin, "code": code, "message": message, "retryable": retryable}
+    return Failure.model_validate(fields)

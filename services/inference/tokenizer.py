@@ -25,8 +25,12 @@ class Tokenizer:
             raise UsageError(f"{folder} has no usable tokenizer.json: {error}") from error
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it."""
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        """The ids of a text, without special tokens around it. ValueError where it has none."""
+        try:
+            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        except Exception as error:
+            # The library raises bare Exception, as for an unknown word without a token for it.
+            raise ValueError(f"can't tokenize {text[:80]!r}: {error}") from error
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,9 +1,7 @@
-"""One policy's model, its KV cache, and the sequences that it continues together.
+"""One policy's model, and the sequences that it continues together.
 
-The cache is one static block a layer, [rows, heads, length, dim], grown by doubling. Sequences
-lie in rows 0..n-1 without holes, so that a step works on views: a new one takes the row after
-the last, and when one leaves, the last ones move into its place. Row r holds the keys and values
-of its sequence's positions 0..; what lies beyond its length is masked, and overwritten later.
+Sequences lie in the cache's rows 0..n-1 without holes, so that a step works on views: a new one
+takes the row after the last, and when one leaves, the last ones move into its place.
 
 Prompts are right-padded and read under a plain causal mask: a real token never sees the padding
 behind it. The model is called through its public `forward` alone.
@@ -19,10 +17,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from services.errors import BlobError, InfrastructureError
 from services.inference.engine import Generation, Prompt
+from services.inference.torch_cache import Place, SlotLayer
 from services.inference.torch_sampling import SamplingPlan, draw, plan_sampling
 
 PREFILL_TOKENS = {"cpu": 1_024, "cuda": 16_384}
@@ -80,95 +79,6 @@ class Row:
 Outcome = tuple[Row, Generation | InfrastructureError]
 
 
-@dataclass(slots=True)
-class _Place:
-    """Where the forward under way reads and writes in the cache."""
-
-    first: int = 0
-    """Prompts: the row of the first of them; -1 keeps nothing."""
-    rows: Tensor | None = None
-    """Steps: [n] row indices; None while prompts are read."""
-    positions: Tensor | None = None
-    """Steps: [n] where each row's key and value go."""
-    length: int = 0
-    """Positions that a step sees."""
-
-
-class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's keys and values, [rows, heads, length, dim]."""
-
-    def __init__(self, place: _Place) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._place = place
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = _grown(None, key_states, 0, 0)
-        self.values = _grown(None, value_states, 0, 0)
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        place = self._place
-        if place.rows is None and place.first < 0:
-            return key_states, value_states
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        if place.rows is None:
-            last, length = place.first + key_states.shape[0], key_states.shape[2]
-            self.keys = _grown(self.keys, key_states, last, length)
-            self.values = _grown(self.values, value_states, last, length)
-            self.keys[place.first : last, :, :length] = key_states
-            self.values[place.first : last, :, :length] = value_states
-            return key_states, value_states
-        count = key_states.shape[0]
-        self.keys = _grown(self.keys, key_states, count, place.length)
-        self.values = _grown(self.values, value_states, count, place.length)
-        self.keys[place.rows, :, place.positions] = key_states.squeeze(2)
-        self.values[place.rows, :, place.positions] = value_states.squeeze(2)
-        return self.keys[:count, :, : place.length], self.values[:count, :, : place.length]
-
-    def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copies rows onto others."""
-        if self.is_initialized:
-            assert self.keys is not None
-            assert self.values is not None
-            self.keys[targets] = self.keys[sources]
-            self.values[targets] = self.values[sources]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Asked while prompts are read: they see themselves alone."""
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-def _grown(block: Tensor | None, like: Tensor, rows: int, length: int) -> Tensor:
-    """The block with room for `rows` and `length`, each doubled until it is enough.
-
-    Zeros, never uninitialised memory: a masked NaN would still spoil the weighted sum.
-    """
-    if block is None:
-        return like.new_zeros(0, like.shape[1], 0, like.shape[3])
-    if block.shape[0] >= rows and block.shape[2] >= length:
-        return block
-    size = [_doubled(block.shape[0], rows), _doubled(block.shape[2], length)]
-    grown = block.new_zeros(size[0], block.shape[1], size[1], block.shape[3])
-    grown[: block.shape[0], :, : block.shape[2]] = block
-    return grown
-
-
-def _doubled(size: int, need: int) -> int:
-    size = max(size, 16)
-    while size < need:
-        size *= 2
-    return size
-
-
 class PolicyBatch:
     """Continuous batching of one policy. Used by one thread, under `torch.inference_mode`."""
 
@@ -179,8 +89,8 @@ class PolicyBatch:
         self.rows: list[Row] = []
         self.device = model.device
         self._vocabulary = int(model.config.vocab_size)
-        self._place = _Place()
-        self._layers = [_SlotLayer(self._place) for _ in range(model.config.num_hidden_layers)]
+        self._place = Place()
+        self._layers = [SlotLayer(self._place) for _ in range(model.config.num_hidden_layers)]
         self._cache = Cache(layers=[*self._layers])
         self._plan: SamplingPlan | None = None
         self._last: tuple[Tensor, Tensor] | None = None
@@ -224,7 +134,8 @@ class PolicyBatch:
             self._keep([row for row in self.rows if not row.cancelled])
 
     def take_all(self) -> list[Row]:
-        """Empties the batch."""
+        """Empties the batch, and the cache of whatever a broken step left in it."""
+        self._clear(self.rows)
         rows, self.rows, self._plan = self.rows, [], None
         return rows
 
@@ -296,6 +207,7 @@ class PolicyBatch:
                 finish = row.add(token, logprob, self.version)
             except InfrastructureError as error:
                 outcomes.append((row, error))
+                self._clear([row])
             else:
                 if finish is not None:
                     outcomes.append((row, row.generation(finish)))
@@ -303,6 +215,14 @@ class PolicyBatch:
             ended = {id(row) for row, _ in outcomes}
             self._keep([row for row in self.rows if id(row) not in ended])
         return outcomes
+
+    def _clear(self, rows: Sequence[Row]) -> None:
+        ids = {id(row) for row in rows}
+        places = [index for index, row in enumerate(self.rows) if id(row) in ids]
+        if places:
+            index = torch.tensor(places, device=self.device)
+            for layer in self._layers:
+                layer.clear(index)
 
     def _keep(self, stay: list[Row]) -> None:
         """Drops the other rows: the last of those that stay move into the holes."""

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from services.errors import BlobError, InfrastructureError, UsageError
+from services.errors import BlobError, HeadraceError, InfrastructureError, UsageError
 from services.inference.engine import (
     Capacity,
     EngineSetup,
@@ -61,22 +61,21 @@ class TorchEngine:
     """
 
     def __init__(self, setup: EngineSetup) -> None:
-        options = dict(setup.options)
-        context = options.pop("context", None)
-        if options:
-            raise UsageError(f"the torch engine has no option {sorted(options)}; it has: context")
+        if unknown := sorted(set(setup.options) - {"context"}):
+            raise UsageError(f"the torch engine has no option {unknown}; it has: context")
         if setup.dtype not in DTYPES:
             raise UsageError(f"no dtype {setup.dtype!r} for the torch engine: {sorted(DTYPES)}")
         self._setup = setup
         self._config = _config(setup)
-        longest = int(getattr(self._config, "max_position_embeddings", 0))
-        self._context = min(context or longest, longest or context or 0)
+        self._context = _context(setup, self._config)
         self._vocabulary = int(self._config.vocab_size)
         self._device = _device(setup.device)
         self._batches: dict[str, PolicyBatch] = {}
         self._in_flight: set[asyncio.Future[Generation]] = set()
         self._loading = asyncio.Lock()
+        self._changing: asyncio.Future[None] | None = None
         self._closed = False
+        self._death: HeadraceError | None = None
         self._inbox: queue.SimpleQueue[Row | _Change | None] = queue.SimpleQueue()
         self._waiting: deque[Row] = deque()
         self._thread: threading.Thread | None = None
@@ -89,6 +88,8 @@ class TorchEngine:
     async def generate(self, prompt: Prompt) -> Generation:
         if self._closed:
             raise InfrastructureError("engine_closed", "the engine takes no prompts any more")
+        if self._death is not None:
+            raise self._death
         if prompt.policy not in self._batches:
             raise InfrastructureError("no_weights", f"no weights of policy {prompt.policy!r} yet")
         check_prompt(prompt, self._vocabulary)
@@ -114,13 +115,15 @@ class TorchEngine:
 
     async def load(self, weights: Weights) -> None:
         async with self._loading:
-            if self._closed:
-                raise InfrastructureError("engine_closed", "the engine takes no weights any more")
             known = self._batches.get(weights.policy)
             batch, state = await asyncio.to_thread(self._read, weights, known)
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._put(_Change(weights.policy, weights.version, batch, state, future))
-            await future
+            if self._closed:
+                raise InfrastructureError("engine_closed", "the engine takes no weights any more")
+            if self._death is not None:
+                raise self._death
+            self._changing = asyncio.get_running_loop().create_future()
+            self._put(_Change(weights.policy, weights.version, batch, state, self._changing))
+            await self._changing
             self._batches[weights.policy] = batch
 
     async def close(self, drain_s: float) -> None:
@@ -156,15 +159,30 @@ class TorchEngine:
         dtype = DTYPES[self._setup.dtype]
         return make(self._config, dtype=dtype, attn_implementation="sdpa").to(self._device)
 
+    def _die(self, reason: str) -> None:
+        """Whoever waits for the thread learns that it is gone: a new process must take over."""
+        self._death = HeadraceError(f"the torch engine's thread ended: {reason}")
+        for future in (*self._in_flight, self._changing):
+            if future is not None and not future.done():
+                future.set_exception(self._death)
+
     # From here on: the engine's thread.
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            # The thread's last boundary: if it ended in silence, all would wait for ever.
+            logger.exception("the engine's thread ended")
+            self._call(self._die, f"{type(error).__name__}: {error}")
+
+    def _work(self) -> None:
         torch.set_num_threads(self._setup.threads)
         running: dict[str, PolicyBatch] = {}
         with torch.inference_mode():
             while self._take(running):
                 self._post(self._turn(running))
-        left = [*self._waiting, *(row for batch in running.values() for row in batch.take_all())]
+        left = [*self._waiting, *(row for batch in running.values() for row in batch.rows)]
         self._post([(row, row.generation("interrupted")) for row in left])
 
     def _take(self, running: dict[str, PolicyBatch]) -> bool:
@@ -205,7 +223,7 @@ class TorchEngine:
                 outcomes += batch.decode()
                 outcomes += batch.prefill(prompts)
             except Exception as error:
-                # The thread's boundary: whatever torch raises (out of memory, a broken kernel)
+                # A step's boundary: whatever torch raises (out of memory, a broken kernel)
                 # reaches those who wait, and the engine serves on.
                 logger.exception("policy %s: a step failed", policy)
                 failure = InfrastructureError("engine_failed", f"{type(error).__name__}: {error}")
@@ -259,6 +277,8 @@ def _config(setup: EngineSetup) -> Any:
         config = AutoConfig.from_pretrained(setup.model, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UsageError(f"{setup.model} has no usable config.json: {error}") from error
+    if not hasattr(config, "vocab_size"):
+        raise UsageError(f"{setup.model} is no plain language model: no vocab_size in config.json")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or (
         getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
@@ -268,6 +288,17 @@ def _config(setup: EngineSetup) -> Any:
             f"{sorted(kinds)}; use another engine"
         )
     return config
+
+
+def _context(setup: EngineSetup, config: Any) -> int:
+    longest = getattr(config, "max_position_embeddings", None)
+    wanted = setup.options.get("context", longest)
+    if not isinstance(wanted, int) or wanted < 1:
+        raise UsageError(
+            f"{setup.model}: the torch engine's option `context` is {wanted!r}; give a number of "
+            "tokens, needed where config.json has no max_position_embeddings"
+        )
+    return wanted if longest is None else min(wanted, int(longest))
 
 
 def _device(name: str) -> torch.device:

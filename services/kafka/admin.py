@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from time import monotonic
 from typing import TypeVar
 
 from confluent_kafka import (
@@ -14,7 +15,10 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ClusterMetadata, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._metadata import ClusterMetadata
+from confluent_kafka.cimpl import NewTopic
 
 from services.errors import DependencyError, UsageError
 from services.kafka.broker import Committed, Partition
@@ -26,7 +30,8 @@ CHANGE_S = 30.0
 """For what brokers do on disk: making and removing topics."""
 CHECK_S = 4.0
 METADATA_INTERVAL_S = 0.05
-NO_OFFSET = -1001
+EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 R = TypeVar("R")
 
@@ -77,8 +82,10 @@ class Admin:
                 )
         counts = await self._until(
             f"the topics {', '.join(sorted(topics))} to appear",
-            lambda found: topics.keys() <= found.topics.keys()
-            and all(_has_leaders(found, name) for name in topics),
+            lambda found: (
+                topics.keys() <= found.topics.keys()
+                and all(_has_leaders(found, name) for name in topics)
+            ),
         )
         for name, (partitions, _) in topics.items():
             there = len(counts.topics[name].partitions)
@@ -87,6 +94,11 @@ class Admin:
                     f"the topic {name} has {there} partitions, not {partitions}: their number is "
                     f"fixed when a namespace is made. Use it, or another namespace"
                 )
+        # A leader that is named may not know it yet; it does once it answers.
+        new = {topic.topic for topic in absent}
+        await self._offsets(
+            [Partition(name, n) for name in new for n in range(topics[name][0])], LATEST, False
+        )
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
         """Removes the topics that exist. Returns once they are gone."""
@@ -110,8 +122,8 @@ class Admin:
     ) -> dict[Partition, tuple[int, int]]:
         """Each partition's first offset and the one after its last record, committed or not."""
         first, end = await asyncio.gather(
-            self._offsets(partitions, OffsetSpec.earliest(), committed),
-            self._offsets(partitions, OffsetSpec.latest(), committed),
+            self._offsets(partitions, EARLIEST, committed),
+            self._offsets(partitions, LATEST, committed),
         )
         return {place: (first[place], end[place]) for place in partitions}
 
@@ -124,13 +136,17 @@ class Admin:
         asked = ConsumerGroupTopicPartitions(
             consumer_group, [TopicPartition(place.topic, place.number) for place in partitions]
         )
-        futures = self._client().list_consumer_group_offsets(
-            [asked], require_stable=True, request_timeout=REQUEST_S
+
+        async def ask() -> dict[Partition, Committed]:
+            futures = self._client().list_consumer_group_offsets(
+                [asked], require_stable=True, request_timeout=REQUEST_S
+            )
+            answer = await asyncio.wrap_future(futures[consumer_group])
+            return committed_in(answer.topic_partitions or [])
+
+        return await self._patiently(
+            f"can't read the places of the consumer group {consumer_group}", ask
         )
-        what = f"can't read the places of the consumer group {consumer_group}"
-        answer = await self._answer(what, futures[consumer_group])
-        assert answer is not None
-        return committed_in(what, answer.topic_partitions or [])
 
     async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
         """Commits offset 0 where the group has no place yet."""
@@ -142,13 +158,18 @@ class Admin:
         ]
         if not absent:
             return
-        futures = self._client().alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(consumer_group, absent)], request_timeout=REQUEST_S
+        asked = ConsumerGroupTopicPartitions(consumer_group, absent)
+
+        async def ask() -> None:
+            futures = self._client().alter_consumer_group_offsets(
+                [asked], request_timeout=REQUEST_S
+            )
+            answer = await asyncio.wrap_future(futures[consumer_group])
+            committed_in(answer.topic_partitions or [])
+
+        await self._patiently(
+            f"can't set the first places of {consumer_group}: does it have members already?", ask
         )
-        what = f"can't set the first places of {consumer_group}: does it have members already?"
-        answer = await self._answer(what, futures[consumer_group])
-        assert answer is not None
-        committed_in(what, answer.topic_partitions or [])
 
     async def close(self) -> None:
         """Closes the connections, if there are any."""
@@ -159,7 +180,7 @@ class Admin:
     def _client(self) -> AdminClient:
         if self._made is None:
             try:
-                self._made = AdminClient(dict(self._settings.admin()))
+                self._made = AdminClient(self._settings.admin())
             except KafkaException as exception:
                 raise failure("can't make a Kafka client", error_of(exception)) from exception
         return self._made
@@ -171,9 +192,7 @@ class Admin:
             what = f"can't list the topics at {self._settings.bootstrap_servers}"
             raise failure(what, error_of(exception)) from exception
 
-    async def _until(
-        self, what: str, holds: Callable[[ClusterMetadata], bool]
-    ) -> ClusterMetadata:
+    async def _until(self, what: str, holds: Callable[[ClusterMetadata], bool]) -> ClusterMetadata:
         """Waits until the cluster's metadata is as it should be; nothing tells, so it asks."""
         try:
             async with asyncio.timeout(REQUEST_S):
@@ -186,18 +205,35 @@ class Admin:
     async def _offsets(
         self, partitions: Sequence[Partition], which: OffsetSpec, committed: bool
     ) -> dict[Partition, int]:
+        if not partitions:
+            return {}
         asked = {TopicPartition(place.topic, place.number): which for place in partitions}
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        futures = self._client().list_offsets(
-            asked, isolation_level=isolation, request_timeout=REQUEST_S
-        ) if asked else {}
-        offsets = {}
-        for place, future in futures.items():
-            what = f"can't find the ends of {place.topic}/{place.partition}"
-            answer = await self._answer(what, future)
-            assert answer is not None
-            offsets[Partition(place.topic, place.partition)] = answer.offset
-        return offsets
+
+        async def ask() -> dict[Partition, int]:
+            futures = self._client().list_offsets(
+                asked, isolation_level=isolation, request_timeout=REQUEST_S
+            )
+            found = await asyncio.gather(*map(asyncio.wrap_future, futures.values()))
+            return {
+                Partition(place.topic, place.partition): at.offset
+                for place, at in zip(futures, found, strict=True)
+            }
+
+        names = ", ".join(sorted({place.topic for place in partitions}))
+        return await self._patiently(f"can't find the ends of {names}", ask)
+
+    async def _patiently(self, what: str, ask: Callable[[], Awaitable[R]]) -> R:
+        """Asks, and again while that may help: a leader is being found, a transaction ends."""
+        begun = monotonic()
+        while True:
+            try:
+                return await ask()
+            except KafkaException as exception:
+                error = error_of(exception)
+                if error.code() not in TRANSIENT or monotonic() - begun > REQUEST_S:
+                    raise failure(what, error) from exception
+            await asyncio.sleep(METADATA_INTERVAL_S)
 
     async def _answer(self, what: str, future: Future[R], fine: int | None = None) -> R | None:
         """A request's answer. None where it failed with the code that is `fine`."""
@@ -210,11 +246,11 @@ class Admin:
             raise failure(what, error) from exception
 
 
-def committed_in(what: str, places: Sequence[TopicPartition]) -> dict[Partition, Committed]:
-    """The places in a broker's answer, those without one left out."""
+def committed_in(places: Sequence[TopicPartition]) -> dict[Partition, Committed]:
+    """The places in a broker's answer, those without one left out. KafkaException for an error."""
     for place in places:
         if place.error is not None:
-            raise failure(f"{what}: {place.topic}/{place.partition}", place.error)
+            raise KafkaException(place.error)
     return {
         Partition(place.topic, place.partition): Committed(place.offset, place.metadata or "")
         for place in places

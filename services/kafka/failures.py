@@ -33,13 +33,26 @@ TRANSIENT = frozenset(
         KafkaError._WAIT_COORD,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.UNSTABLE_OFFSET_COMMIT,
     }
 )
 """It may work in a moment: worth asking again, for a bounded time."""
+
+FINAL = frozenset(
+    {
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+"""A reader that waits does not mend these."""
 
 _ADVICE = {
     KafkaError._ALL_BROKERS_DOWN: "is Kafka running there? See `headrace up`",

@@ -19,7 +19,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from services.errors import DependencyError, Fenced, HeadraceError
+from services.errors import DependencyError
 from services.kafka.broker import Committed, Outgoing, Partition, Position
 from services.kafka.failures import FENCED, error_of, failure
 from services.kafka.producer import make_producer
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 TAKE_OVER_S = 20.0
 COMMIT_S = 20.0
 """How long a commit is retried. After that its outcome is unknown."""
+SLICE_S = 1.0
 ATTEMPTS = 3
 """Transactions tried for one write, where the brokers made us abort."""
 
@@ -49,6 +50,8 @@ class KafkaFencedWriter:
         self._producer: Producer | None = None
         self._groups: dict[str, Any] = {}
         self._broken = ""
+        """Why nothing can be written any more."""
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{writer}")
 
     async def take_over(self) -> None:
@@ -72,28 +75,40 @@ class KafkaFencedWriter:
 
     async def close(self) -> None:
         """Waits for the transaction that runs, if one does, and ends the thread."""
-        if not self._broken:
-            self._broken = "it is closed"
-        self._thread.submit(self._forget)
-        await asyncio.to_thread(self._thread.shutdown)
+        if not self._closed:
+            self._closed = True
+            self._thread.submit(self._forget)
+            await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self, work: Callable[[], R]) -> R:
-        if self._broken:
-            raise DependencyError(f"the writer {self._writer} can't go on: {self._broken}")
+        if self._closed:
+            raise DependencyError(f"the writer {self._writer} is closed")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _take_over(self) -> None:
         self._producer = make_producer(self._settings.transactional(self._writer))
-        deadline = monotonic() + TAKE_OVER_S
+        try:
+            self._patiently(self._producer.init_transactions, TAKE_OVER_S)
+        except KafkaException as exception:
+            what = f"can't take over as writer {self._writer}"
+            raise failure(what, error_of(exception)) from exception
+
+    def _patiently(self, call: Callable[[float], object], limit_s: float) -> None:
+        """Calls until it works, as librdkafka allows where it says `retriable`: a time-out, say.
+
+        In slices, so that `close` does not wait for more than one.
+        """
+        deadline = monotonic() + limit_s
         while True:
             try:
-                self._producer.init_transactions(max(0.1, deadline - monotonic()))
+                call(SLICE_S)
             except KafkaException as exception:
                 error = error_of(exception)
-                if error.retriable() and monotonic() < deadline:
-                    continue
-                raise failure(f"can't take over as writer {self._writer}", error) from exception
-            return
+                late = self._closed or monotonic() > deadline
+                if late or error.txn_requires_abort() or not error.retriable():
+                    raise
+            else:
+                return
 
     def _write(
         self,
@@ -113,7 +128,7 @@ class KafkaFencedWriter:
             except KafkaException as exception:
                 error = error_of(exception)
                 wrong = failure(f"can't write as {self._writer}", error)
-                self._abort(self._producer, error, wrong)
+                self._abort(self._producer, error)
                 if attempt == ATTEMPTS or not (error.txn_requires_abort() or error.retriable()):
                     raise wrong from exception
                 logger.warning("%s: aborted, attempt %d of %d", wrong, attempt, ATTEMPTS)
@@ -137,36 +152,39 @@ class KafkaFencedWriter:
             _produce(producer, record, partial(on_delivery, index))
         if commits:
             group = self._group(consumer_group)
-            producer.send_offsets_to_transaction(offsets_of(commits), group, COMMIT_S)
-        producer.flush(COMMIT_S)
+            offsets = offsets_of(commits)
+            self._patiently(
+                lambda slice_s: producer.send_offsets_to_transaction(offsets, group, slice_s),
+                COMMIT_S,
+            )
+        while producer.flush(SLICE_S) and not self._closed:
+            pass  # Each record is delivered or given up within its `message.timeout.ms`.
         return [positions[index] for index in sorted(positions)]
 
     def _commit(self, producer: Producer) -> None:
         """Commits. An outcome that stays unknown breaks the writer: only a new one finds out."""
-        deadline = monotonic() + COMMIT_S
-        while True:
-            try:
-                producer.commit_transaction(max(0.1, deadline - monotonic()))
-            except KafkaException as exception:
-                error = error_of(exception)
-                if error.txn_requires_abort() or error.fatal() or error.code() in FENCED:
-                    raise
-                if error.retriable() and monotonic() < deadline:
-                    continue
-                self._broken = "the outcome of its last transaction is unknown: start it anew"
-                raise DependencyError(
-                    f"the writer {self._writer} does not know whether its transaction counts "
-                    f"({error.name()}): this process must end; a new one finds out"
-                ) from exception
-            return
+        try:
+            self._patiently(producer.commit_transaction, COMMIT_S)
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error.txn_requires_abort() or error.fatal() or error.code() in FENCED:
+                raise
+            self._broken = DependencyError(
+                f"the writer {self._writer} does not know whether its transaction counts "
+                f"({error.name()}): this process must end; a new one finds out"
+            )
+            raise self._broken from exception
 
-    def _abort(self, producer: Producer, error: KafkaError, wrong: HeadraceError) -> None:
+    def _abort(self, producer: Producer, error: KafkaError) -> None:
         """Takes the open transaction back. Where that can't be, the writer is done for."""
-        if error.fatal() or isinstance(wrong, Fenced):
-            self._broken = str(wrong)
+        if error.code() in FENCED:
+            self._broken = "another process has taken over"
+            return
+        if error.fatal():
+            self._broken = error.str()
             return
         try:
-            producer.abort_transaction(COMMIT_S)
+            self._patiently(producer.abort_transaction, COMMIT_S)
         except KafkaException as exception:
             self._broken = f"it could not abort: {error_of(exception).str()}"
 

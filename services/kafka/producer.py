@@ -72,7 +72,7 @@ class Sender:
                 record.key,
                 -1 if record.partition is None else record.partition,
                 on_delivery=partial(self._on_delivery, future),
-                headers=record.headers,
+                headers=list(record.headers),
             )
         except BufferError:
             return False

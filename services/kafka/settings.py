@@ -12,10 +12,35 @@ from dataclasses import dataclass, field
 
 from services.errors import UsageError
 
+
+class _Sparing(logging.Filter):
+    """librdkafka says the same of a dead broker at every attempt: once in a while is enough."""
+
+    EVERY_S = 30.0
+    KEPT = 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to say it. What librdkafka mends by itself is no error."""
+        record.levelno = min(record.levelno, logging.WARNING)
+        record.levelname = logging.getLevelName(record.levelno)
+        text = record.getMessage()
+        if record.created - self._said.get(text, 0.0) < self.EVERY_S:
+            return False
+        if len(self._said) >= self.KEPT:
+            self._said.clear()
+        self._said[text] = record.created
+        return True
+
+
 logger = logging.getLogger("services.kafka.librdkafka")
 """librdkafka's own words: lost connections and the like, which it mends by itself."""
+logger.addFilter(_Sparing())
 
-Properties = dict[str, str | int | float | bool | logging.Logger]
+Properties = dict[str, str | int | float | bool]
 
 PINNED = frozenset(
     {
@@ -38,7 +63,7 @@ PINNED = frozenset(
 
 DELIVERY_S = 30.0
 """A send is durable or has failed by then."""
-MESSAGE_LIMIT = 16 * 1024 * 1024
+MESSAGE_LIMIT = 8 * 1024 * 1024
 """Bytes of the largest record that a client lets through; a topic's own limit comes first."""
 PREFETCH_KB = 16 * 1024
 """Records that librdkafka holds ready, for all partitions of one consumer."""

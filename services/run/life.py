@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +53,7 @@ def runs_partition(topics: Topics) -> Partition:
     return Partition(topics.name(RUNS), 0)
 
 
-async def follow_life(log: EventLog) -> AsyncIterator[RunLife]:
+async def follow_life(log: EventLog) -> AsyncGenerator[RunLife, None]:
     """The run's life, once all that was in the log is read, and again with every change."""
     life, caught_up = RunLife(), False
     reader = EventReader(log, {runs_partition(log.topics): "first"})

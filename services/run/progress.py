@@ -222,7 +222,7 @@ class Check:
         return value is not None and _COMPARISONS[self.comparison](value, self.bound)
 
 
-def violations(checks: Sequence[Check], measures: Mapping[str, float | None]) -> list[str]:
+def violations(checks: Sequence[Check], measures: Mapping[Measure, float | None]) -> list[str]:
     """What does not hold, one line a check."""
     return [
         f"{check.text} does not hold: {check.measure} is "

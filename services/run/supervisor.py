@@ -108,9 +108,13 @@ class Supervisor:
         if self._keepers:
             await asyncio.gather(*self._keepers)
 
+    def release(self) -> None:
+        """From here on a child that ends has ended in order."""
+        self._stopping.set()
+
     async def stop(self, drain_s: float = 10.0) -> None:
         """Asks every child to end, and kills what has not ended after `drain_s` seconds."""
-        self._stopping.set()
+        self.release()
         for child in self._children:
             self._hang_up(child)
             self._signal(child, signal.SIGTERM)
@@ -130,7 +134,7 @@ class Supervisor:
 
     def kill(self) -> None:
         """Kills every child and what it started, now."""
-        self._stopping.set()
+        self.release()
         for child in self._children:
             self._hang_up(child)
             if child.process is not None and child.process.returncode is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +39,13 @@ class Status:
     def elapsed_s(self) -> float:
         """Since the command began."""
         return time.monotonic() - self.began
+
+    def since_start_s(self, at: float | None) -> float | None:
+        """From the command's start to an epoch time; None for None, or for one before it."""
+        if at is None:
+            return None
+        since = at - (time.time() - self.elapsed_s())
+        return since if since >= 0 else None
 
 
 class View(Protocol):
@@ -123,10 +131,7 @@ def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
         return ""
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
-        values = [
-            sum(values[first:last]) / (last - first)
-            for first, last in zip(edges, edges[1:], strict=False)
-        ]
+        values = [sum(values[first:last]) / (last - first) for first, last in pairwise(edges)]
     low, high = min(0.0, *values), max(1.0, *values)
     return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in values)
 

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from services.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
+from services.errors import BlobError, HeadraceError, InfrastructureError, UsageError  # noqa: E402
 from services.inference.engine import (  # noqa: E402
     EngineSetup,
     Generation,
@@ -216,21 +216,34 @@ def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> N
     asyncio.run(main())
 
 
-def test_diverged_weights_fail_the_prompt_and_not_the_engine(folder: Path, tmp_path: Path) -> None:
+def test_diverged_weights_fail_the_prompt_and_leave_nothing_behind(
+    folder: Path, tmp_path: Path
+) -> None:
     state = load_file(folder / "0.safetensors")
-    state["model.norm.weight"] = torch.full_like(state["model.norm.weight"], float("nan"))
+    values = state["model.layers.0.self_attn.v_proj.weight"]
+    state["model.layers.0.self_attn.v_proj.weight"] = torch.full_like(values, float("nan"))
     save_file(state, tmp_path / "nan.safetensors")
+    prompts = [Prompt("default", [1, 2, 3] * n, 30, temperature=0.0) for n in (1, 5, 25)]
 
-    async def main() -> None:
+    async def main() -> list[Generation]:
         engine = TorchEngine(EngineSetup(folder, 4, device="cpu"))
-        await engine.load(Weights("default", 0, tmp_path / "nan.safetensors"))
-        with pytest.raises(InfrastructureError, match="not_finite"):
-            await engine.generate(Prompt("default", [1, 2], 3))
-        await engine.load(Weights("default", 1, folder / "1.safetensors"))
-        assert len((await engine.generate(Prompt("default", [1, 2], 3))).tokens) == 3
+        await engine.load(Weights("default", 0, folder / "0.safetensors"))
+        under_way = asyncio.create_task(engine.generate(Prompt("default", [1] * 40, 200)))
+        while engine.capacity().free_slots == 4:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        await engine.load(Weights("default", 1, tmp_path / "nan.safetensors"))
+        failing = [under_way, *(asyncio.create_task(engine.generate(prompts[2])) for _ in "abc")]
+        for error in await asyncio.gather(*failing, return_exceptions=True):
+            assert isinstance(error, InfrastructureError)
+            assert error.code == "not_finite"
+        await engine.load(Weights("default", 2, folder / "0.safetensors"))
+        answers = await asyncio.gather(*map(engine.generate, prompts))
         await engine.close(1)
+        return answers
 
-    asyncio.run(main())
+    for prompt, answer in zip(prompts, asyncio.run(main()), strict=True):
+        check(reference(folder, 0), prompt, answer)
 
 
 def test_a_broken_step_fails_what_is_in_it_and_the_engine_serves_on(folder: Path) -> None:
@@ -248,6 +261,29 @@ def test_a_broken_step_fails_what_is_in_it_and_the_engine_serves_on(folder: Path
         hook.remove()
         assert len((await engine.generate(Prompt("default", [1, 2], 3))).tokens) == 3
         assert engine.capacity().free_slots == 4
+        await engine.close(1)
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_ends_tells_all_who_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        engine = TorchEngine(EngineSetup(folder, 4, device="cpu"))
+        await engine.load(Weights("default", 0, folder / "0.safetensors"))
+
+        def broken() -> None:
+            raise RuntimeError("the device is lost")
+
+        monkeypatch.setattr(engine._batches["default"], "drop_cancelled", broken)
+        prompt = Prompt("default", [1, 2], 3)
+        for _ in range(2):
+            with pytest.raises(HeadraceError, match="the device is lost") as raised:
+                await engine.generate(prompt)
+            assert not isinstance(raised.value, InfrastructureError)
+        with pytest.raises(HeadraceError, match="the device is lost"):
+            await engine.load(Weights("default", 1, folder / "1.safetensors"))
         await engine.close(1)
 
     asyncio.run(main())
@@ -277,6 +313,21 @@ def test_the_context_can_be_shortened_but_not_stretched(folder: Path) -> None:
     for wanted, context in ((64, 64), (9_999, 256)):
         engine = TorchEngine(EngineSetup(folder, 4, options={"context": wanted}))
         assert engine.capacity().context == context
+    for wrong in (0, "long"):
+        with pytest.raises(UsageError, match="context"):
+            TorchEngine(EngineSetup(folder, 4, options={"context": wrong}))
+
+
+def test_bfloat16_serves(folder: Path) -> None:
+    async def main() -> None:
+        engine = TorchEngine(EngineSetup(folder, 4, device="cpu", dtype="bfloat16"))
+        await engine.load(Weights("default", 0, folder / "0.safetensors"))
+        prompts = [Prompt("default", [1] * n, 5) for n in (1, 9, 30)]
+        answers = await asyncio.gather(*map(engine.generate, prompts))
+        assert [len(answer.tokens) for answer in answers] == [5, 5, 5]
+        await engine.close(1)
+
+    asyncio.run(main())
 
 
 def test_buckets_hold_every_row_once_with_little_padding() -> None:

@@ -1,0 +1,236 @@
+"""One call of `up`: what is missing of a stack is fetched and started side by side."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from infra.local import jars, kafka, processes, record, registry, runtime
+from infra.local.processes import Cancelled, ProcessId
+from infra.local.stop import STOP_BOUND_S, stop_servers, take_down
+from services.errors import DependencyError, UsageError
+
+USUAL_PORTS: dict[record.ServerName, int] = {"kafka": 9092, "registry": 8081}
+_TITLES: dict[record.ServerName, str] = {"kafka": "Kafka", "registry": "the registry"}
+_READY_BOUND_S = 120.0  # a broker that was killed re-reads its newest segments first
+_READY_POLL_S = 0.02
+_PORT_ATTEMPTS = 3
+
+
+class Start:
+    """Holds what one call knows. To be used once, under the state folder's lock."""
+
+    def __init__(
+        self,
+        state: Path,
+        on_progress: Callable[[str], None],
+        asked: Mapping[record.ServerName, int | None],
+        owner: ProcessId | None,
+    ) -> None:
+        self.state = state
+        self.on_progress = on_progress
+        self.asked = asked
+        self.owner = owner
+        self.stack = record.load(state)
+        self.changing = threading.Lock()
+        self.cancelled = threading.Event()
+        self.cache = jars.cache_folder()
+        self.java = jars.java()  # if it isn't there, nothing need be fetched first
+
+    def run(self) -> record.Stack:
+        """Start what is missing, or raise and leave nothing behind that was started here."""
+        self._refuse_other_ports()
+        missing = [name for name in USUAL_PORTS if not self._serves(name)]
+        self._settle_owner(fresh=len(missing) == len(USUAL_PORTS))
+        if missing:
+            self._start_all(missing)
+        return self.stack
+
+    def _serves(self, name: record.ServerName) -> bool:
+        server = self.stack.servers.get(name)
+        return server is not None and server.serves
+
+    def _refuse_other_ports(self) -> None:
+        for name, port in self.asked.items():
+            server = self.stack.servers.get(name)
+            if port and server and server.serves and server.port != port:
+                raise UsageError(
+                    f"{_TITLES[name]} of {self.state} already runs on port {server.port}, "
+                    f"not on {port}: take it down first"
+                )
+
+    def _settle_owner(self, *, fresh: bool) -> None:
+        """Whose stack this is from now on, with a guard on watch if it is somebody's."""
+        owner = self.stack.owner
+        if fresh or (owner and not owner.alive):
+            owner = self.owner
+        guard = self.stack.guard
+        if guard and owner != self.stack.owner:
+            processes.stop([guard], STOP_BOUND_S)
+        if owner is None:
+            guard = None
+        elif guard is None or not guard.alive:
+            # Before any server: from its start on none can outlive the owner.
+            log = self.state / "logs" / "guard.log"
+            command = [sys.executable, "-m", "infra.local.guard", str(self.state)]
+            guard = processes.spawn([*command, str(owner.pid), owner.started], log=log)
+        self._save(replace(self.stack, owner=owner, guard=guard))
+
+    def _start_all(self, missing: list[record.ServerName]) -> None:
+        start = {"kafka": self._start_kafka, "registry": self._start_registry}
+        try:
+            with ThreadPoolExecutor(len(missing), thread_name_prefix="up") as pool:
+                futures = [pool.submit(start[name]) for name in missing]
+                try:
+                    wait(futures, return_when=FIRST_EXCEPTION)
+                finally:
+                    self.cancelled.set()
+            failures = [failure for future in futures if (failure := future.exception())]
+            # The cause, rather than the other half's giving up because of it.
+            for failure in sorted(failures, key=lambda failure: isinstance(failure, Cancelled)):
+                raise failure
+        except BaseException:
+            self._undo(missing)
+            raise
+
+    def _undo(self, started: list[record.ServerName]) -> None:
+        """End what this call started; what ran before it runs on."""
+        servers = self.stack.servers
+        others = {name: server for name, server in servers.items() if name not in started}
+        stop_servers([servers[name] for name in started if name in servers])
+        if others:
+            self._save(replace(self.stack, servers=others))
+        else:
+            take_down(self.state, replace(self.stack, servers={}))
+
+    def _save(self, stack: record.Stack) -> None:
+        self.stack = stack
+        record.save(self.state, stack)
+
+    def _put(self, name: record.ServerName, server: record.Server) -> None:
+        with self.changing:
+            self._save(replace(self.stack, servers=self.stack.servers | {name: server}))
+
+    def _start_kafka(self) -> None:
+        found = jars.kafka_jars(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
+        run = self._runtime("kafka", found, kafka.HEAP)
+        log = self._clear("kafka")
+        kafka.format_log(run, self.state, log)
+        self._start(
+            "kafka",
+            run,
+            jars.KAFKA_VERSION,
+            lambda port: kafka.command(run, self.state, port, processes.free_port()),
+            lambda _: kafka.is_ready(log),
+        )
+
+    def _start_registry(self) -> None:
+        found = jars.registry_jars(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
+        run = self._runtime("registry", found, registry.HEAP)
+        log = self._clear("registry")
+        self._start(
+            "registry",
+            run,
+            jars.REGISTRY_VERSION,
+            lambda port: registry.command(run, self.state, port),
+            lambda port: registry.is_ready(log, port),
+        )
+
+    def _runtime(
+        self, name: record.ServerName, found: jars.Jars, heap: tuple[str, ...]
+    ) -> runtime.Runtime:
+        # Recording slows the start and the end. So not on the very first start, which a newcomer
+        # waits for, nor for an owner, which waits for the end.
+        may_record = not found.fetched and self.stack.owner is None
+        return runtime.prepare(
+            name, self.java, found.class_path, heap, self.cache, may_record=may_record
+        )
+
+    def _clear(self, name: record.ServerName) -> Path:
+        """End what a killed `up` left half started; an empty log, the last one kept beside it."""
+        left = self.stack.servers.get(name)
+        if left:
+            stop_servers([left])
+        log = self.state / "logs" / f"{name}.log"
+        if log.exists():
+            log.replace(log.with_name(f"{name}.previous.log"))
+        log.touch()
+        folder = self.state / "tmp" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return log
+
+    def _start(
+        self,
+        name: record.ServerName,
+        run: runtime.Runtime,
+        version: str,
+        command: Callable[[int], list[str]],
+        is_ready: Callable[[int], bool],
+    ) -> None:
+        """Start one server and wait until it serves, on another port if it lost one to a race."""
+        log = self.state / "logs" / f"{name}.log"
+        fixed = self._fixed_port(name)
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            port = self._choose_port(name, fixed)
+            if self.cancelled.is_set():
+                raise Cancelled
+            self.on_progress(f"starting {_TITLES[name]} {version} on port {port}")
+            recording = str(run.recording) if run.recording else None
+            process = processes.spawn(command(port), log=log, folder=self.state)
+            server = record.Server(process, version, port, ready=False, recording=recording)
+            self._put(name, server)
+            try:
+                self._wait_until(partial(is_ready, port), name, process, log)
+            except DependencyError:
+                taken = not process.alive and not processes.port_is_free(port)
+                if taken and fixed is None and attempt < _PORT_ATTEMPTS:
+                    continue
+                raise
+            self._put(name, replace(server, ready=True))
+            return
+
+    def _fixed_port(self, name: record.ServerName) -> int | None:
+        """The one port that will do: as asked, or as clients of a stack half dead know it."""
+        last = self.stack.servers.get(name)
+        if self.asked[name] is None and last and last.ready and any(map(self._serves, USUAL_PORTS)):
+            return last.port
+        return self.asked[name]
+
+    def _choose_port(self, name: record.ServerName, fixed: int | None) -> int:
+        if fixed is not None:
+            if not processes.port_is_free(fixed):
+                raise UsageError(
+                    f"port {fixed}, wanted for {_TITLES[name]}, is taken by another process: "
+                    "end that one, or take the stack down and ask for another port, or for none"
+                )
+            return fixed
+        last = self.stack.servers.get(name)
+        for port in (*([last.port] if last else []), USUAL_PORTS[name]):
+            if processes.port_is_free(port):
+                return port
+        return processes.free_port()
+
+    def _wait_until(
+        self, is_ready: Callable[[], bool], name: record.ServerName, process: ProcessId, log: Path
+    ) -> None:
+        deadline = time.monotonic() + _READY_BOUND_S
+        while not is_ready():
+            if not process.alive:
+                raise DependencyError(
+                    f"{_TITLES[name]} ended while it started; {processes.describe_log(log)}"
+                )
+            if time.monotonic() > deadline:
+                raise DependencyError(
+                    f"{_TITLES[name]} did not start within {_READY_BOUND_S:.0f} s; "
+                    f"{processes.describe_log(log)}"
+                )
+            if self.cancelled.wait(_READY_POLL_S):
+                raise Cancelled

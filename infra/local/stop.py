@@ -1,0 +1,44 @@
+"""Ends a stack's processes, and keeps what they leave."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from infra.local import processes, record, runtime
+
+STOP_BOUND_S = 20.0
+_UNREADY_BOUND_S = 2.0  # a server still at its start has nothing to finish
+_RECORDING_BOUND_S = 60.0  # an ending Java process that writes its start-up archive
+
+
+def take_down(
+    state: Path, stack: record.Stack, on_progress: Callable[[str], None] = lambda _: None
+) -> bool:
+    """End all of `stack` and forget it. Whether a server ran."""
+    # The guard first, or it would do the same. It may be the guard that calls.
+    if stack.guard and stack.guard.pid != os.getpid():
+        processes.stop([stack.guard], STOP_BOUND_S)
+    if any(server.serves and server.recording for server in stack.servers.values()):
+        on_progress("writing Java start-up archives (once; later starts are faster for it)")
+    ran = any(server.process.alive for server in stack.servers.values())
+    stop_servers(list(stack.servers.values()))
+    (state / record.FILE).unlink(missing_ok=True)
+    shutil.rmtree(state / "tmp", ignore_errors=True)
+    return ran
+
+
+def stop_servers(servers: Sequence[record.Server]) -> None:
+    """End `servers` side by side. Raises DependencyError if one can't be ended."""
+    bound_s = _UNREADY_BOUND_S
+    if any(server.serves for server in servers):
+        recording = any(server.serves and server.recording for server in servers)
+        bound_s = _RECORDING_BOUND_S if recording else STOP_BOUND_S
+    served = {server.process for server in servers if server.serves}
+    heeded = processes.stop([server.process for server in servers], bound_s)
+    for server in servers:
+        if server.recording:
+            whole = heeded and server.process in served
+            runtime.keep_recording(Path(server.recording), whole=whole)

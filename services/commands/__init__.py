@@ -1,0 +1,1 @@
+"""The commands of the command line. They import what they need as they run, never before."""

@@ -1,0 +1,96 @@
+"""What commands share: *where* options, recipe options, and how data is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from services.settings import Where
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STATE = click.option(
+    "--state", type=click.Path(file_okay=False), default=".headrace", envvar="HEADRACE_STATE",
+    show_default=True, show_envvar=True,
+    help="Folder of the local stack, logs, caches and checkpoints.",
+)  # fmt: skip
+_PLACE = (
+    click.option(
+        "--bootstrap-servers", metavar="HOST:PORT", envvar="HEADRACE_BOOTSTRAP_SERVERS",
+        show_envvar=True, help="Kafka; without it, the local stack of --state.",
+    ),
+    click.option(
+        "--registry-url", metavar="URL", envvar="HEADRACE_REGISTRY_URL", show_envvar=True,
+        help="Confluent-compatible schema registry; goes with --bootstrap-servers.",
+    ),
+    click.option(
+        "--blobs", metavar="FOLDER", envvar="HEADRACE_BLOBS", show_envvar=True,
+        help="Store of weights, shared by all workers. [default: <state>/blobs]",
+    ),
+    _STATE,
+    click.option(
+        "--namespace", metavar="NAME", envvar="HEADRACE_NAMESPACE", show_envvar=True,
+        help="The run's topics are <namespace>.*. [default: the recipe's name]",
+    ),
+    click.option(
+        "--kafka-property", "kafka_properties", metavar="KEY=VALUE", multiple=True,
+        envvar="HEADRACE_KAFKA_PROPERTIES", show_envvar=True,
+        help="A librdkafka property, as security.protocol=SSL. Repeatable.",
+    ),
+)  # fmt: skip
+
+state_option = _STATE
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON to stdout.")
+set_option = click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True,
+    help="Overrides a key of the recipe, as scheduler.live_episodes=64; so does the environment, "
+    "as HEADRACE__SCHEDULER__LIVE_EPISODES=64. Repeatable.",
+)  # fmt: skip
+
+
+def where_options(command: F) -> F:
+    """Adds the options that `where_of` reads."""
+    for option in reversed(_PLACE):
+        command = option(command)
+    return command
+
+
+def where_of(options: dict[str, Any]) -> Where:
+    """Takes the *where* options out of a command's options. UsageError for impossible ones."""
+    from services.settings import Where
+
+    return Where(
+        state=Path(options.pop("state")),
+        bootstrap_servers=options.pop("bootstrap_servers") or None,
+        registry_url=options.pop("registry_url") or None,
+        blobs=options.pop("blobs") or None,
+        namespace=options.pop("namespace") or None,
+        kafka_properties=_properties(options.pop("kafka_properties")),
+    )
+
+
+def _properties(texts: Sequence[str]) -> dict[str, str]:
+    properties = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r}: it takes key=value", param_hint="--kafka-property")
+        properties[key.strip()] = value
+    return properties
+
+
+def print_json(data: Any, *, indent: int | None = 2) -> None:
+    """Data to stdout, at once."""
+    click.echo(json.dumps(data, indent=indent, ensure_ascii=False))
+    sys.stdout.flush()
+
+
+def explain(line: str) -> None:
+    """A remark to stderr."""
+    click.echo(line, err=True)

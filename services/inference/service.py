@@ -1,0 +1,141 @@
+"""The inference worker: one process, the engines that its policies need, prompts in, answers out.
+
+Policies of the same model and engine settings share an engine. The worker joins the consumer
+group only once it serves, for every policy, a version that was newest when it began to load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from schemas.recipe import Policy, Recipe
+from schemas.topics import POLICIES, PROMPTS
+from services.context import ServiceContext
+from services.errors import UsageError
+from services.inference.engine import Engine, EngineSetup
+from services.inference.serving import ServedPolicy, Slots
+from services.inference.tokenizer import Tokenizer
+from services.inference.weights_follower import WeightsFollower
+from services.inference.worker import PromptShard
+from services.kafka.broker import Partition
+from services.log import EventReader, Start
+from services.plugins import load
+from services.weights import model_folder
+from services.worker import ShardContext, Worker
+
+BUILTIN = {
+    "torch": "services.inference.torch_engine:TorchEngine",
+    "scripted": "services.inference.scripted:ScriptedEngine",
+}
+
+
+async def run(context: ServiceContext, policy: str | None = None) -> None:
+    """Serves one policy, or all of the recipe, until `context.stopping` is set."""
+    names = tuple(context.recipe.policies) if policy is None else (policy,)
+    engines = await asyncio.to_thread(make_engines, context.recipe, names)
+    slots = {id(engine): Slots(engine) for engine in engines.values()}
+    served = {
+        name: ServedPolicy(
+            name,
+            engine,
+            slots[id(engine)],
+            Tokenizer(model_folder(context.recipe.policies[name].model)),
+            context.worker_id,
+        )
+        for name, engine in engines.items()
+    }
+    try:
+        await _serve(context, served)
+    finally:
+        for engine in {id(engine): engine for engine in engines.values()}.values():
+            await engine.close(drain_s=0)
+
+
+def prepare(recipe: Recipe) -> None:
+    """Imports what the recipe's engines need: seconds, for torch. `run` does so too, but later.
+
+    UsageError where an engine can't be imported.
+    """
+    for policy in recipe.policies.values():
+        load("engine", policy.engine.use, BUILTIN)
+
+
+def make_engines(recipe: Recipe, names: Sequence[str]) -> dict[str, Engine]:
+    """Each policy's engine. Blocks: it imports torch, and makes one engine for equal settings.
+
+    UsageError where a policy is unknown, or its model or engine is none.
+    """
+    made: dict[str, Engine] = {}
+    engines: dict[str, Engine] = {}
+    for name in names:
+        if name not in recipe.policies:
+            raise UsageError(f"no policy {name!r} in the recipe, but {sorted(recipe.policies)}")
+        policy = recipe.policies[name]
+        kind = f"{policy.model} {policy.dtype} {policy.engine.model_dump_json()}"
+        if kind not in made:
+            made[kind] = _make_engine(policy)
+        engines[name] = made[kind]
+    return engines
+
+
+def _make_engine(policy: Policy) -> Engine:
+    settings = policy.engine
+    setup = EngineSetup(
+        model=model_folder(policy.model),
+        slots=settings.slots,
+        threads=settings.threads,
+        device=settings.device,
+        dtype=policy.dtype,
+        options=settings.options,
+    )
+    engine: Engine = load("engine", settings.use, BUILTIN)(setup)
+    return engine
+
+
+async def _serve(context: ServiceContext, served: dict[str, ServedPolicy]) -> None:
+    """Follows the weights and answers prompts; what fails of the two, ends both."""
+    topics = context.log.topics
+    # One policy's newest version is at the end; of several, one may have been quiet for long.
+    start: Start = "tail" if len(topics.policies) == 1 else "first"
+    publications = EventReader(context.log, {Partition(topics.name(POLICIES), 0): start})
+    follower = WeightsFollower(publications, context.blobs, served)
+    following = asyncio.create_task(follower.run(), name="weights")
+
+    def make_shard(shard: ShardContext) -> PromptShard:
+        name = topics.by_name(shard.partition.topic).policy
+        assert name is not None
+        return PromptShard(shard, served[name])
+
+    async def answer() -> None:
+        if await _first(follower.ready, context.stopping) is context.stopping:
+            return
+        await Worker(
+            context.log,
+            topics=[topics.name(PROMPTS, name) for name in served],
+            consumer_group=context.consumer_group("inference"),
+            make_shard=make_shard,
+            stopping=context.stopping,
+        ).run()
+
+    answering = asyncio.create_task(answer(), name="prompts")
+    try:
+        done, _ = await asyncio.wait({following, answering}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in (following, answering):
+            task.cancel()
+        await asyncio.gather(following, answering, return_exceptions=True)
+        await publications.aclose()
+
+
+async def _first(*events: asyncio.Event) -> asyncio.Event:
+    """Waits until one of the events is set, and returns it."""
+    waits = {asyncio.create_task(event.wait()): event for event in events}
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return next(event for task, event in waits.items() if task in done)
+    finally:
+        for task in waits:
+            task.cancel()

@@ -1,0 +1,122 @@
+"""Follows `policies` and loads the newest version of each policy that is served.
+
+Nothing is served that was not verified: a blob that is absent, or not what the publication says,
+is logged and tried again, and the version before it serves on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from schemas.events import Event, PolicyPublished
+from services.blobs import BlobStore
+from services.errors import BlobError, DependencyError, InfrastructureError
+from services.inference.engine import Weights
+from services.inference.serving import ServedPolicy
+from services.log import CaughtUp, Delivery
+from services.weights import weights_digest
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.5
+LAST_RETRY_S = 30.0
+
+
+class WeightsFollower:
+    """Keeps engines at the newest published version; versions in between are passed over."""
+
+    def __init__(
+        self,
+        publications: AsyncIterable[Delivery[Event] | CaughtUp],
+        blobs: BlobStore,
+        served: Mapping[str, ServedPolicy],
+    ) -> None:
+        """`publications` yields what `policies` holds, CaughtUp where it has come to the end."""
+        self.ready = asyncio.Event()
+        """Set once every policy serves a version that was the newest when it began to load."""
+        self._publications = publications
+        self._blobs = blobs
+        self._served = served
+        self._newest: dict[str, PolicyPublished] = {}
+        self._news = {name: asyncio.Event() for name in served}
+        self._caught_up = False
+
+    async def run(self) -> None:
+        """Follows until cancelled. DependencyError where the log is out of reach."""
+        tasks = [asyncio.create_task(self._read(), name="policies")]
+        for policy in self._served.values():
+            tasks.append(asyncio.create_task(self._keep_newest(policy), name=policy.name))
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self) -> None:
+        async for item in self._publications:
+            if not isinstance(item, Delivery):
+                self._caught_up = True
+                for name in self._newest:
+                    self._news[name].set()
+            elif isinstance(item.event, PolicyPublished) and item.event.policy in self._served:
+                self._on_published(item.event)
+
+    def _on_published(self, published: PolicyPublished) -> None:
+        """Of the newest version, the last record counts."""
+        known = self._newest.get(published.policy)
+        if known is None or published.version >= known.version:
+            self._newest[published.policy] = published
+            if self._caught_up:
+                self._news[published.policy].set()
+
+    async def _keep_newest(self, policy: ServedPolicy) -> None:
+        news = self._news[policy.name]
+        retry_s = FIRST_RETRY_S
+        while True:
+            await news.wait()
+            news.clear()
+            published = self._newest[policy.name]
+            try:
+                await self._load(policy, published)
+            except (BlobError, DependencyError, InfrastructureError) as error:
+                policy.metrics.load_failed.inc()
+                logger.error(
+                    "policy %s: version %d can't be served, version %d serves on; "
+                    "next try in %.1f s or with the next version: %s",
+                    *(policy.name, published.version, policy.version, retry_s, error),
+                )
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), retry_s)
+                news.set()
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+            else:
+                retry_s = FIRST_RETRY_S
+
+    async def _load(self, policy: ServedPolicy, published: PolicyPublished) -> None:
+        path = await asyncio.to_thread(self._fetch, published)
+        await policy.engine.load(Weights(policy.name, published.version, path))
+        policy.version = published.version
+        policy.slots.notify()
+        policy.metrics.loaded.inc()
+        policy.metrics.version.set(published.version)
+        logger.info("policy %s: version %d is served", policy.name, published.version)
+        if all(served.version >= 0 for served in self._served.values()):
+            self.ready.set()
+
+    def _fetch(self, published: PolicyPublished) -> Path:
+        """A local file of the version's weights, verified. BlobError where there is none."""
+        if published.full is None:
+            raise BlobError(f"version {published.version} was published without its full weights")
+        path = self._blobs.get(published.full)
+        digest = weights_digest(path)
+        if digest != published.digest:
+            raise BlobError(
+                f"the weights in {path} have the digest {digest.hex()}, but version "
+                f"{published.version} was published as {published.digest.hex()}"
+            )
+        return path

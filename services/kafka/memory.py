@@ -1,0 +1,213 @@
+"""The log in memory: Kafka's in-memory twin, for tests and the seeded simulation.
+
+Pure asyncio, no threads, no clock but the event loop's: the same run twice is the same to the
+last offset. It keeps Kafka's ways: gaps where transactions end, the last stable offset, fenced
+writers, sessions, cooperative hand-over. It does not keep Kafka's limits (message sizes,
+retention, quotas), topic configuration, or anything once the process ends.
+
+    cluster = MemoryCluster()
+    one, other = cluster.client("one"), cluster.client("other")     # two processes
+    one.freeze(); one.thaw(); other.kill()                          # SIGSTOP, SIGCONT, SIGKILL
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from services.errors import DependencyError
+from services.kafka.broker import (
+    Broker,
+    Committed,
+    FencedWriter,
+    OnAssigned,
+    OnRevoked,
+    Outgoing,
+    Partition,
+    Position,
+    Reader,
+    Record,
+    Subscription,
+)
+from services.kafka.memory_reading import MemoryReader, MemorySubscription
+from services.kafka.memory_state import Process, State, heard
+
+SESSION_S = 6.0
+"""A member of a consumer group that is silent for so long loses its partitions."""
+CLOSE_S = 3.0
+"""Seconds that records in flight have at the end."""
+
+
+class MemoryCluster:
+    """What several processes share: topics, groups, sole writers."""
+
+    def __init__(self, *, session_s: float = SESSION_S) -> None:
+        self.state = State()
+        self.session_s = session_s
+
+    def client(self, name: str) -> MemoryBroker:
+        """The log as one more process sees it."""
+        return MemoryBroker(self, name)
+
+    def expire(self, partition: Partition, before: int) -> None:
+        """Deletes a partition's records before an offset, as retention does."""
+        self.state.log(partition).expire(before)
+
+
+class MemoryBroker:
+    """The log, as one process sees it."""
+
+    def __init__(self, cluster: MemoryCluster | None = None, name: str = "memory") -> None:
+        """Without a cluster it has one to itself."""
+        cluster = cluster or MemoryCluster()
+        self._state = cluster.state
+        self._process = Process(name, cluster.session_s)
+        self._opened: list[MemoryReader | MemorySubscription | MemoryFencedWriter] = []
+
+    def freeze(self) -> None:
+        """Stops the process, as SIGSTOP does: it falls silent, and its sessions run out."""
+        self._process.freeze()
+
+    def thaw(self) -> None:
+        """Lets it run on, as SIGCONT does: a zombie, perhaps."""
+        self._process.thaw()
+
+    def kill(self) -> None:
+        """Ends the process, as SIGKILL does: what is in flight may have landed, or never will."""
+        self._process.kill()
+
+    async def send(self, record: Outgoing) -> Position:
+        """Writes one record; returns once it is durable."""
+        return await self._process.call(lambda: self._state.append(record))
+
+    def reader(self) -> Reader:
+        """A reader of partitions that it is told."""
+        reader = MemoryReader(self._process, self._state)
+        self._opened.append(reader)
+        return reader
+
+    def subscribe(
+        self,
+        topics: Sequence[str],
+        consumer_group: str,
+        on_assigned: OnAssigned,
+        on_revoked: OnRevoked,
+    ) -> Subscription:
+        """Joins a consumer group. Called in the event loop."""
+        subscription = MemorySubscription(
+            self._process, self._state, topics, consumer_group, on_assigned, on_revoked
+        )
+        self._opened.append(subscription)
+        return subscription
+
+    async def fenced(self, writer: str) -> FencedWriter:
+        """Takes over as the sole writer of that name; the predecessor is cut off on return."""
+        epoch = await self._process.call(lambda: self._state.take_over(writer))
+        fenced = MemoryFencedWriter(self._process, self._state, writer, epoch)
+        self._opened.append(fenced)
+        return fenced
+
+    async def fetch(self, positions: Sequence[Position]) -> list[Record]:
+        """The records at these positions, in the order asked. DependencyError if one is gone."""
+        return await self._process.call(
+            lambda: [self._state.log(at.partition).record(at.offset) for at in positions]
+        )
+
+    async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
+        """Makes the topics that are absent: name to (partitions, configuration, which is ignored).
+
+        UsageError where one exists with another number of partitions.
+        """
+        counts = {name: partitions for name, (partitions, _) in topics.items()}
+        await self._process.call(lambda: self._state.create_topics(counts))
+
+    async def delete_topics(self, topics: Sequence[str]) -> None:
+        """Removes the topics that exist."""
+        await self._process.call(lambda: self._state.delete_topics(topics))
+
+    async def list_topics(self) -> dict[str, int]:
+        """Every topic's number of partitions, by name."""
+        return await self._process.call(
+            lambda: {name: len(logs) for name, logs in self._state.topics.items()}
+        )
+
+    async def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+        """Each partition's first offset and the end of what is committed."""
+        return await self._process.call(lambda: self._state.ends(partitions))
+
+    async def committed(
+        self, consumer_group: str, partitions: Sequence[Partition]
+    ) -> dict[Partition, Committed]:
+        """The group's places; a partition without one is absent."""
+        return await self._process.call(lambda: self._state.committed(consumer_group, partitions))
+
+    async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
+        """Commits offset 0 where the group has no place yet. Only while the group has no member."""
+        await self._process.call(lambda: self._state.commit_first(consumer_group, partitions))
+
+    async def close(self) -> None:
+        """Waits, bounded, for what is in flight, and closes what it opened."""
+        if self._process.gone:
+            return
+        opened, self._opened = self._opened, []
+        await self._process.flush(CLOSE_S)
+        await asyncio.gather(*(one.close() for one in opened))
+        self._process.end(f"{self._process.name} is closed")
+
+
+class MemoryFencedWriter:
+    """A sole writer. Its writes follow one after the other."""
+
+    def __init__(self, process: Process, state: State, writer: str, epoch: int) -> None:
+        self._process = process
+        self._state = state
+        self._writer = writer
+        self._epoch = epoch
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    async def write(
+        self,
+        records: Sequence[Outgoing],
+        commits: Mapping[Partition, Committed] | None = None,
+        consumer_group: str = "",
+    ) -> list[Position]:
+        """Writes all records, and the group's places, or nothing: one transaction.
+
+        A write that is cancelled still runs to its end.
+        """
+        if self._closed:
+            raise DependencyError(f"the writer {self._writer} is closed")
+        if not records and not commits:
+            return []
+        writing = asyncio.create_task(
+            self._write(list(records), dict(commits or {}), consumer_group)
+        )
+        writing.add_done_callback(heard)
+        return await asyncio.shield(writing)
+
+    async def close(self) -> None:
+        """Waits for the transaction that runs, if one does."""
+        self._closed = True
+        async with self._turn:
+            pass
+
+    async def _write(
+        self,
+        records: Sequence[Outgoing],
+        commits: Mapping[Partition, Committed],
+        consumer_group: str,
+    ) -> list[Position]:
+        async with self._turn:
+            positions = await self._process.call(
+                lambda: self._state.begin(
+                    self._writer, self._epoch, records, commits, consumer_group
+                )
+            )
+            await self._process.call(lambda: self._state.commit(self._writer, self._epoch))
+            return positions
+
+
+def _keeps_the_contract(broker: MemoryBroker) -> Broker:
+    """For mypy: a MemoryBroker is a Broker."""
+    return broker

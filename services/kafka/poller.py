@@ -1,0 +1,337 @@
+"""One thread that polls one consumer, and hands what arrives to the asyncio loop.
+
+The hand-over is bounded in bytes. When the loop does not keep up, the thread first waits (a full
+hand-over soon has room again), then pauses the partitions and goes on polling, so that the member
+stays in its group and can be asked to give partitions up.
+
+All calls of the consumer are made in that thread: confluent-kafka lets one thread in at a time, and
+a polling one hardly ever lets go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from services.errors import DependencyError
+from services.kafka.broker import End, Partition, Record
+from services.kafka.failures import FINAL, error_of, failure
+from services.kafka.settings import Properties
+from services.kafka.settings import logger as client_logger
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.02
+"""What the thread is asked to do waits for so long when nothing arrives."""
+BATCH = 500
+HANDED_OVER = 8 * 1024 * 1024
+"""Bytes of records read and not yet taken by the loop, each record's own weight included."""
+RECORD_WEIGHT = 1_024
+ROOM_S = 0.1
+CLOSE_S = 10.0
+"""For the last revocation and commit, which are bounded themselves, and leaving the group."""
+
+
+R = TypeVar("R")
+_Command = tuple[Callable[[], Any], asyncio.Future[Any]]
+
+
+class Poller:
+    """A consumer in a thread. What is public is called on the loop, unless it says otherwise."""
+
+    def __init__(self, properties: Properties, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.consumer = make_consumer(properties)
+        self.held: frozenset[Partition] = frozenset()
+        """The partitions whose records may come out. Set on the loop only."""
+        self.failure: Exception | None = None
+        self.stopping = threading.Event()
+        self._held_back: frozenset[Partition] = frozenset()
+        self._items: list[Record | End] = []
+        self._arrived = asyncio.Event()
+        self._handed = 0
+        self._taken = 0
+        self._room = threading.Event()
+        self._throttled = False
+        self._commands: SimpleQueue[_Command | None] = SimpleQueue()
+        self._places: dict[tuple[str, int], Partition] = {}
+        self._closed = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begins to poll."""
+        self._thread.start()
+
+    async def read(self) -> list[Record | End]:
+        """What has arrived, at least one. Raises what ended the polling."""
+        while not self._items:
+            if self.failure is not None:
+                raise self.failure
+            self._arrived.clear()
+            await self._arrived.wait()
+        items, self._items = self._items, []
+        self._take(items)
+        return items
+
+    def hold(self, partitions: Iterable[Partition]) -> None:
+        """From here on, records of these partitions may come out of `read`."""
+        self.held |= frozenset(partitions)
+
+    def drop(self, partitions: Iterable[Partition]) -> None:
+        """From here on, nothing of these partitions comes out of `read`."""
+        self.held -= frozenset(partitions)
+        self._held_back &= self.held
+        items, self._items = self._items, []
+        self._keep(items)
+
+    async def pause(self, partitions: Iterable[Partition]) -> None:
+        """Stops fetching until `resume`. It may come before the assignment."""
+        self._held_back |= frozenset(partitions)
+        await self.run(lambda: self.consumer.pause(topic_partitions(self._held_back & self.held)))
+
+    async def resume(self, partitions: Iterable[Partition]) -> None:
+        """Fetches again, unless the hand-over is full: then as soon as it is not."""
+        resumed = self._held_back.intersection(partitions)
+        self._held_back -= resumed
+
+        def work() -> None:
+            if not self._throttled:
+                self.consumer.resume(topic_partitions(resumed & self.held))
+
+        await self.run(work)
+
+    async def run(self, work: Callable[[], R]) -> R:
+        """Has the thread do it, after it has handed over all that it fetched before."""
+        if self.failure is not None:
+            raise self.failure
+        done: asyncio.Future[R] = self._loop.create_future()
+        self._commands.put((work, done))
+        return await done
+
+    def assign(self, positions: Mapping[Partition, int]) -> None:
+        """In the thread: begins to fetch partitions, each from its offset."""
+        self.consumer.incremental_assign(
+            [TopicPartition(place.topic, place.number, at) for place, at in positions.items()]
+        )
+        waiting = positions.keys() if self._throttled else self._held_back & positions.keys()
+        if waiting:
+            self.consumer.pause(topic_partitions(waiting))
+
+    def unassign(self, partitions: Iterable[Partition]) -> None:
+        """In the thread: stops fetching partitions."""
+        gone = topic_partitions(partitions)
+        self.consumer.resume(gone)  # Else a later assignment of them would begin paused.
+        self.consumer.incremental_unassign(gone)
+
+    def wait(self, work: Coroutine[Any, Any, R], limit_s: float, what: str) -> R:
+        """In the thread: waits for a coroutine on the loop, bounded; serves commands meanwhile."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise DependencyError(f"{what}: the event loop has ended") from None
+        future.add_done_callback(lambda _: self._commands.put(None))
+        deadline = monotonic() + limit_s
+        while not future.done():
+            try:
+                command = self._commands.get(timeout=max(0.0, deadline - monotonic()))
+            except Empty:
+                future.cancel()
+                raise DependencyError(f"{what} took more than {limit_s:g} s: given up") from None
+            self._serve(command)
+        return future.result()
+
+    async def close(self) -> None:
+        """Ends the thread, which closes the consumer. What waits in `read` is told."""
+        self.stopping.set()
+        self._room.set()
+        done, _ = await asyncio.wait({self._closed}, timeout=CLOSE_S)
+        if not done:
+            logger.warning("%s did not close in %.0f s: left behind", self._thread.name, CLOSE_S)
+        self.fail(DependencyError(f"{self._thread.name} is closed: nothing more is read"))
+
+    def fail(self, error: Exception) -> None:
+        """Ends the reading: what has arrived still comes out, then this error. The first counts."""
+        if self.failure is None:
+            self.failure = error
+        self._arrived.set()
+        with suppress(Empty):
+            while True:
+                command = self._commands.get_nowait()
+                if command is not None:
+                    _settle(command[1], None, self.failure)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """From the thread: has the loop do it. Ends the thread if there is no loop any more."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            self.stopping.set()
+
+    def _take(self, items: Iterable[Record | End]) -> None:
+        self._taken += sum(map(_weight, items))
+        if self._handed - self._taken < HANDED_OVER // 2:
+            self._room.set()
+
+    def _run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self._serve_all()
+                if self._has_room():
+                    self._poll()
+        except KafkaException as exception:
+            self.call(self.fail, failure("can't read on", error_of(exception)))
+        except Exception as error:  # Whatever it is, and a callback's: the reader must hear of it.
+            self.call(self.fail, error)
+        # After a failure too: the member stays silent until it is closed, then gives all up.
+        self.stopping.wait()
+        try:
+            self.consumer.close()
+        except Exception:
+            logger.exception("closing %s", self._thread.name)
+        self.call(self._on_closed)
+
+    def _on_closed(self) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _serve_all(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._serve(self._commands.get_nowait())
+
+    def _serve(self, command: _Command | None) -> None:
+        if command is None:
+            return
+        work, done = command
+        try:
+            result = work()
+        except Exception as error:  # Whoever asked for it must hear of it.
+            self.call(_settle, done, None, error)
+        else:
+            self.call(_settle, done, result, None)
+
+    def _has_room(self) -> bool:
+        """Waits a moment for room; where there is none, pauses all and lets the polling go on."""
+        if self._handed - self._taken < HANDED_OVER:
+            if self._throttled:
+                self._throttled = False
+                self.consumer.resume(topic_partitions(self.held - self._held_back))
+            return True
+        if self._throttled:
+            return True
+        self._room.clear()
+        if self._handed - self._taken >= HANDED_OVER and not self._room.wait(ROOM_S):
+            self._throttled = True
+            self.consumer.pause(topic_partitions(self.held))
+        return False
+
+    def _poll(self) -> None:
+        message = self.consumer.poll(POLL_S)
+        if message is None:
+            return
+        # poll() waits for one; consume() with no wait takes what else is there.
+        messages = [message, *self.consumer.consume(BATCH - 1, 0)]
+        items: list[Record | End] = []
+        try:
+            for message in messages:
+                item = self._item(message)
+                if item is not None:
+                    items.append(item)
+        finally:
+            self._handed += sum(map(_weight, items))
+            self.call(self._keep, items)
+
+    def _keep(self, items: list[Record | End]) -> None:
+        """On the loop: what may still come out waits for `read`; the rest makes room."""
+        kept = [item for item in items if item.partition in self.held]
+        if len(kept) < len(items):
+            self._take([item for item in items if item.partition not in self.held])
+        if kept:
+            self._items += kept
+            self._arrived.set()
+
+    def _item(self, message: Message) -> Record | End | None:
+        """What a message is. None where an error needs no more than a line in the log."""
+        error = message.error()
+        topic, number, offset = message.topic(), message.partition(), message.offset()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            self._on_error(error, topic, number, offset)
+            return None
+        assert topic is not None
+        assert number is not None
+        assert offset is not None
+        place = self._places.get((topic, number))
+        if place is None:
+            place = self._places[topic, number] = Partition(topic, number)
+        if error is not None:
+            return End(place, offset)
+        return to_record(message, place, offset)
+
+    def _on_error(
+        self, error: KafkaError, topic: str | None, number: int | None, offset: int | None
+    ) -> None:
+        if error.code() == KafkaError._AUTO_OFFSET_RESET and topic and number is not None:
+            raise offset_gone(self.consumer, topic, number, offset)
+        if error.fatal() or error.code() in FINAL:
+            raise failure(f"can't read {topic or ''}", error)
+        client_logger.warning("%s: %s", topic or "consumer", error.str())
+
+
+def make_consumer(properties: Properties) -> Consumer:
+    """A consumer whose words go to our log. UsageError where a property is none."""
+    try:
+        return Consumer(dict(properties), logger=client_logger)
+    except KafkaException as exception:
+        raise failure("can't make a Kafka consumer", error_of(exception)) from exception
+
+
+def to_record(message: Message, place: Partition, offset: int) -> Record:
+    """A message as a record."""
+    headers: list[tuple[str, bytes]] = message.headers() or []  # type: ignore[assignment]
+    timestamp = message.timestamp()[1] / 1_000
+    return Record(place, offset, timestamp, message.key(), message.value(), headers)
+
+
+def topic_partitions(partitions: Iterable[Partition]) -> list[TopicPartition]:
+    """Partitions as librdkafka takes them."""
+    return [TopicPartition(place.topic, place.number) for place in partitions]
+
+
+def offset_gone(consumer: Consumer, topic: str, number: int, offset: int | None) -> DependencyError:
+    """The error for a place that the log does not hold any more, with what it holds."""
+    try:
+        first, end = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=2)
+        there = f"it holds {first} to {end}"
+    except KafkaException as exception:
+        there = f"what it holds can't be found out ({error_of(exception).str()})"
+    wanted = f" {offset}" if offset is not None and offset >= 0 else ""
+    return DependencyError(
+        f"{topic}/{number} does not hold offset{wanted}: {there}. Retention removed it, or the "
+        f"topic was made anew: begin a new namespace, or keep this one longer"
+    )
+
+
+def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if done.done():
+        return
+    if isinstance(error, KafkaException):
+        error = failure("a consumer can't do as it was told", error_of(error))
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)
+
+
+def _weight(item: Record | End) -> int:
+    if isinstance(item, End) or item.value is None:
+        return RECORD_WEIGHT
+    return RECORD_WEIGHT + len(item.value)

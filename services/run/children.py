@@ -1,0 +1,45 @@
+"""Which processes a recipe's run consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from schemas.recipe import Recipe
+from services.run.supervisor import ChildSpec, headrace_command
+
+
+def child_specs(recipe: Recipe, resolved: Path, metrics_port: int = 0) -> list[ChildSpec]:
+    """One child a process, those that import longest first. `resolved` is the recipe's file.
+
+    The first serves its metrics at `metrics_port`, each next one port higher; 0 serves none.
+    """
+    specs = []
+    for number, (name, service, policy) in enumerate(_processes(recipe)):
+        arguments = ["serve", service, str(resolved), "--parent-fd", "{parent_fd}"]
+        if policy is not None:
+            arguments += ["--policy", policy]
+        if metrics_port:
+            arguments += ["--metrics-port", str(metrics_port + number)]
+        specs.append(ChildSpec(name, headrace_command(*arguments), may_end=service == "source"))
+    return specs
+
+
+def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
+    """Name, service and policy of each."""
+    several = len(recipe.policies) > 1
+    for policy in recipe.policies:
+        yield (f"trainer-{policy}" if several else "trainer"), "trainer", policy
+    counts = {"inference": recipe.workers.inference, "agent": recipe.workers.agent}
+    if recipe.environments:
+        counts["env"] = recipe.workers.env
+    for service, count in counts.items():
+        for number in range(1, count + 1):
+            yield (f"{service}-{number}" if count > 1 else service), service, None
+    yield "assemble-groups", "assemble-groups", None
+    for name, policy_settings in recipe.policies.items():
+        if policy_settings.training is not None:
+            job = "assemble-batches"
+            yield (f"{job}-{name}" if several else job), job, name
+    yield "scheduler", "scheduler", None
+    yield "source", "source", None

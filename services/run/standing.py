@@ -1,0 +1,99 @@
+"""Where a run stands, for `headrace status`: read from its topics, never asked of a process."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from schemas.topics import DEAD_LETTERS, TASKS
+from services.apply import lags, shared_partitions
+from services.kafka.broker import Partition
+from services.log import EventLog
+from services.namespaces import open_namespace
+from services.run.progress import Progress
+from services.run.view import sparkline
+from services.run.watch import read_progress
+from services.settings import Where
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run, as its topics have it."""
+
+    namespace: str
+    recipe: str
+    state: str
+    reason: str
+    versions: dict[str, int]
+    """Newest published, by policy; -1 before version 0."""
+    rewards: dict[str, float | None]
+    curves: dict[str, list[float]]
+    tasks_submitted: int
+    tasks_started: int
+    tasks_ended: int
+    episodes: int
+    failures: int
+    lags: dict[str, int]
+    """Undone records, by consumer group."""
+    dead_letters: int
+
+    def to_tree(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        why = f" ({self.reason})" if self.reason else ""
+        lines = [f"{self.namespace}: {self.state}{why}, recipe {self.recipe}"]
+        for name, version in self.versions.items():
+            reward = self.rewards[name]
+            shown = "-" if reward is None else f"{reward:.3f}"
+            curve = sparkline(self.curves[name], 32)
+            lines.append(f"  policy {name:<12} version {version}   reward {shown}  {curve}")
+        lines += [
+            f"  tasks         submitted {self.tasks_submitted:,}   started "
+            f"{self.tasks_started:,}   ended {self.tasks_ended:,}",
+            f"  episodes      ended {self.episodes:,}   failed {self.failures:,}",
+            "  lag           " + "   ".join(f"{name} {lag:,}" for name, lag in self.lags.items()),
+            f"  dead letters  {self.dead_letters:,}",
+        ]
+        return lines
+
+
+async def read_standing(where: Where) -> Standing:
+    """Reads it all. UsageError where there is no such run."""
+    async with open_namespace(where, "status") as (log, life):
+        recipe = life.recipe()
+        progress = Progress(recipe)
+        await read_progress(log, progress)
+        last = life.ended or life.ending
+        versions = recipe.stop.reward_versions
+        return Standing(
+            namespace=log.topics.namespace,
+            recipe=recipe.name,
+            state=life.state,
+            reason="" if last is None else last.reason,
+            versions={name: policy.version for name, policy in progress.policies.items()},
+            rewards={name: policy.reward(versions) for name, policy in progress.policies.items()},
+            curves={name: policy.curve() for name, policy in progress.policies.items()},
+            tasks_submitted=progress.submitted,
+            tasks_started=await _started(log),
+            tasks_ended=progress.tasks_ended,
+            episodes=progress.episodes,
+            failures=progress.failures,
+            lags=await lags(log.broker, log.topics),
+            dead_letters=await _dead_letters(log),
+        )
+
+
+async def _started(log: EventLog) -> int:
+    """The scheduler's place in `tasks`: what lies before it has been started, or refused."""
+    group, partitions = shared_partitions(log.topics, "scheduler")
+    assert partitions == [Partition(log.topics.name(TASKS), 0)]
+    committed = await log.broker.committed(group, partitions)
+    return sum(place.offset for place in committed.values())
+
+
+async def _dead_letters(log: EventLog) -> int:
+    place = Partition(log.topics.name(DEAD_LETTERS), 0)
+    first, end = (await log.broker.ends([place]))[place]
+    return end - first

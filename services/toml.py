@@ -1,0 +1,43 @@
+"""Writes TOML: the standard library only reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
+    """The TOML of JSON values: `tomllib` reads it back. What is None is left out, except
+    `training`, whose absence would mean its default: it is written as `false`.
+    """
+    own, tables = [], []
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            path = f"{prefix}{_key(name)}"
+            body = to_toml(value, f"{path}.")
+            # A table that holds only tables needs no line of its own.
+            only_tables = value and all(isinstance(child, Mapping) for child in value.values())
+            tables.append(body if only_tables else f"\n[{path}]\n{body}")
+        elif value is not None:
+            own.append(f"{_key(name)} = {_value(value)}\n")
+        elif name == "training":
+            own.append("training = false\n")
+    return "".join(own + tables)
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        pairs = (f"{_key(name)} = {_value(item)}" for name, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    # TOML's strings, numbers and booleans are JSON's, but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

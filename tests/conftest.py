@@ -1,0 +1,40 @@
+"""What every test may ask for: a real broker and registry, once a session, and a fresh namespace."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+import infra.local
+from infra.local.processes import free_port
+
+
+@pytest.fixture(scope="session")
+def local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[infra.local.LocalStack]:
+    """A real Kafka and a real registry on free ports. They end with the session, killed or not."""
+    state = tmp_path_factory.mktemp("stack")
+    yield infra.local.up(
+        state, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
+    )
+    infra.local.down(state, wipe=True)
+
+
+@pytest.fixture(scope="session")
+def kafka(local_stack: infra.local.LocalStack) -> str:
+    """The bootstrap servers of a real broker."""
+    return local_stack.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def registry_url(local_stack: infra.local.LocalStack) -> str:
+    """The root of a real registry, path included."""
+    return local_stack.registry_url
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A name that no other test uses."""
+    return f"test-{uuid.uuid4().hex[:12]}"

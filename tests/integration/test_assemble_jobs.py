@@ -1,0 +1,192 @@
+"""The two stream jobs on a real Kafka: Faust's reading and commits, kill -9, fencing.
+
+`HEADRACE_TEST_BOOTSTRAP_SERVERS` names a broker to use; without it a local stack is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.events import GroupClosed
+from schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
+from services.context import ServiceContext
+from services.kafka.broker import Outgoing, Partition
+from services.kafka.client import KafkaBroker
+from services.log import CaughtUp, EventLog, EventReader
+from stream_jobs import assemble_groups
+from tests.unit.stream_jobs.test_assemble_batches import (
+    BOUND_S,
+    a_context,
+    follow_and_recover,
+    give_way_to_a_successor,
+    make_topics,
+)
+from tests.unit.stream_jobs.test_batches import a_recipe
+from tests.unit.stream_jobs.test_groups import a_task, an_outcome
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def bootstrap_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    servers = os.environ.get("HEADRACE_TEST_BOOTSTRAP_SERVERS")
+    if servers:
+        yield servers
+        return
+    from infra.local import down, up
+
+    state = tmp_path_factory.mktemp("stack")
+    yield up(state, owner_pid=os.getpid()).bootstrap_servers
+    down(state, wipe=True)
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name[:40].replace('_', '-')}-{time.time_ns():x}"
+
+
+def a_kafka_context(servers: str, namespace: str, state: Path) -> ServiceContext:
+    return a_context(KafkaBroker(servers, client_id="test"), namespace, a_recipe(), state)
+
+
+async def apply(log: EventLog) -> None:
+    await make_topics(log)
+    await log.broker.commit_first(f"{log.topics.namespace}.assemble-groups", results_of(log))
+
+
+def results_of(log: EventLog) -> list[Partition]:
+    name = log.topics.name(RESULTS)
+    return [Partition(name, number) for number in range(log.topics.partitions)]
+
+
+async def send_results(log: EventLog, first: int, count: int) -> None:
+    outcomes = [an_outcome(0), an_outcome(1, 0.0)]
+    tasks = range(first, first + count)
+    await asyncio.gather(*(log.send(a_task(outcomes, task=task)) for task in tasks))
+
+
+async def read_groups(log: EventLog, tasks: int) -> list[int]:
+    """The tasks of all groups, read until `tasks` different ones have come, and to the end."""
+    found: list[int] = []
+    reader = EventReader(log, {Partition(log.topics.name(GROUPS, "default"), 0): 0})
+    caught_up = False
+    async with asyncio.timeout(2 * BOUND_S):
+        async for item in reader:
+            if isinstance(item, CaughtUp):
+                caught_up = True
+            else:
+                assert isinstance(item.event, GroupClosed)
+                found.append(item.event.task)
+            if caught_up and len(set(found)) >= tasks:
+                break
+    await reader.aclose()
+    return found
+
+
+async def wait_for_commit(log: EventLog) -> None:
+    """Until the group has committed all there is of `results`."""
+    consumer_group = f"{log.topics.namespace}.assemble-groups"
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            places = await log.broker.committed(consumer_group, results_of(log))
+            ends = await log.broker.ends(results_of(log))
+            if all(places[partition].offset == end for partition, (_, end) in ends.items()):
+                return
+            await asyncio.sleep(0.2)
+
+
+def test_every_result_becomes_a_group_and_what_is_none_is_parked(
+    bootstrap_servers: str, namespace: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        context = a_kafka_context(bootstrap_servers, namespace, tmp_path)
+        log = context.log
+        await apply(log)
+        await send_results(log, 0, 20)
+        for value in (b"garbage", b""):
+            await log.broker.send(Outgoing(log.topics.name(RESULTS), b"0", value))
+        job = asyncio.ensure_future(assemble_groups.run(context, bootstrap_servers))
+        await send_results(log, 20, 20)
+        assert sorted(await read_groups(log, 40)) == list(range(40))
+        context.stopping.set()
+        await asyncio.wait_for(job, BOUND_S)
+        await wait_for_commit(log)
+        dead = Partition(log.topics.name(DEAD_LETTERS), 0)
+        assert (await log.broker.ends([dead]))[dead] == (0, 2)
+        await log.broker.close()
+
+    asyncio.run(main())
+
+
+def test_a_killed_job_loses_no_result(
+    bootstrap_servers: str, namespace: str, tmp_path: Path
+) -> None:
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, __file__, bootstrap_servers, namespace, str(tmp_path)]
+        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+    async def main() -> None:
+        log = a_kafka_context(bootstrap_servers, namespace, tmp_path).log
+        await apply(log)
+        await send_results(log, 0, 2_000)
+        process = start()
+        try:
+            await read_groups(log, 1)  # in the middle of them
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            process = start()
+            await send_results(log, 2_000, 100)
+            assert set(await read_groups(log, 2_100)) == set(range(2_100))
+            await wait_for_commit(log)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(BOUND_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+        await log.broker.close()
+
+    asyncio.run(main())
+
+
+def test_batches_are_made_as_groups_come_and_go_on_after_a_restart(
+    bootstrap_servers: str, namespace: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        context = a_kafka_context(bootstrap_servers, namespace, tmp_path)
+        await follow_and_recover(context)
+        await context.log.broker.close()
+
+    asyncio.run(main())
+
+
+def test_who_takes_over_cuts_the_predecessor_off(
+    bootstrap_servers: str, namespace: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        contexts = [a_kafka_context(bootstrap_servers, namespace, tmp_path) for _ in range(2)]
+        await give_way_to_a_successor(*contexts)
+        for context in contexts:
+            await context.log.broker.close()
+
+    asyncio.run(main())
+
+
+async def serve(servers: str, namespace: str, state: Path) -> None:
+    """The group job as a process of its own."""
+    context = a_kafka_context(servers, namespace, state)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stopping.set)
+    await assemble_groups.run(context, servers)
+    await context.log.broker.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -1,0 +1,359 @@
+"""What only Kafka does: brokers that die, offsets that go, callbacks from another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+import infra.local
+from infra.local.processes import ProcessId, free_port, wait_for_exit
+from services.errors import DependencyError, HeadraceError, UsageError
+from services.kafka.broker import (
+    Committed,
+    End,
+    Outgoing,
+    Partition,
+    Position,
+    Reader,
+    Record,
+    Subscription,
+)
+from services.kafka.client import KafkaBroker
+
+LIMIT_S = 90
+
+
+def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a test; none of the client's threads may outlive it."""
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("kafka")]
+    assert left == []
+
+
+async def topic(broker: KafkaBroker, namespace: str, partitions: int = 1) -> list[Partition]:
+    """A new topic's partitions."""
+    name = f"{namespace}.things.v1"
+    await broker.create_topics({name: (partitions, {})})
+    return [Partition(name, number) for number in range(partitions)]
+
+
+async def read_records(source: Reader | Subscription, count: int) -> list[Record]:
+    """So many records, read one batch after the other."""
+    records: list[Record] = []
+    while len(records) < count:
+        records += [item for item in await source.read() if isinstance(item, Record)]
+    return records
+
+
+class Member:
+    """A member of a group that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.won: dict[Partition, Committed] = {}
+        self.lost: list[Partition] = []
+        self.last: Mapping[Partition, Committed] = {}
+        self.arrived = asyncio.Event()
+
+    async def on_assigned(self, places: Mapping[Partition, Committed]) -> None:
+        self.won.update(places)
+        self.arrived.set()
+
+    async def on_revoked(
+        self, partitions: Sequence[Partition], lost: bool
+    ) -> Mapping[Partition, Committed]:
+        self.lost += partitions
+        return {} if lost else {at: self.last[at] for at in partitions if at in self.last}
+
+
+def test_no_broker_is_told_within_five_seconds() -> None:
+    async def main() -> None:
+        servers = f"127.0.0.1:{free_port()}"
+        broker = KafkaBroker(servers, client_id="test")
+        begun = monotonic()
+        with pytest.raises(DependencyError, match=f"{servers}.*headrace up.*--bootstrap-servers"):
+            await broker.check()
+        await broker.close()
+        assert monotonic() - begun < 6
+
+    drive(main)
+
+
+@pytest.mark.parametrize("name", ["isolation.level", "acks", "group.id"])
+def test_properties_that_the_contract_rests_on_are_not_for_users(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        KafkaBroker("127.0.0.1:1", client_id="test", properties={name: "1"})
+
+
+def test_an_unknown_property_is_named() -> None:
+    async def main() -> None:
+        broker = KafkaBroker("127.0.0.1:1", client_id="test", properties={"no.such.thing": "1"})
+        with pytest.raises(UsageError, match=r"no\.such\.thing"):
+            await broker.check()
+        await broker.close()
+
+    drive(main)
+
+
+def test_a_cancelled_send_harms_nobody(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(kafka, client_id="test")
+        [place] = await topic(broker, namespace)
+        sends = [
+            asyncio.create_task(broker.send(Outgoing(place.topic, b"k", b"%d" % number)))
+            for number in range(100)
+        ]
+        await asyncio.sleep(0)
+        for send in sends[::2]:
+            send.cancel()
+        outcomes = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, Position] * 50
+        assert (await broker.send(Outgoing(place.topic, b"k", b"last"))).offset == 100
+        await broker.close()
+
+    drive(main)
+
+
+def test_a_record_too_large_and_an_unknown_topic_are_refused(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(kafka, client_id="test")
+        [place] = await topic(broker, namespace)
+        with pytest.raises(HeadraceError, match="9000000 bytes"):
+            await broker.send(Outgoing(place.topic, b"k", bytes(9_000_000)))
+        with pytest.raises(DependencyError, match="apply the recipe"):
+            await broker.send(Outgoing(f"{namespace}.absent", b"k", b"v"))
+        await broker.close()
+
+    drive(main)
+
+
+def test_a_slow_reader_is_not_overrun_and_loses_nothing(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(kafka, client_id="test", bulk=True)
+        places = await topic(broker, namespace, 2)
+        count, value = 600, os.urandom(100_000)
+        await asyncio.gather(
+            *(broker.send(Outgoing(places[0].topic, b"%d" % n, value)) for n in range(count))
+        )
+        reader = broker.reader()
+        await reader.assign(dict.fromkeys(places, 0))
+        taken: dict[Partition, int] = dict.fromkeys(places, 0)
+        largest = 0
+        while sum(taken.values()) < count:
+            items = await reader.read()
+            largest = max(largest, len(items))
+            for item in items:
+                if isinstance(item, Record):
+                    assert item.offset == taken[item.partition]
+                    taken[item.partition] += 1
+            await asyncio.sleep(0.3)  # Long enough for the hand-over to fill and be paused.
+        assert largest < count / 2
+        await broker.close()
+
+    drive(main)
+
+
+def test_a_place_that_retention_removed_is_told_with_what_is_there(
+    kafka: str, namespace: str
+) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(kafka, client_id="test")
+        [place] = await topic(broker, namespace)
+        for number in range(10):
+            await broker.send(Outgoing(place.topic, b"k", b"%d" % number))
+        await broker.commit_first("group", [place])
+        admin = AdminClient({"bootstrap.servers": kafka})
+        [gone] = admin.delete_records([TopicPartition(place.topic, 0, 6)]).values()
+        await asyncio.wrap_future(gone)
+        expected = f"{place.topic}/0 does not hold offset.*6 to 10"
+        with pytest.raises(DependencyError, match=expected):
+            await broker.reader().assign({place: 3})
+        with pytest.raises(DependencyError, match=expected):
+            await broker.reader().assign({place: 11})
+        with pytest.raises(DependencyError, match=expected):
+            await broker.fetch([Position(place, 8), Position(place, 2)])
+        assert [record.value for record in await broker.fetch([Position(place, 8)])] == [b"8"]
+        member = Member()
+        subscription = broker.subscribe(
+            [place.topic], "group", member.on_assigned, member.on_revoked
+        )
+        with pytest.raises(DependencyError, match=expected):
+            await subscription.read()
+        await broker.close()
+
+    drive(main)
+
+
+def test_a_group_without_a_place_asks_for_apply(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(kafka, client_id="test")
+        [place] = await topic(broker, namespace)
+        member = Member()
+        subscription = broker.subscribe(
+            [place.topic], namespace, member.on_assigned, member.on_revoked
+        )
+        with pytest.raises(DependencyError, match=r"no place.*apply the recipe first"):
+            await subscription.read()
+        await broker.close()
+        assert (member.won, member.lost) == ({}, [])
+
+    drive(main)
+
+
+def test_what_a_callback_raises_ends_the_reading(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(kafka, client_id="test")
+        [place] = await topic(broker, namespace)
+        await broker.commit_first(namespace, [place])
+        member = Member()
+
+        async def on_assigned(_: Mapping[Partition, Committed]) -> None:
+            raise ZeroDivisionError("a handler's own")
+
+        subscription = broker.subscribe([place.topic], namespace, on_assigned, member.on_revoked)
+        with pytest.raises(ZeroDivisionError, match="a handler's own"):
+            await subscription.read()
+        await broker.close()
+        assert member.lost == []
+
+    drive(main)
+
+
+def test_callbacks_may_pause_and_commit(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(kafka, client_id="test")
+        places = await topic(broker, namespace, 2)
+        await broker.commit_first(namespace, places)
+        for place in places:
+            await broker.send(Outgoing(place.topic, b"k", b"v", partition=place.number))
+        told = asyncio.Event()
+
+        async def on_assigned(won: Mapping[Partition, Committed]) -> None:
+            await subscription.pause([places[1]])
+            await subscription.commit({places[0]: Committed(1)})  # Not held yet: left out.
+            told.set()
+
+        async def on_revoked(
+            gone: Sequence[Partition], lost: bool
+        ) -> Mapping[Partition, Committed]:
+            await subscription.pause(gone)
+            await subscription.commit({places[0]: Committed(1)})  # Not held any more.
+            return {places[1]: Committed(1, "last word")}
+
+        subscription = broker.subscribe([places[0].topic], namespace, on_assigned, on_revoked)
+        assert [record.partition for record in await read_records(subscription, 1)] == [places[0]]
+        assert await broker.committed(namespace, places) == dict.fromkeys(places, Committed(0))
+        await subscription.resume([places[1]])
+        assert [record.partition for record in await read_records(subscription, 1)] == [places[1]]
+        await subscription.close()
+        assert told.is_set()
+        assert await broker.committed(namespace, places) == {
+            places[0]: Committed(0),
+            places[1]: Committed(1, "last word"),
+        }
+        await broker.close()
+
+    drive(main)
+
+
+def test_a_transaction_takes_a_groups_places_along(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(kafka, client_id="test")
+        [place] = await topic(broker, namespace)
+        await broker.commit_first(namespace, [place])
+        writer = await broker.fenced(f"{namespace}.writer")
+        records = [Outgoing(place.topic, b"k", b"%d" % number) for number in range(3)]
+        positions = await writer.write(records, {place: Committed(7, "note")}, namespace)
+        assert positions == [Position(place, number) for number in range(3)]
+        assert await broker.committed(namespace, [place]) == {place: Committed(7, "note")}
+        with pytest.raises(HeadraceError, match="MSG_SIZE_TOO_LARGE"):
+            await writer.write([*records, Outgoing(place.topic, b"k", bytes(9_000_000))])
+        [after] = await writer.write([Outgoing(place.topic, b"k", b"after")])
+        reader = broker.reader()
+        await reader.assign({place: 0})
+        seen: list[Record | End] = []
+        while not any(isinstance(item, End) and item.offset > after.offset for item in seen):
+            seen += await reader.read()
+        values = [item.value for item in seen if isinstance(item, Record)]
+        assert values == [b"0", b"1", b"2", b"after"]
+        await broker.close()
+
+    drive(main)
+
+
+def kill(pid: int) -> None:
+    """kill -9, and waits for the end."""
+    process = ProcessId.of(pid)
+    assert process is not None
+    os.kill(pid, signal.SIGKILL)
+    assert wait_for_exit(process, 10)
+
+
+@pytest.fixture
+def own_stack(tmp_path: Path) -> Iterator[infra.local.LocalStack]:
+    """A stack that a test may kill."""
+    yield infra.local.up(
+        tmp_path, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
+    )
+    infra.local.down(tmp_path, wipe=True)
+
+
+def test_a_killed_broker_comes_back_or_is_closed_without(
+    own_stack: infra.local.LocalStack, namespace: str
+) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(own_stack.bootstrap_servers, client_id="test")
+        [place] = await topic(broker, namespace)
+        await broker.commit_first(namespace, [place])
+        member = Member()
+        subscription = broker.subscribe(
+            [place.topic], namespace, member.on_assigned, member.on_revoked
+        )
+        reader = broker.reader()
+        await reader.assign({place: 0})
+        await broker.send(Outgoing(place.topic, b"k", b"before"))
+        await read_records(reader, 1)
+        await read_records(subscription, 1)
+
+        await asyncio.to_thread(kill, own_stack.kafka_pid)
+        in_flight = [
+            asyncio.create_task(broker.send(Outgoing(place.topic, b"k", b"%d" % number)))
+            for number in range(10)
+        ]
+        again = await asyncio.to_thread(infra.local.up, own_stack.state)
+        assert again.bootstrap_servers == own_stack.bootstrap_servers
+        positions = await asyncio.gather(*in_flight)
+        assert positions == [Position(place, offset) for offset in range(1, 11)]
+        values = [b"%d" % number for number in range(10)]
+        assert [record.value for record in await read_records(reader, 10)] == values
+        assert [record.value for record in await read_records(subscription, 10)] == values
+        await subscription.commit({place: Committed(11)})
+        assert await broker.committed(namespace, [place]) == {place: Committed(11)}
+        assert [record.value for record in await broker.fetch(positions)] == values
+
+        writer = await broker.fenced(f"{namespace}.writer")
+        await asyncio.to_thread(kill, again.kafka_pid)
+        member.last = {place: Committed(11)}
+        unknown = asyncio.create_task(writer.write([Outgoing(place.topic, b"k", b"never")]))
+        lost = asyncio.create_task(broker.send(Outgoing(place.topic, b"k", b"never")))
+        await asyncio.sleep(0)
+        begun = monotonic()
+        await broker.close()
+        print("CLOSE", monotonic() - begun)
+        assert monotonic() - begun < 8
+        with pytest.raises(DependencyError, match="can't send"):
+            await lost
+        with pytest.raises(DependencyError, match=f"{namespace}.writer"):
+            await unknown
+        assert member.lost == [place]
+
+    drive(main)

@@ -1,0 +1,43 @@
+"""The engines that a recipe asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schemas.recipe import Recipe, parse_recipe
+from services.errors import UsageError
+from services.inference.service import make_engines, prepare
+
+
+def recipe(**policies: dict[str, Any]) -> Recipe:
+    """A recipe of scripted policies on the shipped tiny model."""
+    tree = {
+        "name": "test",
+        "partitions": 2,
+        "tasks": {"roles": {"policy": next(iter(policies))}},
+        "policies": {
+            name: {"model": "tiny-llama", "engine": {"use": "scripted", "slots": 4}} | settings
+            for name, settings in policies.items()
+        },
+    }
+    return parse_recipe(tree, "the test")
+
+
+def test_policies_of_equal_settings_share_an_engine() -> None:
+    engines = make_engines(
+        recipe(left={}, right={}, other={"engine": {"use": "scripted", "slots": 5}}),
+        ["left", "right", "other"],
+    )
+    assert engines["left"] is engines["right"] is not engines["other"]
+    assert engines["other"].capacity().free_slots == 5
+
+
+def test_what_the_recipe_gets_wrong_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match=r"no policy 'right'.*left"):
+        make_engines(recipe(left={}), ["right"])
+    with pytest.raises(UsageError, match="no engine 'warp': use scripted, torch"):
+        prepare(recipe(left={"engine": {"use": "warp"}}))
+    with pytest.raises(UsageError, match="no option"):
+        make_engines(recipe(left={"engine": {"use": "scripted", "options": {"a": 1}}}), ["left"])

@@ -1,0 +1,208 @@
+"""A whole inference worker on a log in memory: weights and prompts in, answers and commits out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from schemas import packed
+from schemas.codec import Codec
+from schemas.events import (
+    EVENTS,
+    GenerationCompleted,
+    GenerationRequested,
+    PolicyPublished,
+    Sampling,
+)
+from schemas.recipe import parse_recipe
+from schemas.topics import GENERATIONS, PROMPTS, Topics
+from services.blobs import LocalBlobStore
+from services.context import ServiceContext
+from services.inference import service
+from services.kafka.broker import Outgoing, Partition
+from services.kafka.memory import MemoryBroker
+from services.kafka.memory_registry import MemoryRegistry
+from services.log import Delivery, EventLog, EventReader
+from services.weights import weights_digest
+
+POLICIES = ("left", "right")
+PARTITIONS = 2
+GROUP = "test.inference"
+
+
+class Place:
+    """A namespace in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        codec = Codec()
+        for schema_id, event_type in enumerate(EVENTS, 1):
+            codec.register(event_type, schema_id)
+        self.folder = folder
+        self.blobs = LocalBlobStore(folder / "blobs")
+        self.broker = MemoryBroker()
+        topics = Topics("test", POLICIES, PARTITIONS)
+        self.log = EventLog(self.broker, topics, codec, MemoryRegistry(), "test")
+
+    async def apply(self) -> None:
+        await self.broker.create_topics(
+            {placed.name: (placed.partitions, {}) for placed in self.log.topics}
+        )
+        await self.broker.commit_first(GROUP, self.prompts())
+
+    def prompts(self) -> list[Partition]:
+        names = [self.log.topics.name(PROMPTS, policy) for policy in POLICIES]
+        return [Partition(name, number) for name in names for number in range(PARTITIONS)]
+
+    async def publish(self, policy: str, version: int) -> None:
+        content = (2).to_bytes(8, "little") + b"{}"
+        await self.log.send(
+            PolicyPublished(
+                policy=policy,
+                version=version,
+                status="trained",
+                digest=weights_digest(content),
+                full=self.blobs.put(content),
+                full_version=version,
+            )
+        )
+
+    async def ask(self, policy: str, task: int, **fields: Any) -> None:
+        await self.log.send(
+            GenerationRequested(
+                **{
+                    "task": task,
+                    "sample": 0,
+                    "call": "0",
+                    "policy": policy,
+                    "text": "go",
+                    "sampling": Sampling(max_tokens=2),
+                    "expires_at": int(time.time() * 1000) + 60_000,
+                    "digest": b"d" * 16,
+                }
+                | fields
+            )
+        )
+
+    async def answers(self, count: int) -> list[GenerationCompleted]:
+        """The first so many answers, by task."""
+        name = self.log.topics.name(GENERATIONS)
+        reader = EventReader(self.log, {Partition(name, n): 0 for n in range(PARTITIONS)})
+        found: list[GenerationCompleted] = []
+        async for item in reader:
+            if isinstance(item, Delivery) and isinstance(item.event, GenerationCompleted):
+                found.append(item.event)
+                if len(found) == count:
+                    break
+        await reader.aclose()
+        return sorted(found, key=lambda answer: answer.task)
+
+    async def answered(self) -> int:
+        """How many answers there are."""
+        name = self.log.topics.name(GENERATIONS)
+        ends = await self.broker.ends([Partition(name, n) for n in range(PARTITIONS)])
+        return sum(end for _, end in ends.values())
+
+    async def done(self) -> bool:
+        """Whether the group has committed every prompt."""
+        ends = await self.broker.ends(self.prompts())
+        committed = await self.broker.committed(GROUP, self.prompts())
+        return all(committed[place].offset == end for place, (_, end) in ends.items())
+
+    @asynccontextmanager
+    async def worker(self, **options: Any) -> AsyncIterator[None]:
+        """An inference worker, drained at the end."""
+        engine = {"use": "scripted", "slots": 4, "options": {"text": "ab"} | options}
+        recipe = parse_recipe(
+            {
+                "name": "test",
+                "partitions": PARTITIONS,
+                "tasks": {"roles": {"policy": "left"}},
+                "policies": {name: {"model": "tiny-llama", "engine": engine} for name in POLICIES},
+            },
+            "the test",
+        )
+        stopping = asyncio.Event()
+        context = ServiceContext(
+            self.log, recipe, self.blobs, "worker", self.folder, stopping, asyncio.Event()
+        )
+        running = asyncio.create_task(service.run(context))
+        try:
+            yield
+        finally:
+            stopping.set()
+            await asyncio.wait_for(running, 10)
+
+
+def drive(folder: Path, play: Callable[[Place], Coroutine[None, None, None]]) -> None:
+    async def main() -> None:
+        place = Place(folder)
+        await place.apply()
+        await play(place)
+        await place.broker.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_it_joins_with_every_policy_and_follows_the_newest(tmp_path: Path) -> None:
+    async def play(place: Place) -> None:
+        for task in range(4):
+            await place.ask("left", task)
+        async with place.worker():
+            await place.publish("left", 0)
+            await asyncio.sleep(0.1)
+            assert await place.answered() == 0
+            await place.publish("right", 5)
+            first = await place.answers(4)
+            assert [answer.task for answer in first] == [0, 1, 2, 3]
+            assert {answer.text for answer in first} == {"ab"}
+            assert {packed.oldest(answer.versions) for answer in first} == {0}
+            await place.publish("right", 6)
+            task = 4
+            while True:  # the next version is served soon, without a gap in the answers
+                await place.ask("right", task)
+                last = (await place.answers(task + 1))[-1]
+                assert last.policy == "right"
+                if packed.oldest(last.versions) == 6:
+                    break
+                task += 1
+        assert await place.done()
+
+    drive(tmp_path, play)
+
+
+def test_what_cannot_be_read_or_answered_does_not_stop_it(tmp_path: Path) -> None:
+    async def play(place: Place) -> None:
+        for policy in POLICIES:
+            await place.publish(policy, 0)
+        name = place.log.topics.name(PROMPTS, "left")
+        await place.broker.send(Outgoing(name, b"0", b"no event"))
+        await place.ask("left", 0, tokens=packed.pack_i32([10**6]))
+        await place.ask("left", 1, expires_at=1)
+        await place.ask("left", 2)
+        async with place.worker():
+            answers = await place.answers(3)
+        codes = [answer.failure and answer.failure.code for answer in answers]
+        assert codes == ["bad_tokens", "expired", None]
+        assert await place.done()
+
+    drive(tmp_path, play)
+
+
+def test_a_draining_worker_abandons_and_the_next_one_answers(tmp_path: Path) -> None:
+    async def play(place: Place) -> None:
+        for policy in POLICIES:
+            await place.publish(policy, 0)
+        await place.ask("left", 0)
+        async with place.worker(delay_ms=60_000):
+            await asyncio.sleep(0.3)
+        assert await place.answered() == 0
+        assert not await place.done()
+        async with place.worker():
+            assert [answer.task for answer in await place.answers(1)] == [0]
+        assert await place.done()
+
+    drive(tmp_path, play)

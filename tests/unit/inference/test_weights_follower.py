@@ -1,0 +1,200 @@
+"""Following publications: the newest verified version is served, and nothing else ever is."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+
+import pytest
+
+from schemas.events import Blob, Event, PolicyPublished, Ref
+from services.blobs import LocalBlobStore
+from services.errors import InfrastructureError
+from services.inference import weights_follower
+from services.inference.engine import EngineSetup, Weights
+from services.inference.scripted import ScriptedEngine
+from services.inference.serving import ServedPolicy, Slots
+from services.inference.tokenizer import Tokenizer
+from services.inference.weights_follower import WeightsFollower
+from services.kafka.broker import Partition
+from services.log import CaughtUp, Delivery
+from services.weights import model_folder, weights_digest
+
+MODEL = model_folder("tiny-llama")
+
+
+class Recorder(ScriptedEngine):
+    """Notes what it is asked to load; each load takes until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(EngineSetup(MODEL, 4))
+        self.loads: list[tuple[str, int]] = []
+        self.go = asyncio.Event()
+        self.go.set()
+        self.broken = False
+
+    async def load(self, weights: Weights) -> None:
+        self.loads.append((weights.policy, weights.version))
+        await self.go.wait()
+        if self.broken:
+            raise InfrastructureError("engine_failed")
+        await super().load(weights)
+
+
+class Scene:
+    """A follower, the publications that it reads, and the blob store."""
+
+    def __init__(self, folder: Path, policies: tuple[str, ...] = ("default",)) -> None:
+        self.blobs = LocalBlobStore(folder)
+        self.engine = Recorder()
+        slots = Slots(self.engine)
+        tokenizer = Tokenizer(MODEL)
+        self.served = {
+            name: ServedPolicy(name, self.engine, slots, tokenizer, "inference-1")
+            for name in policies
+        }
+        self.queue: asyncio.Queue[Delivery[Event] | CaughtUp] = asyncio.Queue()
+        self.follower = WeightsFollower(self._read(), self.blobs, self.served)
+
+    async def _read(self) -> AsyncIterator[Delivery[Event] | CaughtUp]:
+        while True:
+            yield await self.queue.get()
+
+    def publish(
+        self, version: int, policy: str = "default", *, digest: bytes = b"", stored: bool = True
+    ) -> Blob:
+        header = b'{"__metadata__":{"version":"%d"}}' % version
+        content = len(header).to_bytes(8, "little") + header
+        blob = Blob(sha256=hashlib.sha256(content).digest(), size=len(content))
+        if stored:
+            self.blobs.put(content)
+        published = PolicyPublished(
+            policy=policy,
+            version=version,
+            status="trained",
+            digest=digest or weights_digest(content),
+            full=blob,
+            full_version=version,
+        )
+        ref = Ref(topic="policies", partition=0, offset=0, digest=b"r" * 16)
+        place = Partition("policies", 0)
+        self.queue.put_nowait(Delivery(published, ref, 0.0, place, 0))
+        return blob
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+def drive(
+    scene_of: Callable[[], Scene], play: Callable[[Scene], Coroutine[None, None, None]]
+) -> None:
+    async def main() -> None:
+        scene = scene_of()
+        following = asyncio.create_task(scene.follower.run())
+        await asyncio.wait_for(play(scene), 20)
+        assert not following.done()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_follower, "FIRST_RETRY_S", 0.01)
+
+
+def test_only_the_newest_is_loaded_once_caught_up(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        for version in range(3):
+            scene.publish(version)
+        await asyncio.sleep(0.02)
+        assert scene.engine.loads == []
+        scene.queue.put_nowait(CaughtUp())
+        await scene.follower.ready.wait()
+        assert scene.engine.loads == [("default", 2)]
+        assert scene.served["default"].version == 2
+
+    drive(lambda: Scene(tmp_path), play)
+
+
+def test_versions_published_during_a_load_are_passed_over(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        scene.queue.put_nowait(CaughtUp())
+        scene.engine.go.clear()
+        scene.publish(0)
+        await scene.until(lambda: bool(scene.engine.loads))
+        for version in (1, 2, 3):
+            scene.publish(version)
+        await scene.until(scene.queue.empty)
+        scene.engine.go.set()
+        await scene.until(lambda: scene.served["default"].version == 3)
+        assert [version for _, version in scene.engine.loads] == [0, 3]
+
+    drive(lambda: Scene(tmp_path), play)
+
+
+def test_an_older_version_that_comes_late_changes_nothing(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        scene.publish(5)
+        scene.publish(4)
+        scene.queue.put_nowait(CaughtUp())
+        await scene.follower.ready.wait()
+        scene.publish(3)
+        scene.publish(6)
+        await scene.until(lambda: scene.served["default"].version == 6)
+        assert [version for _, version in scene.engine.loads] == [5, 6]
+
+    drive(lambda: Scene(tmp_path), play)
+
+
+def test_it_is_ready_when_every_policy_is_served(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        scene.queue.put_nowait(CaughtUp())
+        scene.publish(0, "left")
+        scene.publish(0, "stranger")
+        await scene.until(lambda: scene.served["left"].version == 0)
+        assert not scene.follower.ready.is_set()
+        scene.publish(0, "right")
+        await scene.follower.ready.wait()
+
+    drive(lambda: Scene(tmp_path, ("left", "right")), play)
+
+
+@pytest.mark.parametrize("kind", ["absent", "damaged", "another digest"])
+def test_weights_that_are_not_as_published_are_never_served(tmp_path: Path, kind: str) -> None:
+    async def play(scene: Scene) -> None:
+        scene.queue.put_nowait(CaughtUp())
+        scene.publish(0)
+        await scene.follower.ready.wait()
+        if kind == "another digest":
+            scene.publish(1, digest=b"x" * 32)
+        else:
+            blob = scene.publish(1, stored=kind == "damaged")
+        if kind == "damaged":
+            name = blob.sha256.hex()
+            (tmp_path / name[:2] / name[2:]).write_bytes(b"x" * blob.size)
+        await asyncio.sleep(0.05)
+        assert scene.engine.loads == [("default", 0)]
+        assert scene.served["default"].version == 0
+        scene.publish(2)
+        await scene.until(lambda: scene.served["default"].version == 2)
+
+    drive(lambda: Scene(tmp_path), play)
+
+
+def test_a_load_that_fails_is_tried_again(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        scene.engine.broken = True
+        scene.publish(0)
+        scene.queue.put_nowait(CaughtUp())
+        await scene.until(lambda: len(scene.engine.loads) >= 2)
+        assert not scene.follower.ready.is_set()
+        scene.engine.broken = False
+        await scene.follower.ready.wait()
+        assert scene.served["default"].version == 0
+
+    drive(lambda: Scene(tmp_path), play)

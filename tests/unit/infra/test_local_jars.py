@@ -1,0 +1,74 @@
+"""The table of pinned jars, and the cache's digests."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from infra.local import jars
+from services.errors import HeadraceError
+
+KAFKA = f"{'a' * 64}  org.apache.kafka:kafka_2.13:jar:4.3.1"
+REGISTRY = f"{'b' * 64}  io.apicurio:apicurio-registry-app:tar.gz:all:3.0.9"
+TREE = f"{'c' * 64}  {jars.REGISTRY_FOLDER}/"
+
+
+def test_table_is_read_in_order_without_its_comments() -> None:
+    pins = jars.parse_pins(f"# a comment\n\n{KAFKA}\n{REGISTRY}\n{TREE}\n")
+
+    assert [jar.file_name for jar in pins.kafka] == ["kafka_2.13-4.3.1.jar"]
+    assert pins.kafka[0].sha256 == "a" * 64
+    assert pins.registry.file_name == "apicurio-registry-app-3.0.9-all.tar.gz"
+    assert pins.registry_tree == "c" * 64
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        (f"{KAFKA[1:]}\n{REGISTRY}\n{TREE}", "line 1: .* is no SHA-256"),
+        (f"{KAFKA}\n{'A' * 64}  x:y:jar:1\n{REGISTRY}\n{TREE}", "line 2: .* is no SHA-256"),
+        (f"{KAFKA}\n{'d' * 64}  kafka.jar\n{REGISTRY}\n{TREE}", "line 2: 'kafka.jar' names no"),
+        (f"{KAFKA}\n{REGISTRY}", "infra.local.pin"),
+        (f"{REGISTRY}\n{TREE}", "infra.local.pin"),
+        (f"{KAFKA}\n{REGISTRY}\n{REGISTRY}\n{TREE}", "infra.local.pin"),
+    ],
+)
+def test_damaged_table_is_refused_by_line(table: str, complaint: str) -> None:
+    with pytest.raises(HeadraceError, match=complaint):
+        jars.parse_pins(table)
+
+
+def test_shipped_table_pins_the_versions_in_use() -> None:
+    pins = jars.load_pins()
+
+    names = [jar.file_name for jar in pins.kafka]
+    assert names[0] == f"kafka_2.13-{jars.KAFKA_VERSION}.jar"
+    assert len(set(names)) == len(names) == 46
+    assert pins.registry.version == jars.REGISTRY_VERSION
+
+
+def test_tree_digest_sees_bytes_names_and_additions(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "a.jar").write_bytes(b"a")
+    digest = jars.tree_sha256(tmp_path)
+
+    assert (
+        digest
+        == hashlib.sha256(f"lib/a.jar  {hashlib.sha256(b'a').hexdigest()}\n".encode()).hexdigest()
+    )
+    (tmp_path / "lib" / "a.jar").write_bytes(b"b")
+    changed = jars.tree_sha256(tmp_path)
+    (tmp_path / "lib" / "a.jar").write_bytes(b"a")
+    (tmp_path / "lib" / "b.jar").write_bytes(b"")
+    added = jars.tree_sha256(tmp_path)
+    assert len({digest, changed, added, jars.tree_sha256(tmp_path / "absent")}) == 4
+
+
+def test_cache_lies_outside_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+
+    assert jars.cache_folder({}) == Path("/home/ada/.cache/headrace")
+    assert jars.cache_folder({"XDG_CACHE_HOME": "/var/cache"}) == Path("/var/cache/headrace")
+    assert jars.cache_folder({"XDG_CACHE_HOME": "here"}) == Path("/home/ada/.cache/headrace")

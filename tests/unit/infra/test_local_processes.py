@@ -1,0 +1,137 @@
+"""Processes that are told apart by their start, locks, and ports, on the real operating system."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.local.processes import (
+    ProcessId,
+    describe_log,
+    free_port,
+    locked,
+    port_is_free,
+    spawn,
+    stop,
+    wait_for_exit,
+)
+from services.errors import DependencyError
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def test_recycled_pid_is_neither_alive_nor_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    predecessor = ProcessId(sleeper.pid, "an earlier start")
+
+    assert not predecessor.alive
+    assert wait_for_exit(predecessor, 0)
+    assert stop([predecessor], 1)
+    assert sleeper.poll() is None
+
+
+def test_zombie_counts_as_ended(sleeper: subprocess.Popen[bytes]) -> None:
+    process = ProcessId.of(sleeper.pid)
+    assert process is not None
+    assert process.alive
+    assert not wait_for_exit(process, 0)
+
+    sleeper.kill()
+
+    assert wait_for_exit(process, 10)  # not waited for: the kernel still lists its pid
+    assert not process.alive
+
+
+def test_absent_pid_is_no_process() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    assert ProcessId.of(int(ended.stdout)) is None
+
+
+def test_spawned_process_is_detached_and_ends_on_sigterm(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = spawn(["/bin/sh", "-c", "pwd; exec sleep 60"], log=log, folder=tmp_path)
+    try:
+        assert os.getsid(process.pid) != os.getsid(0)
+        while not log.read_text():
+            assert process.alive
+    finally:
+        assert stop([process], 10)
+    assert log.read_text() == f"{tmp_path}\n"
+
+
+def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+    process = spawn(["/bin/sh", "-c", script], log=log)
+    while not log.read_text():
+        assert process.alive
+
+    assert not stop([process], 0.2)
+    assert not process.alive
+
+
+def test_lock_is_exclusive_between_threads_and_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    errors: list[DependencyError] = []
+
+    def contend() -> None:
+        try:
+            with locked(path, 0.1):
+                pass
+        except DependencyError as error:
+            errors.append(error)
+
+    with locked(path, 1):
+        other = threading.Thread(target=contend)
+        other.start()
+        other.join()
+    assert str(path) in str(errors[0])
+    with locked(path, 0.1):
+        pass
+
+
+def test_lock_is_freed_by_kill_9(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    script = (
+        "import sys, time; from pathlib import Path; from infra.local.processes import locked\n"
+        "with locked(Path(sys.argv[1]), 1): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        holder.send_signal(signal.SIGKILL)
+    with locked(path, 5):
+        pass
+
+
+def test_listening_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert not port_is_free(server.getsockname()[1])
+    assert port_is_free(free_port())
+
+
+def test_log_is_described_by_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "kafka.log"
+    log.write_text("".join(f"line {number}\n" for number in range(100)))
+
+    described = describe_log(log)
+
+    assert described.startswith(f"the end of {log}:")
+    assert described.splitlines()[1:] == [f"    line {number}" for number in range(85, 100)]
+    assert "(nothing)" in describe_log(tmp_path / "absent.log")

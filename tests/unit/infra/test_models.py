@@ -1,0 +1,39 @@
+"""The shipped models are what their maker makes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from infra.models.make import SIZES, byte_tokenizer, files
+from services.weights import model_folder
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_files_are_what_the_maker_makes(name: str) -> None:
+    folder = model_folder(name)
+    made = files(name)
+    assert {path.name for path in folder.iterdir()} == set(made)
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == made
+
+
+@given(st.text())
+def test_any_text_becomes_ids_and_comes_back(text: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.encode_special_tokens = True
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_an_action_is_one_token_and_the_end_is_the_configurations() -> None:
+    folder = model_folder("tiny-llama")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    configuration = json.loads((folder / "config.json").read_text())
+    assert [tokenizer.token_to_id(action) for action in "LDRU"] == list(b"LDRU")
+    assert tokenizer.token_to_id("<end>") == configuration["eos_token_id"]
+    assert tokenizer.get_vocab_size() == configuration["vocab_size"]

@@ -1,0 +1,131 @@
+"""Recipes: what overrides what, what equals what, and what the messages say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from schemas.recipe import Recipe, RecipeError, load_recipe, parse_recipe
+
+SMALLEST = 'name = "demo"\n[policies.default]\nmodel = "tiny-llama"\n'
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> Path:
+    (tmp_path / "demo.toml").write_text(SMALLEST)
+    return tmp_path
+
+
+def refused(text: str) -> str:
+    with pytest.raises(RecipeError) as raised:
+        parse_recipe(tomllib.loads(text), "demo.toml")
+    return str(raised.value)
+
+
+def test_the_smallest_recipe_is_found_by_name_and_by_path(shipped: Path) -> None:
+    by_name = load_recipe("demo", shipped=shipped)
+    assert by_name == load_recipe(str(shipped / "demo.toml"), shipped=Path("elsewhere"))
+    assert by_name.policies["default"].model == "tiny-llama"
+
+
+def test_later_sources_win(shipped: Path) -> None:
+    environment = {
+        "HEADRACE__SCHEDULER__LIVE_EPISODES": "64",
+        "HEADRACE__STOP__REWARD": "0.5",
+        "HEADRACE__DESCRIPTION": "just text",
+        "HOME": "/",
+    }
+    recipe = load_recipe(
+        "demo",
+        shipped=shipped,
+        environment=environment,
+        settings=["scheduler.live_episodes=8", 'tasks.options={"a": [1]}', "tasks.agent=default"],
+    )
+    assert recipe.scheduler.live_episodes == 8
+    assert recipe.stop.reward == 0.5
+    assert recipe.description == "just text"
+    assert recipe.tasks.options == {"a": [1]}
+
+
+def test_training_can_be_switched_off(shipped: Path) -> None:
+    recipe = load_recipe("demo", shipped=shipped, settings=["policies.default.training=false"])
+    assert recipe.policies["default"].training is None
+    assert Recipe.model_validate_json(recipe.canonical()) == recipe
+
+
+def test_equal_recipes_have_equal_digests(shipped: Path) -> None:
+    one = load_recipe("demo", shipped=shipped)
+    spelt = load_recipe(
+        "demo", shipped=shipped, settings=["partitions=4", "stop.reward_versions=3"]
+    )
+    other = load_recipe("demo", shipped=shipped, settings=["partitions=5"])
+    assert one.digest == spelt.digest == hashlib.sha256(one.canonical().encode()).digest()
+    assert one.digest != other.digest
+
+
+def test_the_canonical_text_gives_the_recipe_back(shipped: Path) -> None:
+    recipe = load_recipe("demo", shipped=shipped)
+    assert Recipe.model_validate_json(recipe.canonical()) == recipe
+    assert parse_recipe(json.loads(recipe.canonical()), "log").digest == recipe.digest
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("[scheduler]\nlive = 3", "demo.toml: scheduler.live: no such key"),
+        ("[scheduler]\nlive_episodes = 0", "scheduler.live_episodes: Input should be greater"),
+        ("[policies.Big]\nmodel = 'x'", "'Big' is no name"),
+        ("[tasks]\nagent = 'none'", "tasks.agent: no agent 'none' among ['default']"),
+        ("[tasks]\nenvironment = 'none'", "tasks.environment: no 'none' among ['default']"),
+        ("[tasks.roles]\npolicy = 'none'", "tasks.roles.policy: no policy 'none'"),
+        ("[tasks]\nsamples = 2\nminimum = 3", "tasks.minimum: 3 of 2 samples"),
+        ("[stop]\nreward = nan", "stop.reward: Input should be a finite number"),
+    ],
+)
+def test_what_is_wrong_is_named(more: str, message: str) -> None:
+    assert message in refused(SMALLEST + more)
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    message = refused(SMALLEST + "[scheduler]\nlive = 3\n[stop]\nversions = 0")
+    assert "scheduler.live: no such key; " in message or "; scheduler.live: no such key" in message
+    assert "stop.versions: Input should be greater than 0" in message
+
+
+def test_a_recipe_needs_a_policy() -> None:
+    assert "policies: a recipe needs at least one" in refused('name = "x"\n[policies]')
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("scheduler", "--set scheduler: it takes key=value"),
+        ("name.x=3", "--set name.x: name is a value, not a table"),
+        ("scheduler.x=3", "scheduler.x: no such key"),
+        ("=3", "no such key"),
+    ],
+)
+def test_settings_that_fit_nowhere_are_refused(shipped: Path, settings: str, message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        load_recipe("demo", shipped=shipped, settings=[settings])
+    assert message in str(raised.value)
+
+
+def test_an_environment_variable_that_fits_nowhere_is_named(shipped: Path) -> None:
+    with pytest.raises(RecipeError, match="HEADRACE__NAME__X: name is a value, not a table"):
+        load_recipe("demo", shipped=shipped, environment={"HEADRACE__NAME__X": "3"})
+
+
+def test_files_that_are_no_recipe_are_refused(shipped: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no recipe 'demmo': .* or one of: demo"):
+        load_recipe("demmo", shipped=shipped)
+    (shipped / "bad.toml").write_bytes(b"a = \xff")
+    with pytest.raises(RecipeError, match=r"bad\.toml is not TOML"):
+        load_recipe("bad", shipped=shipped)
+    (shipped / "folder.toml").mkdir()
+    with pytest.raises(RecipeError, match=r"folder\.toml can't be read: Is a directory"):
+        load_recipe("folder", shipped=shipped)

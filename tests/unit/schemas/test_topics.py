@@ -1,0 +1,118 @@
+"""The table of topics is the design's."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas import events, topics
+from schemas.events import EVENTS, GenerationRequested, Sampling, TaskEnded
+from schemas.topics import TOPICS, Topics
+
+# Name; event; key fields; one partition or P; one a policy; who writes; how long it is kept.
+TABLE = """
+runs         RunStateEntered     namespace      1 -      operator                 forever
+tasks        TaskSubmitted       source,task_id 1 -      any-team                 long
+episodes     EpisodeStarted      task           P -      scheduler,fenced         days
+prompts      GenerationRequested task           P policy agent                    days
+generations  GenerationCompleted task           P -      inference                days
+actions      ActionRequested     task           P -      agent                    days
+observations ObservationRecorded task           P -      env                      days
+trajectories TrajectoryRecorded  task           P -      agent                    long
+outcomes     EpisodeEnded        task           P -      agent                    long
+results      TaskEnded           task           P -      agent                    long
+groups       GroupClosed         task           1 policy assemble-groups          long
+batches      BatchAssembled      policy         1 policy assemble-batches,fenced  long
+policies     PolicyPublished     policy         1 -      trainer,fenced           long
+dead-letters -                   -              1 -      any-consumer             long
+"""
+
+
+def test_the_topics_are_the_design_s() -> None:
+    rows = [
+        (
+            topic.name,
+            topic.event.__name__ if topic.event else "-",
+            ",".join(topic.event.key_fields) if topic.event else "-",
+            "1" if topic.single else "P",
+            "policy" if topic.per_policy else "-",
+            topic.writer.replace(", ", ",").replace(" ", "-"),
+            topic.kept,
+        )
+        for topic in TOPICS
+    ]
+    assert rows == [tuple(line.split()) for line in TABLE.strip().splitlines()]
+    assert [topic.event for topic in TOPICS if topic.event] == list(EVENTS)
+
+
+def test_every_event_s_id_and_key_are_its_fields() -> None:
+    for event_type in EVENTS:
+        assert {*event_type.id_fields, *event_type.key_fields} <= set(event_type.model_fields)
+
+
+def test_a_namespace_s_topics() -> None:
+    placed = Topics("demo", ["a", "b"], partitions=4)
+    assert [(topic.name, topic.partitions) for topic in placed] == [
+        ("demo.runs.v1", 1),
+        ("demo.tasks.v1", 1),
+        ("demo.episodes.v1", 4),
+        ("demo.prompts.a.v1", 4),
+        ("demo.prompts.b.v1", 4),
+        ("demo.generations.v1", 4),
+        ("demo.actions.v1", 4),
+        ("demo.observations.v1", 4),
+        ("demo.trajectories.v1", 4),
+        ("demo.outcomes.v1", 4),
+        ("demo.results.v1", 4),
+        ("demo.groups.a.v1", 1),
+        ("demo.groups.b.v1", 1),
+        ("demo.batches.a.v1", 1),
+        ("demo.batches.b.v1", 1),
+        ("demo.policies.v1", 1),
+        ("demo.dead-letters.v1", 1),
+    ]
+    assert placed.by_name("demo.prompts.b.v1").policy == "b"
+    assert placed.by_name("demo.prompts.b.v1").subject == "demo.prompts.b.v1-value"
+    with pytest.raises(KeyError):
+        placed.by_name("other.runs.v1")
+
+
+def test_events_are_routed_by_type_and_policy() -> None:
+    placed = Topics("demo", ["a"], partitions=4)
+    prompt = GenerationRequested(
+        task=12,
+        sample=0,
+        call="1",
+        policy="a",
+        sampling=Sampling(max_tokens=1),
+        expires_at=1,
+        digest=bytes(16),
+    )
+    assert placed.route(prompt) is placed.by_name("demo.prompts.a.v1")
+    assert (prompt.key, prompt.event_id) == (b"12", "12/0/0/1")
+    with pytest.raises(KeyError, match=r"demo\.prompts\.b\.v1"):
+        placed.route(prompt.model_copy(update={"policy": "b"}))
+    with pytest.raises(KeyError, match="no topic carries Event"):
+        placed.route(events.Event.model_construct())
+
+
+def test_a_digest_in_an_id_is_hexadecimal() -> None:
+    published = events.PolicyPublished(
+        policy="a", version=3, status="trained", digest=b"\xab" * 32, full_version=3
+    )
+    assert published.event_id == "a/3/" + "ab" * 32
+
+
+@pytest.mark.parametrize(("topic", "policy"), [(topics.PROMPTS, None), (topics.RUNS, "a")])
+def test_a_policy_is_named_exactly_where_the_topic_has_one(
+    topic: topics.Topic[TaskEnded], policy: str | None
+) -> None:
+    with pytest.raises(ValueError, match=f"topic {topic.name} is"):
+        topic.real_name("demo", policy)
+
+
+@pytest.mark.parametrize("name", ["", "A", "a.b", "-a", "a b", "a\n", "x" * 64, "é"])
+def test_what_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is no name"):
+        Topics(name, [], 1)
+    with pytest.raises(ValueError, match="is no name"):
+        Topics("demo", [name], 1)

@@ -1,0 +1,108 @@
+"""Blobs: named by their content, whole or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import signal
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from schemas.events import Blob
+from services.blobs import LocalBlobStore, open_blob_store
+from services.errors import BlobError, DependencyError, UsageError
+
+
+def files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("data", [b"", b"weights" * 400_000])
+def test_what_is_put_is_got(tmp_path: Path, data: bytes) -> None:
+    store = LocalBlobStore(tmp_path / "blobs")
+
+    blob = store.put(data, "text/plain")
+
+    assert blob == Blob(sha256=hashlib.sha256(data).digest(), size=len(data), media="text/plain")
+    assert store.get(blob).read_bytes() == data
+
+
+def test_a_file_and_its_bytes_are_the_same_blob(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"abc" * 1_000_000)
+    store = LocalBlobStore(tmp_path / "blobs")
+
+    assert store.put(source) == store.put(source.read_bytes())
+    assert len(files(tmp_path / "blobs")) == 1
+
+
+def test_many_writers_of_one_blob_leave_one_whole_file(tmp_path: Path) -> None:
+    data = os.urandom(300_000)
+    with ThreadPoolExecutor(8) as pool:
+        blobs = list(pool.map(lambda _: LocalBlobStore(tmp_path).put(data), range(40)))
+
+    assert len(set(blob.sha256 for blob in blobs)) == 1
+    assert [path.read_bytes() for path in files(tmp_path)] == [data]
+
+
+def test_an_absent_blob_is_said_to_be_absent(tmp_path: Path) -> None:
+    with pytest.raises(BlobError, match="is not in"):
+        LocalBlobStore(tmp_path).get(Blob(sha256=bytes(32), size=1))
+
+
+@pytest.mark.parametrize("damage", [b"weightz", b"weight", b"weights and more"])
+def test_damage_is_seen_and_mended_by_the_next_put(tmp_path: Path, damage: bytes) -> None:
+    store = LocalBlobStore(tmp_path)
+    blob = store.put(b"weights")
+    store.get(blob).write_bytes(damage)
+
+    with pytest.raises(BlobError, match="damaged"):
+        store.get(blob)
+    assert store.put(b"weights") == blob
+    assert store.get(blob).read_bytes() == b"weights"
+
+
+def test_a_blob_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    blob = store.put(b"weights")
+    with pytest.raises(BlobError, match="7 bytes"):
+        store.get(blob.model_copy(update={"size": 8}))
+
+
+def test_a_full_disk_is_a_dependency_and_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk: the write fails half way."""
+    store = LocalBlobStore(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(DependencyError, match="can't write a blob"):
+            store.put(bytes(1_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+    assert files(tmp_path) == []
+
+
+def test_a_store_that_is_no_folder_is_a_dependency(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DependencyError, match="can't write a blob"):
+        LocalBlobStore(tmp_path / "file").put(b"x")
+
+
+def test_a_store_is_opened_by_path_or_file_url(tmp_path: Path) -> None:
+    blob = open_blob_store(str(tmp_path / "with space")).put(b"x")
+    url = (tmp_path / "with space").as_uri()
+    assert "%20" in url
+    assert stat.S_ISREG(open_blob_store(url).get(blob).stat().st_mode)
+
+
+@pytest.mark.parametrize("url", ["", "s3://bucket/key", "http://host/x", "file://host/x"])
+def test_another_scheme_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="give a folder"):
+        open_blob_store(url)

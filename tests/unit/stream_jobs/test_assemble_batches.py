@@ -1,0 +1,199 @@
+"""The batch job around its core: fencing, recovery from its own output, the wait, the stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.events import EVENTS, BatchAssembled, GroupClosed
+from schemas.recipe import Recipe
+from schemas.topics import BATCHES, Topics
+from services.clock import now
+from services.context import ServiceContext
+from services.errors import Fenced, UsageError
+from services.kafka.broker import Broker, Outgoing, Partition
+from services.kafka.memory import MemoryBroker
+from services.log import CaughtUp, EventLog, EventReader
+from stream_jobs import assemble_batches
+from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
+
+BOUND_S = 20.0
+"""No wait of these tests is longer."""
+
+
+class NoRegistry:
+    def schema(self, schema_id: int) -> str | None:
+        return None
+
+
+def a_context(broker: Broker, namespace: str, recipe: Recipe, state: Path) -> ServiceContext:
+    codec = Codec()
+    for schema_id, event_type in enumerate(EVENTS, 1):
+        codec.register(event_type, schema_id)
+    blobs: Any = None
+    return ServiceContext(
+        log=EventLog(broker, Topics(namespace, ["default"], 2), codec, NoRegistry(), "test"),
+        recipe=recipe,
+        blobs=blobs,
+        worker_id="test",
+        state=state,
+        stopping=asyncio.Event(),
+        ending=asyncio.Event(),
+    )
+
+
+async def make_topics(log: EventLog) -> None:
+    await log.broker.create_topics({topic.name: (topic.partitions, {}) for topic in log.topics})
+
+
+class Batches:
+    """Reads the batches topic, one by one."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._reader = EventReader(log, {Partition(log.topics.name(BATCHES, "default"), 0): 0})
+        self._items = aiter(self._reader)
+
+    async def next(self) -> BatchAssembled:
+        async with asyncio.timeout(BOUND_S):
+            while isinstance(item := await anext(self._items), CaughtUp):
+                pass
+        assert isinstance(item.event, BatchAssembled)
+        return item.event
+
+    async def aclose(self) -> None:
+        await self._reader.aclose()
+
+
+@asynccontextmanager
+async def running(context: ServiceContext) -> AsyncIterator[asyncio.Task[None]]:
+    """The job, stopped in order at the end, unless it has ended."""
+    context.stopping.clear()
+    job = asyncio.ensure_future(assemble_batches.run(context, "default"))
+    try:
+        yield job
+    finally:
+        context.stopping.set()
+        await asyncio.wait({job}, timeout=BOUND_S)
+        assert job.done()
+    if not job.cancelled():
+        job.exception()
+
+
+def just_ended(task: int, version: int) -> GroupClosed:
+    return a_group(task, version, ended_s=now())
+
+
+async def follow_and_recover(context: ServiceContext) -> None:
+    """Batches are made as groups and publications come, and go on after a restart."""
+    log = context.log
+    await make_topics(log)
+    batches = Batches(log)
+    async with running(context):
+        await log.send(just_ended(0, 0))
+        await log.send(a_publication(0))
+        await log.send(just_ended(1, 0))
+        first = await batches.next()
+        assert (first.version, [sample.task for sample in first.samples]) == (1, [0, 1])
+        await log.send(just_ended(2, 0))
+
+    async with running(context):
+        await log.send(just_ended(1, 0))  # a late duplicate
+        await log.send(a_publication(1))
+        await log.send(just_ended(3, 1))
+        second = await batches.next()
+    assert (second.version, [sample.task for sample in second.samples]) == (2, [2, 3])
+    assert (second.low_mark, second.groups_read) == (4, 5)
+    await batches.aclose()
+
+
+async def give_way_to_a_successor(context: ServiceContext, successor: ServiceContext) -> None:
+    """Who takes over cuts the predecessor off, and no batch is missing or made twice."""
+    log = context.log
+    await make_topics(log)
+    batches = Batches(log)
+    async with running(context) as old, AsyncExitStack() as stack:
+        for version in range(1, 100):
+            await log.send(a_publication(version - 1))
+            for task in (2 * version - 2, 2 * version - 1):
+                await log.send(just_ended(task, version - 1))
+            batch = await batches.next()
+            assert (batch.version, batch.low_mark) == (version, 2 * version)
+            if version == 1:
+                await stack.enter_async_context(running(successor))
+            if old.done():
+                break
+        with pytest.raises(Fenced):
+            await old
+    await batches.aclose()
+
+
+def on_memory(scenario: Callable[..., Awaitable[None]], contexts: int, state: Path) -> None:
+    async def main() -> None:
+        broker = MemoryBroker()
+        made = [a_context(broker, "space", a_recipe(), state) for _ in range(contexts)]
+        await scenario(*made)
+        await broker.close()
+
+    asyncio.run(main())
+
+
+def test_batches_are_made_as_groups_come_and_go_on_after_a_restart(tmp_path: Path) -> None:
+    on_memory(follow_and_recover, 1, tmp_path)
+
+
+def test_who_takes_over_cuts_the_predecessor_off(tmp_path: Path) -> None:
+    on_memory(give_way_to_a_successor, 2, tmp_path)
+
+
+def test_a_short_batch_comes_after_the_wait_without_any_further_event(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = MemoryBroker()
+        context = a_context(broker, "space", a_recipe(batch_wait_s=0.2), tmp_path)
+        await make_topics(context.log)
+        batches = Batches(context.log)
+        async with running(context):
+            await context.log.send(a_publication(0))
+            began = now()
+            await context.log.send(a_dropped_group(0, ended_s=began))
+            batch = await batches.next()
+            assert now() >= began + 0.2
+        assert [dropped.task for dropped in batch.dropped] == [0]
+        await batches.aclose()
+        await broker.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_no_group_is_parked_and_the_job_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = MemoryBroker()
+        context = a_context(broker, "space", a_recipe(groups=1), tmp_path)
+        await make_topics(context.log)
+        batches = Batches(context.log)
+        async with running(context):
+            await broker.send(Outgoing("space.groups.default.v1", b"0", b"garbage"))
+            await context.log.send(a_publication(0))
+            await context.log.send(just_ended(0, 0))
+            batch = await batches.next()
+        assert (len(batch.samples), batch.groups_read) == (1, 2)
+        dead = Partition("space.dead-letters.v1", 0)
+        assert (await broker.ends([dead]))[dead] == (0, 1)
+        await batches.aclose()
+        await broker.close()
+
+    asyncio.run(main())
+
+
+def test_a_policy_that_does_not_train_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        context = a_context(MemoryBroker(), "space", a_recipe(), tmp_path)
+        with pytest.raises(UsageError, match="name one of default"):
+            await assemble_batches.run(context, "defualt")
+
+    asyncio.run(main())

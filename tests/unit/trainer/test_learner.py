@@ -1,0 +1,251 @@
+"""The learner: what a batch does to the weights, and what it does not."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+
+from schemas.packed import pack_i32
+from schemas.recipe import Policy
+from services.errors import UsageError
+from services.weights import model_folder, weights_digest
+from trainer.collate import collate, processed_logprobs
+from trainer.learner import Learner, Stopped
+from trainer.losses import MicroBatch
+from trainer.models import load_model
+from trainer.sequences import Draw, TokenSequence, UnusableBatch, UpdateBatch
+
+FOLDER = model_folder("tiny-llama")
+ACTIONS = list(b"LDRU")
+COLD = Draw(0.5, pack_i32(ACTIONS))
+OPEN = Draw(1.0, b"")
+
+
+def sequence(seed: int, turns: int = 3, draw: Draw = COLD) -> TokenSequence:
+    """Turns of one token of context and one drawn token."""
+    random = np.random.default_rng(seed)
+    tokens = random.integers(97, 113, 2 * turns)
+    tokens[1::2] = random.choice(ACTIONS, turns)
+    return TokenSequence(
+        tokens=tokens,
+        places=np.arange(1, 2 * turns, 2),
+        behaviour=np.full(turns, np.log(0.25), dtype=np.float32),
+        advantages=random.normal(size=turns).astype(np.float32),
+        versions=np.zeros(turns, dtype=np.int64),
+        draws=((draw, turns),),
+    )
+
+
+def update(*sequences: TokenSequence) -> UpdateBatch:
+    return UpdateBatch(sequences, sum(len(one.places) for one in sequences))
+
+
+def learner(**training: Any) -> Learner:
+    settings = {"learning_rate": 1e-2, "device": "cpu", **training}
+    return Learner(FOLDER, Policy.model_validate({"model": "tiny-llama", "training": settings}))
+
+
+def state(one: Learner, tmp_path: Path) -> bytes:
+    """All that training goes on from."""
+    one.save(tmp_path / "state")
+    return weights_digest(tmp_path / "state")
+
+
+def infinite_loss(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+    """Diverges on batches of a negative first advantage; else learns."""
+    loss = -(logprobs * batch.advantages).sum() / batch.denominator
+    return loss / 0 if batch.advantages[0] < 0 else loss
+
+
+def exhausting_loss(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+    """Wants more memory than there is."""
+    return logprobs.sum() * torch.empty(2**60).sum()
+
+
+def test_version_0_follows_from_the_seed() -> None:
+    first, again = learner().weights(), learner().weights()
+    other = Learner(FOLDER, Policy(model="tiny-llama", seed=1)).weights()
+    assert first == again
+    assert weights_digest(first) != weights_digest(other)
+
+
+def test_weights_beside_the_configuration_are_version_0(tmp_path: Path) -> None:
+    weights = Learner(FOLDER, Policy(model="tiny-llama", seed=5)).weights()
+    for file in FOLDER.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    loaded = Learner(tmp_path, Policy(model=str(tmp_path), seed=0)).weights()
+    assert weights_digest(loaded) == weights_digest(weights)
+
+
+def test_published_weights_have_the_policys_dtype_and_fit_the_model() -> None:
+    one = Learner(FOLDER, Policy(model="tiny-llama", dtype="bfloat16"))
+    assert one.train([update(sequence(0), sequence(1))])["tokens"] == 6
+    tensors = load(one.weights())
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert set(tensors) == set(load_model(FOLDER, 0).state_dict())
+
+
+def test_the_logprobs_are_those_of_the_whole_model_by_temperature_and_mask() -> None:
+    """Padding, chosen places and mixed draws change nothing against one plain forward each."""
+    model = load_model(FOLDER, 0).eval()
+    sequences = [sequence(0, 5), sequence(1, 2, OPEN), sequence(2, 1)]
+    one = learner()
+    inputs = collate(sequences, one.vocabulary, torch.device("cpu"))
+    logprobs, entropies = one._logprobs(inputs)
+
+    expected, entropy = [], []
+    for single in sequences:
+        logits = model(torch.from_numpy(single.tokens)[None]).logits[0]
+        [(draw, _)] = single.draws
+        for place in single.places:
+            scores = logits[place - 1] / draw.temperature
+            if draw.allowed:
+                kept = torch.full_like(scores, -torch.inf)
+                kept[ACTIONS] = scores[ACTIONS]
+                scores = kept
+            probabilities = scores.softmax(-1)
+            expected.append(probabilities[single.tokens[place]].log())
+            probabilities = probabilities[probabilities > 0]
+            entropy.append(-(probabilities * probabilities.log()).sum())
+    torch.testing.assert_close(logprobs, torch.stack(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(entropies, torch.stack(entropy), rtol=1e-4, atol=1e-5)
+
+
+def test_a_forbidden_id_gets_no_gradient() -> None:
+    inputs = collate([sequence(0)], 258, torch.device("cpu"))
+    logits = torch.randn(3, 258, requires_grad=True)
+    logprobs, _ = processed_logprobs(logits, inputs)
+    [gradient] = torch.autograd.grad(logprobs.sum(), logits)
+    assert torch.isfinite(gradient).all()
+    assert set(gradient.any(dim=0).nonzero().flatten().tolist()) == set(ACTIONS)
+
+
+def test_how_tokens_fall_into_micro_batches_changes_only_rounding() -> None:
+    batch = [update(*(sequence(seed, 1 + seed % 4) for seed in range(12)))]
+    whole, cut = learner(max_tokens=4096), learner(max_tokens=8)
+    one, many = whole.train(batch), cut.train(batch)
+    for name, value in one.items():
+        assert many[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    for name, tensor in load(whole.weights()).items():
+        torch.testing.assert_close(load(cut.weights())[name], tensor, rtol=0.05, atol=2e-3)
+
+
+def test_the_same_batches_give_the_same_weights_bit_by_bit(tmp_path: Path) -> None:
+    batches = [[update(*(sequence(8 * n + i) for i in range(8)))] for n in range(3)]
+    first, second = learner(), learner()
+    for batch in batches:
+        assert first.train(batch) == second.train(batch)
+    assert first.weights() == second.weights()
+    assert state(first, tmp_path) == state(second, tmp_path)
+
+
+def test_training_makes_what_was_good_likelier() -> None:
+    one = learner()
+    tokens = np.array([97, ACTIONS[2]])
+    good = TokenSequence(
+        tokens,
+        np.array([1]),
+        np.array([np.log(0.25)], dtype=np.float32),
+        np.array([1.0], dtype=np.float32),
+        np.array([0]),
+        ((Draw(1.0, pack_i32(ACTIONS)), 1),),
+    )
+    for _ in range(5):
+        metrics = one.train([update(good)])
+    inputs = collate([good], one.vocabulary, torch.device("cpu"))
+    assert one._logprobs(inputs)[0].exp().item() > 0.9
+    assert metrics["importance_max"] == 2.0
+
+
+def test_later_updates_are_held_to_the_policy_at_the_batchs_start() -> None:
+    """The second update sees ratios other than 1, and clips; the first never does."""
+    same = update(*(sequence(seed) for seed in range(8)))
+    assert learner(updates=1).train([same])["clip_fraction"] == 0
+    assert learner(updates=3, learning_rate=0.05).train([same, same, same])["clip_fraction"] > 0
+
+
+def test_warmup_raises_the_learning_rate_step_by_step() -> None:
+    one = learner(warmup_updates=4)
+    rates = []
+    for seed in range(6):
+        one.train([update(sequence(seed))])
+        rates.append(one._optimizer.param_groups[0]["lr"] / 1e-2)
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+
+
+@pytest.mark.parametrize("loss", ["infinite_loss", "exhausting_loss"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_poison_batch_changes_nothing(loss: str, before: int, tmp_path: Path) -> None:
+    """Neither in its first update nor, after a good one, in its second."""
+    one = learner(updates=2)
+    one.train([update(sequence(0)), update(sequence(1))])
+    kept, weights, done = state(one, tmp_path), one.weights(), one.updates_done
+    one._loss = globals()[loss]
+    good, bad = sequence(2), sequence(3)
+    good.advantages[:], bad.advantages[:] = 1.0, -1.0
+
+    with pytest.raises(UnusableBatch, match=r"not finite|out of memory"):
+        one.train([*[update(good)] * before, update(bad)])
+
+    assert (state(one, tmp_path), one.weights(), one.updates_done) == (kept, weights, done)
+
+
+def test_without_a_gradient_momentum_does_not_carry_on(tmp_path: Path) -> None:
+    one = learner()
+    one.train([update(sequence(0))])
+    kept = state(one, tmp_path)
+    equal = sequence(1)
+    equal.advantages[:] = 0.0
+
+    assert one.train([update(equal)])["grad_norm"] == 0
+    assert state(one, tmp_path) == kept
+
+
+def test_a_stop_drops_the_version_in_the_making() -> None:
+    one, stop = learner(updates=2), threading.Event()
+    weights = one.weights()
+    stop.set()
+    with pytest.raises(Stopped):
+        one.train([update(sequence(0))], stop)
+    assert one.weights() == weights
+
+
+def test_training_goes_on_from_what_was_saved(tmp_path: Path) -> None:
+    batches = [[update(*(sequence(4 * n + i) for i in range(4)))] for n in range(6)]
+    straight = learner(warmup_updates=5)
+    for batch in batches:
+        straight.train(batch)
+    first = learner(warmup_updates=5)
+    for batch in batches[:3]:
+        first.train(batch)
+    first.save(tmp_path / "state")
+    second = learner(warmup_updates=5)
+    second.load(tmp_path / "state")
+    for batch in batches[3:]:
+        second.train(batch)
+
+    assert weights_digest(second.weights()) == weights_digest(straight.weights())
+
+
+def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    learner().save(tmp_path / "state")
+    small = Learner(model_folder("small-llama"), Policy(model="small-llama"))
+    with pytest.raises(UsageError, match="another model"):
+        small.load(tmp_path / "state")
+
+
+def test_a_device_or_model_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"training\.device 'abacus'"):
+        learner(device="abacus")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="can't be loaded"):
+        Learner(tmp_path, Policy(model=str(tmp_path)))
+    with pytest.raises(UsageError, match="not trained"):
+        Learner(FOLDER, Policy(model="tiny-llama", training=None))

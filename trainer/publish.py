@@ -1,0 +1,129 @@
+"""Publishing a policy's versions: the weights into the blob store first, then the record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from math import isfinite
+from typing import Literal
+
+from schemas.events import Blob, PolicyPublished, Ref
+from schemas.topics import POLICIES
+from services.blobs import BlobStore
+from services.kafka.broker import FencedWriter, Partition
+from services.log import CaughtUp, EventLog, EventReader
+from services.weights import weights_digest
+
+logger = logging.getLogger(__name__)
+
+SAFETENSORS = "application/vnd.safetensors"
+
+
+@dataclass(slots=True)
+class History:
+    """What the log says of a policy's versions."""
+
+    newest: PolicyPublished | None = None
+    """The last record of the newest version: the one that counts."""
+    digests: dict[int, set[bytes]] = field(default_factory=dict)
+    """Of each version: every digest that it was published with."""
+    skipped: set[int] = field(default_factory=set)
+    """Versions whose batch was not trained on."""
+
+    def add(self, published: PolicyPublished) -> None:
+        """Takes in the next record of the log."""
+        if self.newest is None or published.version >= self.newest.version:
+            self.newest = published
+        self.digests.setdefault(published.version, set()).add(published.digest)
+        if published.status == "skipped":
+            self.skipped.add(published.version)
+
+
+async def read_history(log: EventLog, policy: str) -> History:
+    """The policy's publications so far. Only a fenced writer knows that no more will come."""
+    history = History()
+    reader = EventReader(log, {Partition(log.topics.name(POLICIES), 0): "first"})
+    try:
+        async for item in reader:
+            if isinstance(item, CaughtUp):
+                break
+            if isinstance(item.event, PolicyPublished) and item.event.policy == policy:
+                history.add(item.event)
+    finally:
+        await reader.aclose()
+    return history
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A version's weights in the blob store."""
+
+    blob: Blob
+    digest: bytes
+
+
+def store(blobs: BlobStore, weights: bytes) -> Stored:
+    """Puts a safetensors file into the blob store. Blocks."""
+    return Stored(blobs.put(weights, SAFETENSORS), weights_digest(weights))
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """The sole writer of one policy's versions."""
+
+    log: EventLog
+    writer: FencedWriter
+    policy: str
+    _: KW_ONLY
+    base: str
+    """The model that the recipe names."""
+    dtype: str
+    context: int
+    """Context length in tokens."""
+    tokenizer: Blob
+
+    async def publish(
+        self,
+        version: int,
+        status: Literal["initial", "trained", "skipped", "resumed"],
+        stored: Stored,
+        *,
+        batch: Ref | None = None,
+        updates: int = 0,
+        wait_s: float = 0.0,
+        step_s: float = 0.0,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Writes the record of a version whose weights are stored.
+
+        Fenced where another trainer has taken over; DependencyError where the outcome is unknown.
+        """
+        published = PolicyPublished(
+            policy=self.policy,
+            version=version,
+            status=status,
+            batch=batch,
+            digest=stored.digest,
+            full=stored.blob,
+            full_version=version,
+            base=self.base,
+            dtype=self.dtype,
+            tokenizer=self.tokenizer,
+            context=self.context,
+            updates=updates,
+            wait_s=wait_s,
+            step_s=step_s,
+            metrics={name: value for name, value in (metrics or {}).items() if isfinite(value)},
+        )
+        await self.log.send_all(self.writer, [published])
+        logger.info(
+            "policy %s version %d %s: reward %s, %d updates, waited %.2f s, trained %.2f s",
+            self.policy,
+            version,
+            status,
+            published.metrics.get("reward_mean", "-"),
+            updates,
+            wait_s,
+            step_s,
+        )

@@ -1,0 +1,77 @@
+"""The trainer of one policy as a service: takes over as the sole writer, then trains.
+
+Being the sole writer comes first: only then is what it reads of its own publications complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+from schemas.recipe import Policy
+from services.context import ServiceContext
+from services.errors import UsageError
+from services.weights import model_folder
+from trainer.learner import Learner
+from trainer.loop import Trainer
+from trainer.models import DTYPES, load_model, weights_file
+from trainer.publish import Publisher, Stored, read_history, store
+
+
+async def run(context: ServiceContext, policy: str | None = None) -> None:
+    """Trains `policy` until `context.stopping`; None is the recipe's only one.
+
+    Fenced where another trainer has taken over. DependencyError where the log or the blob store
+    is out of reach.
+    """
+    name = _only(context, policy)
+    settings = context.recipe.policies[name]
+    folder = model_folder(settings.model)
+    writer = await context.log.broker.fenced(f"{context.namespace}.trainer.{name}")
+    try:
+        history = await read_history(context.log, name)
+        tokenizer = await asyncio.to_thread(
+            context.blobs.put, folder / "tokenizer.json", "application/json"
+        )
+        configuration = json.loads((folder / "config.json").read_text())
+        publisher = Publisher(
+            context.log,
+            writer,
+            name,
+            base=settings.model,
+            dtype=settings.dtype,
+            context=int(configuration.get("max_position_embeddings", 0)),
+            tokenizer=tokenizer,
+        )
+        if settings.training is not None:
+            # One thread for all of torch: the loop stays alive, and nothing runs in parallel.
+            with ThreadPoolExecutor(1, thread_name_prefix="torch") as torch_thread:
+                loop = asyncio.get_running_loop()
+                learner = await loop.run_in_executor(torch_thread, Learner, folder, settings)
+                await Trainer(context, publisher, history, learner, torch_thread).run()
+            return
+        if history.newest is None:
+            await publisher.publish(
+                0, "initial", await asyncio.to_thread(_initial, context, settings)
+            )
+        await context.stopping.wait()
+    finally:
+        await writer.close()
+
+
+def _only(context: ServiceContext, policy: str | None) -> str:
+    policies = context.recipe.policies
+    if policy is None and len(policies) == 1:
+        return next(iter(policies))
+    if policy is None or policy not in policies:
+        raise UsageError(
+            f"a trainer serves one policy, not {policy}: name one of {', '.join(policies)}"
+        )
+    return policy
+
+
+def _initial(context: ServiceContext, settings: Policy) -> Stored:
+    """Version 0 of a policy that is not trained."""
+    model = load_model(model_folder(settings.model), settings.seed)
+    return store(context.blobs, weights_file(model, DTYPES[settings.dtype]))
