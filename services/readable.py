@@ -22,6 +22,8 @@ def _readable(name: str, value: Any) -> Any:
         return readable(value)
     if isinstance(value, tuple):
         return [_readable(name, item) for item in value]
+    if isinstance(value, dict):
+        return {key: _readable(name, item) for key, item in value.items()}
     if not isinstance(value, bytes):
         return value
     if name in _DIGESTS or len(value) % 4:

@@ -285,5 +285,5 @@ def configure_logging(service: str, *, debug: bool = False) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if debug else logging.INFO)
-    for loud in ("faust", "mode", "aiokafka", "httpx", "urllib3"):
+    for loud in ("aiokafka", "faust", "httpx", "httpx2", "mode", "urllib3"):
         logging.getLogger(loud).setLevel(logging.WARNING)

@@ -108,6 +108,8 @@ class Subscription(Protocol):
         """Waits until there is at least one, and returns what has arrived, bounded.
 
         Partitions arrive through `on_assigned` first, which says where each is read from.
+        The callbacks run whether or not anybody reads. What they raise, and a partition where the
+        group has no place (DependencyError), ends the reading: `read` raises it.
         """
 
     async def pause(self, partitions: Sequence[Partition]) -> None: ...
@@ -115,7 +117,10 @@ class Subscription(Protocol):
     async def resume(self, partitions: Sequence[Partition]) -> None: ...
 
     async def commit(self, commits: Mapping[Partition, Committed]) -> None:
-        """Commits for partitions that are held. One that is lost in between is left out."""
+        """Commits for partitions that are held. One that is lost in between is left out.
+
+        HeadraceError where the metadata is too long.
+        """
 
     async def close(self) -> None:
         """Revokes all (with `on_revoked`) and leaves the group."""
@@ -137,6 +142,8 @@ class FencedWriter(Protocol):
         consumer_group: str = "",
     ) -> list[Position]:
         """Writes all records, and the group's places, or nothing: one transaction.
+
+        It is decided when this returns, and seen by readers and `ends` a moment later.
 
         Raises Fenced where another has taken over, and DependencyError where the outcome is
         unknown: the process must end then, since only a new writer finds out.
@@ -162,7 +169,10 @@ class Broker(Protocol):
     ) -> Subscription: ...
 
     async def fenced(self, writer: str) -> FencedWriter:
-        """Takes over as the sole writer of that name; the predecessor is cut off on return."""
+        """Takes over as the sole writer of that name; the predecessor is cut off on return.
+
+        Then all that it wrote is decided and seen: what is read to the `ends` now is complete.
+        """
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
         """The records at these positions, in the order asked. DependencyError if one is gone."""
@@ -180,7 +190,10 @@ class Broker(Protocol):
         """Every topic's number of partitions, by name."""
 
     async def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and the offset after its last committed record."""
+        """Each partition's first offset, and the one where all that is committed ends.
+
+        The latter is where `End` comes. A gap may lie before it, and an open transaction at it.
+        """
 
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]

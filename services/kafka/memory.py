@@ -13,9 +13,10 @@ retention, quotas), topic configuration, or anything once the process ends.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 
-from services.errors import DependencyError
+from services.errors import DependencyError, HeadraceError
 from services.kafka.broker import (
     Broker,
     Committed,
@@ -32,8 +33,12 @@ from services.kafka.broker import (
 from services.kafka.memory_reading import MemoryReader, MemorySubscription
 from services.kafka.memory_state import Process, State, heard
 
+logger = logging.getLogger(__name__)
+
 SESSION_S = 6.0
 """A member of a consumer group that is silent for so long loses its partitions."""
+FETCH_S = 10.0
+"""Seconds that a fetch waits for records that are not decided yet."""
 CLOSE_S = 3.0
 """Seconds that records in flight have at the end."""
 
@@ -109,6 +114,8 @@ class MemoryBroker:
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
         """The records at these positions, in the order asked. DependencyError if one is gone."""
+        await self._process.turn()
+        await self._state.decided(positions, FETCH_S)
         return await self._process.call(
             lambda: [self._state.log(at.partition).record(at.offset) for at in positions]
         )
@@ -151,7 +158,12 @@ class MemoryBroker:
             return
         opened, self._opened = self._opened, []
         await self._process.flush(CLOSE_S)
-        await asyncio.gather(*(one.close() for one in opened))
+        closing = [one.close() for one in opened]
+        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(outcome, HeadraceError):
+                logger.warning("while closing: %s", outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
         self._process.end(f"{self._process.name} is closed")
 
 

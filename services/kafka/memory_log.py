@@ -31,11 +31,11 @@ class Transaction:
     consumer_group: str = ""
     state: _State = _State.OPEN
 
-    def finish(self, *, commit: bool) -> None:
-        """Decides the transaction, and leaves a marker in every partition that it wrote to."""
-        self.state = _State.COMMITTED if commit else _State.ABORTED
+    def mark(self) -> None:
+        """Leaves a marker in every partition written to. Readers see from there what was decided."""
         for log in self.logs.values():
             log.end_transaction(self)
+        self.logs.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,35 +146,42 @@ class SoleWriter:
 
     name: str
     epoch: int = 0
-    open: Transaction | None = None
+    transaction: Transaction | None = None
+    """The last one: open, or decided and perhaps not marked yet."""
 
     def take_over(self) -> int:
-        """Cuts off the predecessor, aborts what it left open, and returns the new epoch."""
+        """Cuts off the predecessor, ends what it left unfinished, and returns the new epoch."""
         self.epoch += 1
-        if self.open is not None:
-            self.open.finish(commit=False)
-            self.open = None
+        self._finish()
         return self.epoch
 
     def begin(self, epoch: int, transaction: Transaction) -> None:
         """Opens a transaction. Fenced where another has taken over."""
         self._check(epoch)
-        assert self.open is None, f"{self.name} has a transaction open already"
-        self.open = transaction
+        self._finish()
+        self.transaction = transaction
 
     def commit(self, epoch: int) -> Transaction:
-        """Makes the open transaction count, and returns it. Fenced as above."""
+        """Decides that the open transaction counts, and returns it. Fenced as above.
+
+        Its markers are for the caller to write, a moment later; whatever comes next sees to it.
+        """
         self._check(epoch)
-        transaction = self.open
-        assert transaction is not None, f"{self.name} has begun no transaction"
-        transaction.finish(commit=True)
-        self.open = None
-        return transaction
+        assert self.transaction is not None, f"{self.name} has begun no transaction"
+        self.transaction.state = _State.COMMITTED
+        return self.transaction
 
     def time_out(self, transaction: Transaction) -> None:
         """Cuts off a writer that left its transaction open for too long."""
-        if self.open is transaction:
+        if self.transaction is transaction and transaction.state is _State.OPEN:
             self.take_over()
+
+    def _finish(self) -> None:
+        if self.transaction is not None:
+            if self.transaction.state is _State.OPEN:
+                self.transaction.state = _State.ABORTED
+            self.transaction.mark()
+            self.transaction = None
 
     def _check(self, epoch: int) -> None:
         if epoch != self.epoch:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from services.clock import now
@@ -22,6 +23,8 @@ from services.kafka.murmur2 import partition_of
 
 TRANSACTION_S = 10.0
 """Seconds that a transaction may be open."""
+MARKING_S = 0.001
+"""Seconds from a commit until its markers are written."""
 
 R = TypeVar("R")
 
@@ -66,6 +69,21 @@ class State:
         """Each partition's first offset and its last stable offset."""
         logs = [self.log(partition) for partition in partitions]
         return {log.partition: (log.first, log.stable_end) for log in logs}
+
+    async def decided(self, positions: Sequence[Position], limit_s: float) -> None:
+        """Waits, bounded, while any of the positions lies in a transaction not yet marked."""
+        wake = asyncio.Event()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                for position in positions:
+                    log = self.log(position.partition)
+                    while log.stable_end <= position.offset < log.end:
+                        wake.clear()
+                        log.watchers[wake] = None
+                        try:
+                            await wake.wait()
+                        finally:
+                            del log.watchers[wake]
 
     def append(self, outgoing: Outgoing) -> Position:
         """Writes one record."""
@@ -118,9 +136,13 @@ class State:
         ]
 
     def commit(self, writer: str, epoch: int) -> None:
-        """Makes the writer's open transaction count: records and places at once."""
+        """Makes the writer's open transaction count: records and places at once.
+
+        As on Kafka, it is decided when this returns, and seen by readers a moment later.
+        """
         transaction = self._writers[writer].commit(epoch)
         self.group(transaction.consumer_group).places |= transaction.commits
+        asyncio.get_running_loop().call_later(MARKING_S, transaction.mark)
 
     def _route(self, outgoing: Outgoing) -> PartitionLog:
         number = outgoing.partition

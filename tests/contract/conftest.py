@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import broker_member
 import pytest
@@ -47,7 +47,7 @@ class Log(Protocol):
     def client(self, name: str) -> Broker:
         """The log as one more process sees it. The test closes it."""
 
-    def member(self, topic: str, group: str) -> Any:
+    def member(self, topic: str, group: str) -> AbstractAsyncContextManager[OtherMember]:
         """A context in which an OtherMember runs."""
 
     async def expire(self, partition: Partition, before: int) -> None:
@@ -166,7 +166,7 @@ class KafkaLog:
             producer = Producer({"bootstrap.servers": self._servers, "transactional.id": writer})
             producer.init_transactions(10)
             producer.begin_transaction()
-            producer.produce(record.topic, record.value, record.key, record.partition)
+            producer.produce(record.topic, record.value, record.key, record.partition or 0)
             assert producer.flush(10) == 0
             self._left_open.append(producer)  # Its end would abort the transaction.
 
@@ -179,16 +179,3 @@ def log(request: pytest.FixtureRequest) -> Log:
     if request.param == "memory":
         return MemoryLog()
     return KafkaLog(request.getfixturevalue("kafka"))
-
-
-Clients = Callable[..., AsyncExitStack]
-
-
-@asynccontextmanager
-async def closing(*brokers: Broker) -> AsyncIterator[None]:
-    """Closes brokers at the end of a test."""
-    try:
-        yield
-    finally:
-        for broker in brokers:
-            await broker.close()
