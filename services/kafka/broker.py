@@ -129,7 +129,7 @@ class Subscription(Protocol):
 OnAssigned = Callable[[Mapping[Partition, Committed]], Awaitable[None]]
 """Told the partitions won, each with the group's place in it. Runs before any of their records."""
 OnRevoked = Callable[[Sequence[Partition], bool], Awaitable[Mapping[Partition, Committed]]]
-"""Told the partitions lost; returns the last commits. True: lost already, nothing counts any more."""
+"""Told the partitions lost; returns the last commits. True: lost already, nothing counts now."""
 
 
 class FencedWriter(Protocol):

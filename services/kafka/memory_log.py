@@ -32,7 +32,7 @@ class Transaction:
     state: _State = _State.OPEN
 
     def mark(self) -> None:
-        """Leaves a marker in every partition written to. Readers see from there what was decided."""
+        """Leaves a marker in every partition written to: now readers see what was decided."""
         for log in self.logs.values():
             log.end_transaction(self)
         self.logs.clear()

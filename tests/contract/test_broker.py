@@ -409,6 +409,9 @@ def test_fetch_finds_no_record_where_a_marker_lies(log: Log, namespace: str) -> 
         async with a_place(log, namespace) as place:
             writer = await place.broker.fenced(f"{namespace}.writer")
             await writer.write([place.outgoing("a")])
+            reader = place.broker.reader()
+            await reader.assign({place.at(): 0})
+            await read_to(reader, End(place.at(), 2))
             await place.send("b")
             with pytest.raises(DependencyError):
                 await place.broker.fetch([Position(place.at(), 0), Position(place.at(), 1)])
