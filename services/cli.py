@@ -7,6 +7,7 @@ out of reach or fenced (start me again), 130 Ctrl-C.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -46,6 +47,10 @@ Exit codes: 0 done · 1 failed · 2 usage or recipe · 3 a --check violated
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
     context.obj = debug
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
+    if not debug:
+        # librdkafka reports what it mends by itself; what it can't mend is raised.
+        logging.getLogger("services.kafka.librdkafka").setLevel(logging.CRITICAL)
 
 
 for command in (run, serve, up, down, apply, submit, status, tail, topics, recipe):

@@ -47,9 +47,9 @@ SERVICES = {
     "assemble-batches": "stream_jobs.assemble_batches",
     "trainer": "trainer.service",
 }
-"""Service to the module whose `run` it is."""
-ONE_POLICY = ("assemble-batches", "trainer")
-"""Services that take `--policy`."""
+"""Service to the module whose `run` it is. Its `prepare`, if any, imports what the recipe needs."""
+OF_A_POLICY = ("inference", "assemble-batches", "trainer")
+"""Services that take `--policy`: inference serves all without it, the others the only one."""
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
@@ -61,7 +61,7 @@ class ServeOptions:
 
     service: str
     policy: str | None = None
-    """For services of one policy; None is the only one."""
+    """For services that take one (`OF_A_POLICY`)."""
     parent_fd: int | None = None
     """The pipe from `run`: a line that is the place, and its end when `run` is gone."""
     metrics_port: int = 0
@@ -78,6 +78,9 @@ def serve(options: ServeOptions, recipe: Recipe, where: Where) -> None:
 
         start_http_server(options.metrics_port, addr=options.metrics_address)
     module = importlib.import_module(SERVICES[options.service])
+    prepare: Callable[[Recipe], None] | None = getattr(module, "prepare", None)
+    if prepare is not None:
+        prepare(recipe)
     if options.parent_fd is None:
         where = locate(where)
     else:
@@ -96,8 +99,8 @@ def check_policy(options: ServeOptions, recipe: Recipe) -> None:
     """UsageError where `--policy` names none of the recipe, or the service takes none."""
     if options.policy is None:
         return
-    if options.service not in ONE_POLICY:
-        raise UsageError(f"--policy goes with {' and '.join(ONE_POLICY)}, not {options.service}")
+    if options.service not in OF_A_POLICY:
+        raise UsageError(f"--policy goes with {', '.join(OF_A_POLICY)}, not {options.service}")
     if options.policy not in recipe.policies:
         raise UsageError(f"no policy {options.policy!r} among {', '.join(recipe.policies)}")
 
@@ -284,6 +287,7 @@ def configure_logging(service: str, *, debug: bool = False) -> None:
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    logging.getLogger("services.kafka.librdkafka").setLevel(logging.NOTSET)
     root.setLevel(logging.DEBUG if debug else logging.INFO)
     for loud in ("aiokafka", "faust", "httpx", "httpx2", "mode", "urllib3"):
         logging.getLogger(loud).setLevel(logging.WARNING)

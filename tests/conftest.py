@@ -1,4 +1,4 @@
-"""What every test may ask for: a real broker and registry, once a session, and a fresh namespace."""
+"""What any test may ask for: a real broker and registry, one a session, and a fresh namespace."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def run(
 @set_option
 @click.option(
     "--policy", metavar="NAME",
-    help="For assemble-batches and trainer. [default: the recipe's only one]",
+    help="For assemble-batches and trainer [default: the only one], and inference [default: all].",
 )  # fmt: skip
 @click.option(
     "--metrics-port", type=click.IntRange(0, 65_535), default=0, show_default=True,

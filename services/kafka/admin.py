@@ -1,53 +1,64 @@
-"""What is asked about topics and consumer groups, beside reading and writing."""
+"""What is asked about topics and consumer groups, beside reading and writing.
+
+Offsets and groups are asked after through plain consumers, not through librdkafka's admin client:
+after a broker's restart its requests to group coordinators time out for good, and may abort the
+process (an assertion in `rd_kafka_enq_once_del_source_return`; seen with 2.16.0).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from time import monotonic
 from typing import TypeVar
 
-from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewTopic
 
 from services.errors import DependencyError, UsageError
 from services.kafka.broker import Committed, Partition
+from services.kafka.convert import (
+    checked,
+    committed_in,
+    make_consumer,
+    offset_gone,
+    topic_partitions,
+)
 from services.kafka.failures import TRANSIENT, error_of, failure
-from services.kafka.settings import KafkaSettings
+from services.kafka.settings import KafkaSettings, Properties
 
-REQUEST_S = 10.0
+REQUEST_S = 3.0
+PATIENCE_S = 15.0
+"""How long a question is asked anew where that may help: a broker's restart, say."""
 CHANGE_S = 30.0
 """For what brokers do on disk: making and removing topics."""
 CHECK_S = 4.0
-METADATA_INTERVAL_S = 0.05
-EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+RETRY_S = 0.05
+EARLIEST, LATEST = -2, -1
+"""Kafka's two special timestamps."""
 
 R = TypeVar("R")
 
 
 class Admin:
-    """Requests to the cluster; each is bounded. Made on first use: it opens connections."""
+    """Requests to the cluster: one after the other, in a thread of their own, each bounded."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._made: AdminClient | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-asks")
+        self._closed = False
+        self._made: Consumer | None = None
 
     async def check(self) -> None:
         """DependencyError within 5 s where no broker answers."""
         servers = self._settings.bootstrap_servers
         try:
-            await asyncio.to_thread(self._client().list_topics, timeout=CHECK_S)
+            await self._run(lambda: self._consumer().list_topics(timeout=CHECK_S))
         except KafkaException as exception:
             raise DependencyError(
                 f"no Kafka broker answers at {servers} ({error_of(exception).str()}): start one "
@@ -56,7 +67,7 @@ class Admin:
 
     async def list_topics(self) -> dict[str, int]:
         """Every topic's number of partitions, by name; Kafka's own topics left out."""
-        topics = (await self._metadata()).topics
+        topics = (await self._patiently("can't list the topics", self._metadata)).topics
         return {
             name: len(topic.partitions)
             for name, topic in topics.items()
@@ -64,68 +75,63 @@ class Admin:
         }
 
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
-        """Makes the topics that are absent. Returns once all are there with a leader."""
-        metadata = await self._metadata()
-        replication = self._settings.replication or min(3, len(metadata.brokers))
+        """Makes the topics that are absent. Returns once all can be written to.
+
+        UsageError where one exists with another number of partitions.
+        """
+        there = await self._patiently("can't list the topics", self._metadata)
+        replication = self._settings.replication or min(3, len(there.brokers))
         absent = [
             NewTopic(name, partitions, replication, config=dict(config))
             for name, (partitions, config) in topics.items()
-            if name not in metadata.topics
+            if name not in there.topics
         ]
         if absent:
-            made = self._client().create_topics(
-                absent, operation_timeout=CHANGE_S, request_timeout=CHANGE_S
-            )
-            for name, future in made.items():
-                await self._answer(
-                    f"can't make the topic {name}", future, KafkaError.TOPIC_ALREADY_EXISTS
-                )
-        counts = await self._until(
+            await self._run(partial(self._create, absent))
+        there = await self._until(
             f"the topics {', '.join(sorted(topics))} to appear",
-            lambda found: (
-                topics.keys() <= found.topics.keys()
-                and all(_has_leaders(found, name) for name in topics)
-            ),
+            lambda found: all(_has_leaders(found, name) for name in topics),
         )
         for name, (partitions, _) in topics.items():
-            there = len(counts.topics[name].partitions)
-            if there != partitions:
+            number = len(there.topics[name].partitions)
+            if number != partitions:
                 raise UsageError(
-                    f"the topic {name} has {there} partitions, not {partitions}: their number is "
+                    f"the topic {name} has {number} partitions, not {partitions}: their number is "
                     f"fixed when a namespace is made. Use it, or another namespace"
                 )
         # A leader that is named may not know it yet; it does once it answers.
-        new = {topic.topic for topic in absent}
-        await self._offsets(
-            [Partition(name, n) for name in new for n in range(topics[name][0])], LATEST, False
-        )
+        new = [Partition(topic.topic, at) for topic in absent for at in range(topic.num_partitions)]
+        unknown = {KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
+        await self._patiently("new topics are not there", partial(self._ends, new), unknown)
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
         """Removes the topics that exist. Returns once they are gone."""
-        present = [name for name in topics if name in (await self._metadata()).topics]
-        if not present:
-            return
-        gone = self._client().delete_topics(
-            present, operation_timeout=CHANGE_S, request_timeout=CHANGE_S
-        )
-        for name, future in gone.items():
-            await self._answer(
-                f"can't remove the topic {name}", future, KafkaError.UNKNOWN_TOPIC_OR_PART
-            )
+        there = await self._patiently("can't list the topics", self._metadata)
+        present = [name for name in topics if name in there.topics]
+        if present:
+            await self._run(partial(self._delete, present))
         await self._until(
             f"the topics {', '.join(present)} to vanish",
-            lambda found: not any(_has_leaders(found, name) for name in present),
+            lambda found: not any(name in found.topics for name in present),
         )
 
-    async def ends(
-        self, partitions: Sequence[Partition], *, committed: bool = True
-    ) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and the one after its last record, committed or not."""
-        first, end = await asyncio.gather(
-            self._offsets(partitions, EARLIEST, committed),
-            self._offsets(partitions, LATEST, committed),
+    async def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+        """Each partition's first offset and the one after its last committed record."""
+        names = ", ".join(sorted({place.topic for place in partitions}))
+        return await self._patiently(
+            f"can't find the ends of {names}", partial(self._ends, partitions)
         )
-        return {place: (first[place], end[place]) for place in partitions}
+
+    async def check_offsets(self, positions: Mapping[Partition, int]) -> None:
+        """DependencyError where the log does not hold an offset, nor ends there."""
+        bounds = await self.ends(list(positions))
+        beyond = [place for place, offset in positions.items() if offset > bounds[place][1]]
+        if beyond:  # Of what a transaction keeps open, the end for readers is short.
+            bounds |= await self._patiently("can't find ends", partial(self._open_ends, beyond))
+        for place, offset in positions.items():
+            first, end = bounds[place]
+            if not first <= offset <= end:
+                raise offset_gone(place, offset, bounds[place])
 
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]
@@ -133,20 +139,13 @@ class Admin:
         """The group's places; a partition without one is absent."""
         if not partitions:
             return {}
-        asked = ConsumerGroupTopicPartitions(
-            consumer_group, [TopicPartition(place.topic, place.number) for place in partitions]
-        )
 
-        async def ask() -> dict[Partition, Committed]:
-            futures = self._client().list_consumer_group_offsets(
-                [asked], require_stable=True, request_timeout=REQUEST_S
-            )
-            answer = await asyncio.wrap_future(futures[consumer_group])
-            return committed_in(answer.topic_partitions or [])
+        def ask() -> list[TopicPartition]:
+            with _consumer(self._settings.member(consumer_group)) as consumer:
+                return consumer.committed(topic_partitions(partitions), timeout=REQUEST_S)
 
-        return await self._patiently(
-            f"can't read the places of the consumer group {consumer_group}", ask
-        )
+        what = f"can't read the places of the consumer group {consumer_group}"
+        return committed_in(await self._patiently(what, lambda: checked(ask())))
 
     async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
         """Commits offset 0 where the group has no place yet."""
@@ -158,104 +157,130 @@ class Admin:
         ]
         if not absent:
             return
-        asked = ConsumerGroupTopicPartitions(consumer_group, absent)
 
-        async def ask() -> None:
-            futures = self._client().alter_consumer_group_offsets(
-                [asked], request_timeout=REQUEST_S
-            )
-            answer = await asyncio.wrap_future(futures[consumer_group])
-            committed_in(answer.topic_partitions or [])
+        def ask() -> list[TopicPartition]:
+            with _consumer(self._settings.member(consumer_group)) as consumer:
+                return consumer.commit(offsets=absent, asynchronous=False)
 
-        await self._patiently(
-            f"can't set the first places of {consumer_group}: does it have members already?", ask
-        )
+        what = f"can't set the first places of {consumer_group}: does it have members already?"
+        await self._patiently(what, lambda: checked(ask()))
 
     async def close(self) -> None:
-        """Closes the connections, if there are any."""
-        made, self._made = self._made, None
-        if made is not None:
-            await asyncio.to_thread(made.__exit__, None, None, None)
+        """Waits for the request that runs, if one does, and closes the connections."""
+        if not self._closed:
+            self._closed = True
+            self._thread.submit(self._forget)
+            await asyncio.to_thread(self._thread.shutdown)
 
-    def _client(self) -> AdminClient:
-        if self._made is None:
-            try:
-                self._made = AdminClient(self._settings.admin())
-            except KafkaException as exception:
-                raise failure("can't make a Kafka client", error_of(exception)) from exception
-        return self._made
+    async def _run(self, work: Callable[[], R]) -> R:
+        if self._closed:
+            raise DependencyError("this broker object is closed: nothing more is asked")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    async def _metadata(self) -> ClusterMetadata:
-        try:
-            return await asyncio.to_thread(self._client().list_topics, timeout=REQUEST_S)
-        except KafkaException as exception:
-            what = f"can't list the topics at {self._settings.bootstrap_servers}"
-            raise failure(what, error_of(exception)) from exception
-
-    async def _until(self, what: str, holds: Callable[[ClusterMetadata], bool]) -> ClusterMetadata:
-        """Waits until the cluster's metadata is as it should be; nothing tells, so it asks."""
-        try:
-            async with asyncio.timeout(REQUEST_S):
-                while not holds(metadata := await self._metadata()):
-                    await asyncio.sleep(METADATA_INTERVAL_S)
-        except TimeoutError:
-            raise DependencyError(f"waited {REQUEST_S:.0f} s for {what}, in vain") from None
-        return metadata
-
-    async def _offsets(
-        self, partitions: Sequence[Partition], which: OffsetSpec, committed: bool
-    ) -> dict[Partition, int]:
-        if not partitions:
-            return {}
-        asked = {TopicPartition(place.topic, place.number): which for place in partitions}
-        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-
-        async def ask() -> dict[Partition, int]:
-            futures = self._client().list_offsets(
-                asked, isolation_level=isolation, request_timeout=REQUEST_S
-            )
-            found = await asyncio.gather(*map(asyncio.wrap_future, futures.values()))
-            return {
-                Partition(place.topic, place.partition): at.offset
-                for place, at in zip(futures, found, strict=True)
-            }
-
-        names = ", ".join(sorted({place.topic for place in partitions}))
-        return await self._patiently(f"can't find the ends of {names}", ask)
-
-    async def _patiently(self, what: str, ask: Callable[[], Awaitable[R]]) -> R:
-        """Asks, and again while that may help: a leader is being found, a transaction ends."""
+    async def _patiently(
+        self, what: str, ask: Callable[[], R], fine: set[int] | frozenset[int] = frozenset()
+    ) -> R:
+        """Asks, and again while that may help, or the error is one of those that are `fine`."""
         begun = monotonic()
         while True:
             try:
-                return await ask()
+                return await self._run(ask)
             except KafkaException as exception:
                 error = error_of(exception)
-                if error.code() not in TRANSIENT or monotonic() - begun > REQUEST_S:
-                    raise failure(what, error) from exception
-            await asyncio.sleep(METADATA_INTERVAL_S)
+                late = monotonic() - begun > PATIENCE_S
+                if late or error.code() not in TRANSIENT | fine:
+                    servers = self._settings.bootstrap_servers
+                    raise failure(f"{what} (at {servers})", error) from exception
+            await self._run(self._forget)  # What it knows of leaders may be out of date.
+            await asyncio.sleep(RETRY_S)
 
-    async def _answer(self, what: str, future: Future[R], fine: int | None = None) -> R | None:
-        """A request's answer. None where it failed with the code that is `fine`."""
+    async def _until(self, what: str, holds: Callable[[ClusterMetadata], bool]) -> ClusterMetadata:
+        """Waits until the cluster's metadata is as it should be; nothing tells, so it asks."""
+        begun = monotonic()
+        while not holds(found := await self._patiently("can't list the topics", self._metadata)):
+            if monotonic() - begun > PATIENCE_S:
+                raise DependencyError(f"waited {PATIENCE_S:.0f} s for {what}, in vain")
+            await asyncio.sleep(RETRY_S)
+        return found
+
+    def _consumer(self) -> Consumer:
+        if self._made is None:
+            self._made = make_consumer(self._settings.reader())
+        return self._made
+
+    def _metadata(self) -> ClusterMetadata:
+        return self._consumer().list_topics(timeout=REQUEST_S)
+
+    def _ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+        return _bounds(self._consumer(), partitions)
+
+    def _open_ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+        """The ends with what open transactions wrote."""
+        uncommitted: Properties = {"isolation.level": "read_uncommitted"}
+        with _consumer(self._settings.reader() | uncommitted) as consumer:
+            return _bounds(consumer, partitions)
+
+    def _create(self, topics: list[NewTopic]) -> None:
+        with self._admin() as admin:
+            made = admin.create_topics(topics, operation_timeout=CHANGE_S, request_timeout=CHANGE_S)
+            _await("can't make the topic", made, KafkaError.TOPIC_ALREADY_EXISTS)
+
+    def _delete(self, topics: list[str]) -> None:
+        with self._admin() as admin:
+            gone = admin.delete_topics(topics, operation_timeout=CHANGE_S, request_timeout=CHANGE_S)
+            _await("can't remove the topic", gone, KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+    def _admin(self) -> AdminClient:
         try:
-            return await asyncio.wrap_future(future)
+            return AdminClient(self._settings.admin())
+        except KafkaException as exception:
+            raise failure("can't make a Kafka client", error_of(exception)) from exception
+
+    def _forget(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            made.close()
+
+
+def _bounds(
+    consumer: Consumer, partitions: Sequence[Partition]
+) -> dict[Partition, tuple[int, int]]:
+    """First offset and end: two requests to each leader, however many partitions."""
+    if not partitions:
+        return {}
+    first, end = (
+        checked(
+            consumer.offsets_for_times(
+                [TopicPartition(place.topic, place.number, which) for place in partitions],
+                timeout=REQUEST_S,
+            )
+        )
+        for which in (EARLIEST, LATEST)
+    )
+    return {
+        Partition(low.topic, low.partition): (low.offset, high.offset)
+        for low, high in zip(first, end, strict=True)
+    }
+
+
+@contextmanager
+def _consumer(properties: Properties) -> Iterator[Consumer]:
+    """A consumer for one question. It joins no group."""
+    consumer = make_consumer(properties)
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def _await(what: str, changes: Mapping[str, Future[None]], fine: int) -> None:
+    for name, change in changes.items():
+        try:
+            change.result(CHANGE_S)
         except KafkaException as exception:
             error = error_of(exception)
-            if error.code() == fine:
-                return None
-            raise failure(what, error) from exception
-
-
-def committed_in(places: Sequence[TopicPartition]) -> dict[Partition, Committed]:
-    """The places in a broker's answer, those without one left out. KafkaException for an error."""
-    for place in places:
-        if place.error is not None:
-            raise KafkaException(place.error)
-    return {
-        Partition(place.topic, place.partition): Committed(place.offset, place.metadata or "")
-        for place in places
-        if place.offset >= 0
-    }
+            if error.code() != fine:
+                raise failure(f"{what} {name}", error) from exception
 
 
 def _has_leaders(metadata: ClusterMetadata, name: str) -> bool:

@@ -11,10 +11,10 @@ from time import monotonic, sleep
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from services.errors import DependencyError
-from services.kafka.admin import Admin, committed_in
+from services.kafka.admin import Admin
 from services.kafka.broker import Committed, End, OnAssigned, OnRevoked, Partition, Record
+from services.kafka.convert import committed_in, offsets_of, topic_partitions
 from services.kafka.failures import LOST, TRANSIENT, error_of, failure
-from services.kafka.fenced import offsets_of
 from services.kafka.poller import Poller
 from services.kafka.settings import KafkaSettings
 
@@ -26,6 +26,7 @@ REVOKE_S = 6.5
 COMMIT_S = 20.0
 LAST_COMMIT_S = 2.0
 REQUEST_S = 5.0
+COORDINATOR_S = 1.0
 RETRY_S = 0.1
 
 
@@ -41,15 +42,7 @@ class KafkaReader:
         """Adds partitions, each from its offset. DependencyError where the offset is gone."""
         if not positions:
             return
-        bounds = await self._admin.ends(list(positions), committed=False)
-        for place, offset in positions.items():
-            first, end = bounds[place]
-            if not first <= offset <= end:
-                raise DependencyError(
-                    f"{place.topic}/{place.number} does not hold offset {offset}: it holds {first} "
-                    f"to {end}. Retention removed it, or the topic was made anew: begin a new "
-                    f"namespace, or keep this one longer"
-                )
+        await self._admin.check_offsets(positions)
         poller = self._poller()
         poller.hold(positions)
         await poller.run(lambda: poller.assign(positions))
@@ -200,19 +193,30 @@ class KafkaSubscription:
         return self._commit(held) if held else None
 
     def _commit_last(self, commits: Mapping[Partition, Committed]) -> None:
-        """In the poll thread: the last word on partitions that are being given up."""
+        """In the poll thread: the last word on partitions that are being given up.
+
+        Where it does not get through, the next owner reads again what was done already.
+        """
         begun = monotonic()
         while (error := self._commit(commits)) is not None:
-            if error.code() in LOST:
-                lost = ", ".join(f"{place.topic}/{place.number}" for place in commits)
-                logger.warning("no last commit for %s: lost (%s)", lost, error.name())
+            if error.code() not in TRANSIENT or monotonic() - begun > LAST_COMMIT_S:
+                places = ", ".join(f"{place.topic}/{place.number}" for place in commits)
+                logger.warning("no last commit for %s: %s", places, error.str())
                 return
-            self._raise_unless_transient(error, monotonic() - begun > LAST_COMMIT_S)
             sleep(RETRY_S)
 
     def _commit(self, commits: Mapping[Partition, Committed]) -> KafkaError | None:
+        """In the poll thread: commits, if the coordinator is there.
+
+        That is asked first, since librdkafka's commit has no time-out of its own: without a
+        coordinator it waits for a whole session.
+        """
         consumer, offsets = self._poller.consumer, offsets_of(commits)
-        return _ask(lambda: consumer.commit(offsets=offsets, asynchronous=False))[1]
+        places = topic_partitions(commits)
+        _, error = _ask(lambda: consumer.committed(places, timeout=COORDINATOR_S))
+        if error is None:
+            _, error = _ask(lambda: consumer.commit(offsets=offsets, asynchronous=False))
+        return error
 
     def _raise_unless_transient(self, error: KafkaError, late: bool) -> None:
         if late or error.code() not in TRANSIENT:

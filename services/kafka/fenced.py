@@ -11,20 +11,17 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from confluent_kafka import (
-    Consumer,
     KafkaError,
     KafkaException,
     Message,
     Producer,
-    TopicPartition,
 )
 
-from services.errors import DependencyError
+from services.errors import DependencyError, HeadraceError
 from services.kafka.broker import Committed, Outgoing, Partition, Position
+from services.kafka.convert import make_consumer, make_producer, offsets_of, to_position
 from services.kafka.failures import FENCED, error_of, failure
-from services.kafka.producer import make_producer
 from services.kafka.settings import KafkaSettings
-from services.kafka.settings import logger as client_logger
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +46,7 @@ class KafkaFencedWriter:
         self._writer = writer
         self._producer: Producer | None = None
         self._groups: dict[str, Any] = {}
-        self._broken = ""
+        self._broken: HeadraceError | None = None
         """Why nothing can be written any more."""
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{writer}")
@@ -117,8 +114,8 @@ class KafkaFencedWriter:
         consumer_group: str,
     ) -> list[Position]:
         for attempt in range(1, ATTEMPTS + 1):
-            if self._broken:
-                raise DependencyError(f"the writer {self._writer} can't go on: {self._broken}")
+            if self._broken is not None:
+                raise type(self._broken)(str(self._broken))
             assert self._producer is not None
             try:
                 self._producer.begin_transaction()
@@ -128,7 +125,7 @@ class KafkaFencedWriter:
             except KafkaException as exception:
                 error = error_of(exception)
                 wrong = failure(f"can't write as {self._writer}", error)
-                self._abort(self._producer, error)
+                self._abort(self._producer, error, wrong)
                 if attempt == ATTEMPTS or not (error.txn_requires_abort() or error.retriable()):
                     raise wrong from exception
                 logger.warning("%s: aborted, attempt %d of %d", wrong, attempt, ATTEMPTS)
@@ -146,7 +143,7 @@ class KafkaFencedWriter:
 
         def on_delivery(index: int, error: KafkaError | None, message: Message) -> None:
             if error is None:
-                positions[index] = _position(message)
+                positions[index] = to_position(message)
 
         for index, record in enumerate(records):
             _produce(producer, record, partial(on_delivery, index))
@@ -175,23 +172,20 @@ class KafkaFencedWriter:
             )
             raise self._broken from exception
 
-    def _abort(self, producer: Producer, error: KafkaError) -> None:
+    def _abort(self, producer: Producer, error: KafkaError, wrong: HeadraceError) -> None:
         """Takes the open transaction back. Where that can't be, the writer is done for."""
-        if error.code() in FENCED:
-            self._broken = "another process has taken over"
-            return
-        if error.fatal():
-            self._broken = error.str()
+        if error.fatal() or error.code() in FENCED:
+            self._broken = wrong
             return
         try:
             self._patiently(producer.abort_transaction, COMMIT_S)
         except KafkaException as exception:
-            self._broken = f"it could not abort: {error_of(exception).str()}"
+            self._broken = failure(f"can't abort as {self._writer}", error_of(exception))
 
     def _group(self, consumer_group: str) -> Any:
         """What stands for a consumer group in a transaction. It joins nothing, asks nobody."""
         if consumer_group not in self._groups:
-            consumer = Consumer(dict(self._settings.member(consumer_group)), logger=client_logger)
+            consumer = make_consumer(self._settings.member(consumer_group))
             self._groups[consumer_group] = consumer.consumer_group_metadata()
             consumer.close()
         return self._groups[consumer_group]
@@ -219,23 +213,7 @@ def _produce(
             )
         except BufferError:
             if monotonic() > deadline:
-                raise DependencyError(f"{record.topic} takes no more in {COMMIT_S:.0f} s") from None
+                raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
             producer.poll(0.1)
         else:
             return
-
-
-def _position(message: Message) -> Position:
-    topic, number, offset = message.topic(), message.partition(), message.offset()
-    assert topic is not None
-    assert number is not None
-    assert offset is not None
-    return Position(Partition(topic, number), offset)
-
-
-def offsets_of(commits: Mapping[Partition, Committed]) -> list[TopicPartition]:
-    """A group's places as librdkafka takes them."""
-    return [
-        TopicPartition(place.topic, place.number, committed.offset, committed.metadata)
-        for place, committed in commits.items()
-    ]

@@ -14,8 +14,14 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from services.errors import DependencyError
 from services.kafka.broker import Partition, Position, Record
+from services.kafka.convert import (
+    make_consumer,
+    offset_gone,
+    to_record,
+    topic_partitions,
+    watermarks,
+)
 from services.kafka.failures import FINAL, error_of, failure
-from services.kafka.poller import make_consumer, offset_gone, to_record, topic_partitions
 from services.kafka.settings import KafkaSettings
 
 SILENCE_S = 10.0
@@ -114,8 +120,8 @@ class Fetcher:
         topic, number, offset = message.topic(), message.partition(), message.offset()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             if error.code() == KafkaError._AUTO_OFFSET_RESET and topic and number is not None:
-                gone = wanted.get(Partition(topic, number))
-                raise offset_gone(self._consumer, topic, number, gone[0] if gone else offset)
+                place = Partition(topic, number)
+                raise self._gone(place, wanted.get(place))
             if error.fatal() or error.code() in FINAL:
                 raise failure(f"can't fetch from {topic}", error)
             return False
@@ -125,7 +131,7 @@ class Fetcher:
         place = Partition(topic, number)
         offsets = wanted.get(place)
         if offsets and offsets[0] < offset:
-            raise offset_gone(self._consumer, topic, number, offsets[0])
+            raise self._gone(place, offsets)
         if error is not None or offset < self._next.get(place, 0):
             return False
         self._next[place] = offset + 1
@@ -147,3 +153,8 @@ class Fetcher:
         while self._cached_bytes > CACHE_BYTES:
             _, oldest = self._cache.popitem(last=False)
             self._cached_bytes -= len(oldest.value or b"")
+
+    def _gone(self, place: Partition, offsets: deque[int] | None) -> DependencyError:
+        return offset_gone(
+            place, offsets[0] if offsets else None, watermarks(self._consumer, place)
+        )

@@ -19,10 +19,17 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from services.errors import DependencyError
 from services.kafka.broker import End, Partition, Record
+from services.kafka.convert import (
+    make_consumer,
+    offset_gone,
+    to_record,
+    topic_partitions,
+    watermarks,
+)
 from services.kafka.failures import FINAL, error_of, failure
 from services.kafka.settings import Properties
 from services.kafka.settings import logger as client_logger
@@ -280,44 +287,12 @@ class Poller:
         self, error: KafkaError, topic: str | None, number: int | None, offset: int | None
     ) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET and topic and number is not None:
-            raise offset_gone(self.consumer, topic, number, offset)
+            place = Partition(topic, number)
+            wanted = offset if offset is not None and offset >= 0 else None
+            raise offset_gone(place, wanted, watermarks(self.consumer, place))
         if error.fatal() or error.code() in FINAL:
             raise failure(f"can't read {topic or ''}", error)
         client_logger.warning("%s: %s", topic or "consumer", error.str())
-
-
-def make_consumer(properties: Properties) -> Consumer:
-    """A consumer whose words go to our log. UsageError where a property is none."""
-    try:
-        return Consumer(dict(properties), logger=client_logger)
-    except KafkaException as exception:
-        raise failure("can't make a Kafka consumer", error_of(exception)) from exception
-
-
-def to_record(message: Message, place: Partition, offset: int) -> Record:
-    """A message as a record."""
-    headers: list[tuple[str, bytes]] = message.headers() or []  # type: ignore[assignment]
-    timestamp = message.timestamp()[1] / 1_000
-    return Record(place, offset, timestamp, message.key(), message.value(), headers)
-
-
-def topic_partitions(partitions: Iterable[Partition]) -> list[TopicPartition]:
-    """Partitions as librdkafka takes them."""
-    return [TopicPartition(place.topic, place.number) for place in partitions]
-
-
-def offset_gone(consumer: Consumer, topic: str, number: int, offset: int | None) -> DependencyError:
-    """The error for a place that the log does not hold any more, with what it holds."""
-    try:
-        first, end = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=2)
-        there = f"it holds {first} to {end}"
-    except KafkaException as exception:
-        there = f"what it holds can't be found out ({error_of(exception).str()})"
-    wanted = f" {offset}" if offset is not None and offset >= 0 else ""
-    return DependencyError(
-        f"{topic}/{number} does not hold offset{wanted}: {there}. Retention removed it, or the "
-        f"topic was made anew: begin a new namespace, or keep this one longer"
-    )
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

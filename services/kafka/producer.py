@@ -11,12 +11,13 @@ from collections import deque
 from functools import partial
 from time import monotonic
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from services.errors import DependencyError, HeadraceError
-from services.kafka.broker import Outgoing, Partition, Position
+from services.kafka.broker import Outgoing, Position
+from services.kafka.convert import make_producer, to_position
 from services.kafka.failures import error_of, failure
-from services.kafka.settings import DELIVERY_S, KafkaSettings, Properties, logger
+from services.kafka.settings import DELIVERY_S, KafkaSettings
 
 POLL_S = 0.1
 CLOSE_S = 3.0
@@ -32,7 +33,6 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._producer = make_producer(settings.producer())
         self._delivered: list[_Delivered] = []
-        self._partitions: dict[tuple[str, int], Partition] = {}
         self._waiting: deque[tuple[Outgoing, asyncio.Future[Position]]] = deque()
         self._stopping = False
         self._thread = threading.Thread(target=self._poll, name="kafka-sends", daemon=True)
@@ -84,17 +84,11 @@ class Sender:
     def _on_delivery(
         self, future: asyncio.Future[Position], error: KafkaError | None, message: Message
     ) -> None:
-        topic, number, offset = message.topic(), message.partition(), message.offset()
         if error is not None:
-            self._delivered.append((future, failure(f"can't send to {topic}", error)))
-            return
-        assert topic is not None
-        assert number is not None
-        assert offset is not None
-        place = self._partitions.get((topic, number))
-        if place is None:
-            place = self._partitions[topic, number] = Partition(topic, number)
-        self._delivered.append((future, Position(place, offset)))
+            wrong = failure(f"can't send to {message.topic()}", error)
+            self._delivered.append((future, wrong))
+        else:
+            self._delivered.append((future, to_position(message)))
 
     def _poll(self) -> None:
         """The thread: serves delivery reports, and hands all that came at once to the loop."""
@@ -133,11 +127,3 @@ class Sender:
             except HeadraceError as error:
                 future.set_exception(error)
             self._waiting.popleft()
-
-
-def make_producer(properties: Properties) -> Producer:
-    """A producer whose words go to our log. UsageError where a property is none."""
-    try:
-        return Producer(dict(properties), logger=logger)
-    except KafkaException as exception:
-        raise failure("can't make a Kafka producer", error_of(exception)) from exception

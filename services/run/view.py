@@ -83,7 +83,10 @@ class LiveView:
     def __init__(self, status: Status, console: Console) -> None:
         self._status = status
         self._live = Live(
-            console=console, refresh_per_second=2, get_renderable=lambda: panel(status)
+            console=console,
+            refresh_per_second=2,
+            transient=True,  # the summary takes its place
+            get_renderable=lambda: panel(status),
         )
         self._live.start()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from conftest import SESSION_S, Log
+from broker_logs import SESSION_S, Log
 
 from services.errors import DependencyError, Fenced, HeadraceError, UsageError
 from services.kafka.broker import (

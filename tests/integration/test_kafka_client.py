@@ -348,8 +348,7 @@ def test_a_killed_broker_comes_back_or_is_closed_without(
         await asyncio.sleep(0)
         begun = monotonic()
         await broker.close()
-        print("CLOSE", monotonic() - begun)
-        assert monotonic() - begun < 8
+        assert monotonic() - begun < 5
         with pytest.raises(DependencyError, match="can't send"):
             await lost
         with pytest.raises(DependencyError, match=f"{namespace}.writer"):

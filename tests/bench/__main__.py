@@ -1,0 +1,43 @@
+"""`python -m tests.bench [NAME...] [--scale S]`: runs benchmarks, prints one table."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from services.settings import Where
+from tests.bench.deployment import a_stack
+from tests.bench.episodes import live_episodes, null_episodes
+from tests.bench.report import Figure, print_figures
+from tests.bench.trajectories import durable_trajectories
+
+BENCHMARKS: dict[str, Callable[[Where, float], Coroutine[Any, Any, list[Figure]]]] = {
+    "episodes": null_episodes,
+    "trajectories": durable_trajectories,
+    "live": live_episodes,
+}
+
+
+def main() -> None:
+    """Runs what was asked for, all without a name."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--scale", type=float, default=1.0, help="of the counts; default 1")
+    parser.add_argument("--repeat", type=int, default=1, help="times that each is run")
+    options = parser.parse_args()
+    if unknown := set(options.names) - BENCHMARKS.keys():
+        parser.error(
+            f"no benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}"
+        )
+    figures: list[Figure] = []
+    with a_stack() as where:
+        for name in options.names or BENCHMARKS:
+            for _ in range(options.repeat):
+                figures += asyncio.run(BENCHMARKS[name](where, options.scale))
+    print_figures(figures)
+
+
+if __name__ == "__main__":
+    main()

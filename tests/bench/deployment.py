@@ -1,0 +1,117 @@
+"""A namespace on a local broker, and its services as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from infra import local
+from infra.local.processes import free_port
+from schemas.events import Event, PolicyPublished
+from schemas.recipe import Recipe
+from schemas.topics import POLICIES, Topic, Topics
+from services.apply import apply
+from services.connect import connect
+from services.kafka.broker import Partition
+from services.log import CaughtUp, Delivery, EventLog, EventReader
+from services.run.supervisor import ChildSpec, Supervisor, headrace_command
+from services.settings import Where, write_resolved
+
+START_S = 60.0
+"""A service has joined its consumer group by then."""
+
+
+@contextmanager
+def a_stack() -> Iterator[Where]:
+    """A Kafka and a registry of their own, on free ports; gone afterwards, data and all."""
+    with TemporaryDirectory(prefix="headrace-bench-") as folder:
+        state = Path(folder)
+        try:
+            stack = local.up(
+                state, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
+            )
+            yield Where(state).connected(stack.bootstrap_servers, stack.registry_url)
+        finally:
+            local.down(state, wipe=True)
+
+
+@dataclass
+class Deployment:
+    """One recipe's run in a fresh namespace."""
+
+    recipe: Recipe
+    where: Where
+    log: EventLog
+
+    @asynccontextmanager
+    async def serving(self, *services: str) -> AsyncIterator[Supervisor]:
+        """Runs services as child processes: `agent`, `env`, … one process for each name given."""
+        path = write_resolved(self.recipe, self.where.state)
+        specs = [
+            ChildSpec(
+                f"{service}-{number}",
+                headrace_command("serve", service, str(path), "--parent-fd", "{parent_fd}"),
+            )
+            for number, service in enumerate(services)
+        ]
+        logs = self.where.state / self.log.topics.namespace / "logs"
+        supervisor = Supervisor(specs, logs, on_change=print)
+        await supervisor.start()
+        supervisor.place(self.where.to_json())
+        try:
+            yield supervisor
+        finally:
+            await supervisor.stop()
+
+    async def publish_initial(self) -> None:
+        """Has the trainer publish version 0, and ends it."""
+        async with self.serving("trainer"):
+            await self.first(POLICIES, PolicyPublished)
+
+    async def first(self, topic: Topic[Any], kind: type[Event]) -> Event:
+        """Waits for the first event of a topic."""
+        async with asyncio.timeout(START_S), self.following(topic) as deliveries:
+            async for delivery in deliveries:
+                assert isinstance(delivery.event, kind)
+                return delivery.event
+        raise AssertionError("a topic is followed without end")
+
+    @asynccontextmanager
+    async def following(
+        self, topic: Topic[Any], policy: str | None = None
+    ) -> AsyncIterator[AsyncIterator[Delivery[Event]]]:
+        """A topic's events, from the first on, without end."""
+        name = self.log.topics.name(topic, policy)
+        count = self.log.topics.by_name(name).partitions
+        reader = EventReader(
+            self.log, {Partition(name, number): "first" for number in range(count)}
+        )
+
+        async def deliveries() -> AsyncIterator[Delivery[Event]]:
+            async for item in reader:
+                if not isinstance(item, CaughtUp):
+                    yield item
+
+        try:
+            yield deliveries()
+        finally:
+            await reader.aclose()
+
+
+@asynccontextmanager
+async def deployed(where: Where, recipe: Recipe) -> AsyncIterator[Deployment]:
+    """Makes a fresh namespace for a recipe."""
+    namespace = f"{recipe.name}-{uuid.uuid4().hex[:8]}"
+    where = replace(where, namespace=namespace)
+    async with connect(where, "bench") as connection:
+        topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+        log = await connection.writing_log(topics)
+        await apply(log, recipe)
+        yield Deployment(recipe, where, log)

@@ -1,0 +1,177 @@
+"""The command line on a real broker, with real processes: what an operator does and sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+import infra.local
+
+HEADRACE = (sys.executable, "-m", "services.cli")
+BOUND_S = 120
+FEW = ("--set", "tasks.options.items=4", "--set", "tasks.samples=2")
+ENDLESS = ("--set", "tasks.options.items=1000000")
+
+
+class Operator:
+    """Runs commands on one broker and namespace, with a state folder of its own."""
+
+    def __init__(self, state: Path, environment: dict[str, str]) -> None:
+        self.state = state
+        self._environment = {**os.environ, **environment, "HEADRACE_STATE": str(state)}
+
+    def __call__(
+        self, *arguments: str, code: int = 0, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """A whole command. Fails the test where its exit code is another."""
+        done = subprocess.run(
+            [*HEADRACE, *arguments], env=self._environment, input=stdin,
+            capture_output=True, text=True, timeout=BOUND_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command that goes on."""
+        with (self.state / "stderr.txt").open("w") as log:
+            return subprocess.Popen(
+                [*HEADRACE, *arguments], env=self._environment,
+                stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+
+    def json(self, *arguments: str) -> object:
+        """What a command prints with `--json`."""
+        return json.loads(self(*arguments, "--json").stdout)
+
+
+@pytest.fixture
+def operator(
+    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+) -> Iterator[Operator]:
+    yield Operator(
+        tmp_path,
+        {
+            "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
+            "HEADRACE_REGISTRY_URL": local_stack.registry_url,
+            "HEADRACE_NAMESPACE": namespace,
+        },
+    )
+    assert not leftovers(tmp_path)
+
+
+def leftovers(state: Path) -> list[psutil.Process]:
+    """Processes that have to do with a state folder."""
+    left = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(str(state) in part for part in process.cmdline()):
+                left.append(process)
+    return left
+
+
+def until(condition: Callable[[], bool], bound_s: float = BOUND_S) -> None:
+    deadline = time.monotonic() + bound_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.1)
+
+
+def test_apply_submit_look(operator: Operator, namespace: str) -> None:
+    assert operator("apply", "null").stdout == f"{namespace}: started\n"
+    assert operator("apply", "null").stdout == f"{namespace}: started\n"
+
+    refused = operator("apply", "null", "--set", "tasks.samples=3", code=2)
+    assert "tasks.samples: 8 -> 3" in refused.stderr
+    assert "--namespace" in refused.stderr
+
+    lines = '{"item_id": "a", "task_id": "x"}\n{"item_id": "b", "payload": {"n": 1}}\n'
+    assert operator("submit", "-", stdin=lines).stdout.startswith("0\tx\n1\t")
+    assert "line 1" in operator("submit", "-", stdin='{"nope": 1}', code=2).stderr
+
+    shown = operator("tail", "tasks", "-n", "2", "--json").stdout.splitlines()
+    tasks = [json.loads(line) for line in shown]
+    assert [task["event"]["item_id"] for task in tasks] == ["a", "b"]
+    assert tasks[0]["event"]["roles"]["policy"]["policy"] == "default"
+    assert "it has: runs" in operator("tail", "nope", code=2).stderr
+
+    rows = operator.json("topics")
+    assert isinstance(rows, list)
+    table = {row["topic"]: row for row in rows}
+    assert table[f"{namespace}.tasks.v1"]["records"] == 2
+    assert table[f"{namespace}.results.v1"]["partitions"] == 4
+
+    status = operator.json("status")
+    assert isinstance(status, dict)
+    assert (status["state"], status["tasks_submitted"], status["tasks_ended"]) == ("started", 2, 0)
+    assert status["lags"]["scheduler"] == 2
+
+
+def test_serve_refuses_another_recipe_and_no_run(operator: Operator) -> None:
+    assert "apply" in operator("serve", "agent", "null", code=2).stderr
+    operator("apply", "null")
+    wrong = operator("serve", "agent", "null", "--set", "tasks.seed=5", code=2)
+    assert "tasks.seed: 0 -> 5" in wrong.stderr
+
+
+def test_serve_drains_on_sigterm(operator: Operator) -> None:
+    operator("apply", "null")
+    process = operator.start("serve", "agent", "null")
+    log = operator.state / "stderr.txt"
+    until(lambda: "serving agent" in log.read_text())
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(15) == 0
+    assert "ended in order" in log.read_text()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_run_goes_to_its_end_and_the_next_takes_another_name(
+    operator: Operator, namespace: str
+) -> None:
+    first = operator("run", "null", *FEW, "--json", "--check", "episodes==8")
+    summary = json.loads(first.stdout)
+    assert (summary["namespace"], summary["reason"]) == (namespace, "all tasks published")
+    assert (summary["episodes"], summary["tasks"], summary["failures"]) == (8, 4, 0)
+    logs = operator.state / namespace / "logs"
+    assert "ended in order" in (logs / "agent.log").read_text()
+
+    second = operator("run", "null", *FEW, "--check", "reward>=0.5", "--quiet", code=3)
+    assert f"{namespace}-2: ended by all tasks published" in second.stdout
+    assert "reward>=0.5 does not hold" in second.stderr
+
+
+def test_ctrl_c_ends_the_run_in_order(operator: Operator, namespace: str) -> None:
+    process = operator.start("run", "null", *ENDLESS)
+    until(lambda: (operator.state / namespace / "logs").exists())
+    process.send_signal(signal.SIGINT)
+
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"{namespace}: ended by interrupt" in out
+    status = operator.json("status")
+    assert isinstance(status, dict)
+    assert status["state"] == "ended"
+
+
+def test_a_killed_run_leaves_nothing_and_can_go_on(operator: Operator, namespace: str) -> None:
+    process = operator.start("run", "null", *FEW)
+    until(lambda: (operator.state / namespace / "logs").exists())
+    process.kill()
+    process.communicate()
+    until(lambda: not leftovers(operator.state), 30)
+
+    again = operator("run", "null", *FEW)
+    assert f"{namespace}: ended by all tasks published" in again.stdout
+    assert "episodes 8 of 4 tasks" in again.stdout

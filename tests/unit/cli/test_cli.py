@@ -1,0 +1,132 @@
+"""The command line without a broker: help, errors, exit codes, recipes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from schemas.recipe import parse_recipe
+from services import cli
+from services.settings import RECIPES, Where
+
+COMMANDS = (
+    "run", "serve", "up", "down", "apply", "submit", "status", "tail", "topics", "recipe",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BOOTSTRAP_SERVERS", "REGISTRY_URL", "NAMESPACE", "STATE", "DEBUG"):
+        monkeypatch.delenv(f"HEADRACE_{name}", raising=False)
+
+
+def run(*arguments: str) -> int:
+    return cli._run(list(arguments))
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, services.cli;"
+        "print([m for m in ('pydantic', 'rich', 'fastavro', 'confluent_kafka', 'torch', 'asyncio',"
+        " 'prometheus_client') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    assert tuple(cli.cli.commands) == COMMANDS
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name}" in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_has_examples(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(name, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "Examples:" in shown
+    assert f"headrace {name}" in shown
+    command = cli.cli.commands[name]
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    assert all(option.help for option in options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runn"], "No such command"),
+        (["run", "nope"], "no recipe 'nope'"),
+        (["run", "null", "--set", "no.such=1"], "no.such: no such key|no: no such key"),
+        (["run", "null", "--check", "speed>1"], "a check is one of"),
+        (["run", "null", "--namespace", "A B"], "lower-case"),
+        (["run", "null", "--namespace", "kafka"], "uses that name"),
+        (["status", "--registry-url", "http://x"], "give both or neither"),
+        (["serve", "baker", "null"], "is not one of"),
+        (["serve", "agent", "null", "--policy", "default"], "--policy goes with"),
+        (["serve", "trainer", "null", "--policy", "nope"], "no policy 'nope'"),
+        (["apply", "null", "--kafka-property", "x"], "key=value"),
+        (["recipe", "--set", "a=1"], "NAME"),
+    ],
+)
+def test_usage_errors_exit_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert any(part in captured.err for part in message.split("|"))
+    assert "Traceback" not in captured.err
+
+
+def test_no_broker_exits_75(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("status", "--state", str(tmp_path / "none")) == 75
+    assert "headrace up" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    from services.errors import DependencyError
+
+    with pytest.raises(DependencyError):
+        run("--debug", "status", "--state", str(tmp_path / "none"))
+
+
+def test_down_without_a_stack_is_done(tmp_path: Path) -> None:
+    assert run("down", "--state", str(tmp_path / "none")) == 0
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_shipped_recipe_prints_as_it_is_read(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("recipe", path.stem, "--json") == 0
+    as_json = parse_recipe(json.loads(capsys.readouterr().out), "json")
+    assert run("recipe", path.stem) == 0
+    as_toml = parse_recipe(tomllib.loads(capsys.readouterr().out), "toml")
+
+    assert as_json == as_toml
+    assert as_json.name == path.stem
+    assert as_json.description
+
+
+def test_overrides_reach_the_recipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE__SCHEDULER__LIVE_EPISODES", "7")
+    assert run("recipe", "null", "--json", "--set", "stop.versions=3") == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert (tree["scheduler"]["live_episodes"], tree["stop"]["versions"]) == (7, 3)
+
+
+def test_where_survives_the_pipe() -> None:
+    where = Where(Path("s"), "b:1", "http://r", "blobs", "name", {"security.protocol": "SSL"})
+
+    assert Where.from_json(where.to_json()) == where
+    assert "\n" not in where.to_json()

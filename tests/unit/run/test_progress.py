@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from schemas.events import (
+    BatchAssembled,
+    BatchSample,
+    EpisodeEnded,
+    Event,
+    PolicyPublished,
+    Ref,
+    TaskEnded,
+    TaskSubmitted,
+)
+from schemas.recipe import Recipe, parse_recipe
+from services.run.progress import Check, Progress, violations
+
+REF = Ref(topic="t", partition=0, offset=0, digest=b"0" * 16)
+
+
+def recipe(**stop: float) -> Recipe:
+    tree = {"name": "r", "stop": stop, "policies": {"default": {"model": "tiny-llama"}}}
+    return parse_recipe(tree, "test")
+
+
+def submitted() -> TaskSubmitted:
+    return TaskSubmitted(
+        source="s", task_id="t", item_id="i", agent="a", roles={}, max_turns=1, max_tokens=1,
+        deadline_s=1,
+    )  # fmt: skip
+
+
+def ended(task: int, endings: Sequence[str] = ("finished",)) -> TaskEnded:
+    outcomes = tuple(
+        EpisodeEnded.model_validate({"task": task, "sample": n, "item_id": "i", "ending": ending})
+        for n, ending in enumerate(endings)
+    )
+    return TaskEnded(
+        task=task, source="s", task_id="t", item_id="i", closed_by="all", outcomes=outcomes
+    )
+
+
+def batch(version: int, reward: float | None = None, low_mark: int = 0) -> BatchAssembled:
+    sample = BatchSample(
+        task=0, sample=0, trajectory=REF, advantages=b"", tokens=1, longest=1,
+        oldest_version=max(0, version - 3),
+    )  # fmt: skip
+    return BatchAssembled(
+        policy="default", version=version, recipe=b"0" * 32, seed=0, samples=(sample,),
+        sampled_tokens=1, reward_mean=reward, low_mark=low_mark, groups_read=0,
+    )  # fmt: skip
+
+
+def published(version: int, status: str = "trained") -> PolicyPublished:
+    return PolicyPublished.model_validate(
+        {
+            "policy": "default", "version": version, "status": status,
+            "digest": bytes([version]) * 32, "full_version": version,
+        }
+    )  # fmt: skip
+
+
+def fold(progress: Progress, *events: Event) -> Progress:
+    for number, event in enumerate(events):
+        progress.on_event(event, at=100.0 + number, offset=number)
+    return progress
+
+
+def reason(progress: Progress, *, seconds: float = 0, exhausted: bool = False) -> str | None:
+    return progress.stop_reason(seconds=seconds, exhausted=exhausted)
+
+
+def test_reward_counts_only_published_versions() -> None:
+    progress = Progress(recipe(reward=0.9, reward_versions=2))
+    fold(progress, published(0, "initial"), batch(1, 0.8), batch(2, 1.0), published(1))
+
+    assert progress.reward() is None
+    fold(progress, published(2))
+
+    assert progress.reward() == pytest.approx(0.9)
+    assert reason(progress) == "reward 0.900 over 2 versions"
+    assert progress.learned_at() == 100.0
+    assert progress.first_step_at() == 103.0
+
+
+def test_a_batch_without_reward_is_passed_over() -> None:
+    progress = Progress(recipe(reward=0.5, reward_versions=2))
+    fold(progress, batch(1, 0.4), batch(2, None), batch(3, 0.8), published(3))
+
+    assert progress.reward() == pytest.approx(0.6)
+
+
+def test_stops_by_versions_and_by_seconds() -> None:
+    progress = fold(Progress(recipe(versions=2, seconds=10)), published(1))
+
+    assert reason(progress, seconds=9) is None
+    assert reason(progress, seconds=10) == "10 seconds"
+    assert reason(fold(progress, published(2))) == "version 2 published"
+
+
+def test_exhausted_is_not_the_end_before_all_is_published() -> None:
+    progress = fold(Progress(recipe()), submitted(), submitted(), ended(1))
+    assert not progress.drained
+    fold(progress, ended(0))
+
+    assert progress.drained
+    assert reason(progress, exhausted=True) is None  # no batch has decided them
+    fold(progress, batch(1, low_mark=2))
+    assert reason(progress, exhausted=True) is None  # its version isn't published
+    fold(progress, published(1))
+
+    assert reason(progress, exhausted=True) == "all tasks published"
+    assert reason(progress, exhausted=False) is None
+
+
+def test_a_policy_that_does_not_train_needs_no_batch() -> None:
+    tree = {"name": "r", "policies": {"default": {"model": "tiny-llama", "training": False}}}
+    progress = fold(Progress(parse_recipe(tree, "test")), submitted(), ended(0))
+
+    assert reason(progress, exhausted=True) == "all tasks published"
+    assert progress.reward() is None
+
+
+def test_counts_each_task_once() -> None:
+    progress = fold(Progress(recipe()), ended(3, ("finished", "failed")), ended(3), ended(4))
+
+    assert (progress.tasks_ended, progress.episodes, progress.failures) == (2, 3, 1)
+    assert progress.episodes_per_s(now=102) == pytest.approx(0.3)
+    assert progress.episodes_per_s(now=200) == 0
+
+
+def test_staleness_is_that_of_the_newest_batch() -> None:
+    progress = fold(Progress(recipe()), batch(5), batch(4))
+
+    assert progress.policies["default"].staleness == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "holds"),
+    [
+        ("reward>=0.95", 0.95, True),
+        ("reward>0.95", 0.95, False),
+        ("failures == 0", 0, True),
+        ("seconds<=90", 91.0, False),
+        ("versions<3", 2, True),
+        ("reward>=0", None, False),
+    ],
+)
+def test_check(text: str, value: float | None, holds: bool) -> None:
+    assert Check.parse(text).holds(value) is holds
+
+
+@pytest.mark.parametrize("text", ["reward", "reward=>1", "speed>1", "reward>=high"])
+def test_a_wrong_check_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"check is one of|no number"):
+        Check.parse(text)
+
+
+def test_violations_say_what_was_measured() -> None:
+    checks = [Check.parse("reward>=0.95"), Check.parse("episodes>1")]
+
+    assert violations(checks, {"reward": None, "episodes": 2}) == [
+        "reward>=0.95 does not hold: reward is absent"
+    ]

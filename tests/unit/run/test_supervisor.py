@@ -1,0 +1,159 @@
+"""The supervisor with real, tiny child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.errors import HeadraceError, UsageError
+from services.run.supervisor import ChildSpec, RestartRule, Supervisor, last_lines
+
+FAST = RestartRule(first_delay_s=0.01, longest_delay_s=0.02, deaths=3)
+WAITS = 'read -r line <&{parent_fd}; echo "place $line"; read -r line <&{parent_fd}; echo gone'
+
+
+def shell(name: str, script: str, *, may_end: bool = False) -> ChildSpec:
+    return ChildSpec(name, ("/bin/bash", "-c", script), may_end)
+
+
+async def until(log: Path, text: str) -> None:
+    async with asyncio.timeout(10):
+        while text not in "\n".join(last_lines(log, 100)):
+            await asyncio.sleep(0.01)
+
+
+def test_children_are_told_the_place_and_see_the_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        supervisor = Supervisor([shell("a", f"trap '' TERM; {WAITS}")], tmp_path)
+        await supervisor.start()
+        supervisor.place("here")
+        await until(tmp_path / "a.log", "place here")
+        await supervisor.stop()
+        assert last_lines(tmp_path / "a.log", 9) == ["place here", "gone"]
+        assert supervisor.alive() == 0
+
+    asyncio.run(main())
+
+
+def test_a_dead_child_is_started_again_and_told_the_place(tmp_path: Path) -> None:
+    async def main() -> None:
+        notes: list[str] = []
+        supervisor = Supervisor(
+            [shell("a", f"{WAITS} & wait; exit 4")], tmp_path, rule=FAST, on_change=notes.append
+        )
+        await supervisor.start()
+        supervisor.place("one")
+        await until(tmp_path / "a.log", "place one")
+        process = supervisor._children[0].process
+        assert process is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        await until(tmp_path / "a.log", "place one\nplace one")
+        assert supervisor.restarts == 1
+        assert notes == ["a was killed by SIGKILL: started again in 0.01 s"]
+        await supervisor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_child_that_dies_again_and_again_fails_the_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        supervisor = Supervisor([shell("a", "echo boom; exit 7")], tmp_path, rule=FAST)
+        await supervisor.start()
+        with pytest.raises(HeadraceError, match=r"exit code 7, 3 times(.|\n)*boom") as caught:
+            await supervisor.watch()
+        assert caught.value.exit_code == 1
+        assert supervisor.restarts == 2
+        await supervisor.stop()
+
+    asyncio.run(main())
+
+
+def test_exit_code_2_fails_the_run_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        supervisor = Supervisor([shell("a", "echo wrong flag >&2; exit 2")], tmp_path, rule=FAST)
+        await supervisor.start()
+        with pytest.raises(UsageError, match="wrong flag"):
+            await supervisor.watch()
+        assert supervisor.restarts == 0
+        await supervisor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_child_may_end_where_it_may(tmp_path: Path) -> None:
+    async def main() -> None:
+        supervisor = Supervisor([shell("source", "exit 0", may_end=True)], tmp_path, rule=FAST)
+        await supervisor.start()
+        await asyncio.wait_for(supervisor.watch(), 10)
+        assert supervisor.finished == {"source"}
+        await supervisor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_child_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    async def main() -> None:
+        script = "trap '' TERM; sleep 60 & echo $!; wait; wait"
+        supervisor = Supervisor([shell("a", script)], tmp_path)
+        await supervisor.start()
+        async with asyncio.timeout(10):
+            while not last_lines(tmp_path / "a.log", 1):
+                await asyncio.sleep(0.01)
+        grandchild = int(last_lines(tmp_path / "a.log", 1)[0])
+        await supervisor.stop(drain_s=0.1)
+        async with asyncio.timeout(10):
+            while _runs(grandchild):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_released_children_may_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        supervisor = Supervisor([shell("a", WAITS)], tmp_path, rule=FAST)
+        await supervisor.start()
+        supervisor.release()
+        supervisor.place("x")
+        await supervisor.stop()
+        assert supervisor.restarts == 0
+
+    asyncio.run(main())
+
+
+def test_children_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    parent = f"""
+import asyncio
+from pathlib import Path
+from services.run.supervisor import ChildSpec, Supervisor
+async def main():
+    script = {WAITS!r}
+    supervisor = Supervisor([ChildSpec("a", ("/bin/bash", "-c", script))], Path({str(tmp_path)!r}))
+    await supervisor.start()
+    supervisor.place("here")
+    print("ready", flush=True)
+    await supervisor.watch()
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        asyncio.run(until(tmp_path / "a.log", "place here"))
+        process.kill()
+    asyncio.run(until(tmp_path / "a.log", "gone"))
+
+
+def test_the_delay_doubles_up_to_its_bound() -> None:
+    assert [RestartRule().delay_s(n) for n in range(1, 8)] == [0.5, 1, 2, 4, 8, 8, 8]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import io
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from schemas.recipe import parse_recipe
+from services.run.progress import Progress
+from services.run.view import BARS, Status, make_view, panel, progress_line, sparkline
+
+RECIPE = parse_recipe(
+    {"name": "r", "stop": {"reward": 0.9}, "policies": {"default": {"model": "tiny-llama"}}}, "test"
+)
+
+
+@given(st.lists(st.floats(-5, 5), max_size=200))
+def test_a_sparkline_fits_and_has_only_bars(values: list[float]) -> None:
+    line = sparkline(values, 10)
+
+    assert len(line) == min(10, len(values))
+    assert set(line) <= set(BARS)
+
+
+def test_a_sparkline_rises_with_its_values() -> None:
+    assert sparkline([0, 0.5, 1]) == "▁▅█"
+    assert sparkline([0.0] * 50 + [1.0] * 50, 4) == "▁▁██"
+
+
+def test_the_plain_view_is_lines_without_control_characters() -> None:
+    status, out = Status("r"), io.StringIO()
+    view = make_view(status, Console(file=out))
+    view.note("starting [kafka]")
+    status.phase, status.progress, status.began = "running", Progress(RECIPE), status.began - 10
+    view.refresh()
+    view.refresh()
+    view.close()
+
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "starting [kafka]" in lines[0]
+    assert "version -1" in lines[1]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_the_panel_shows_a_run() -> None:
+    status = Status("quickstart", progress=Progress(RECIPE), lags={"agent": 1200}, restarts=2)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(panel(status))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+
+    for part in ("quickstart", "of 0.9", "none yet", "agent 1,200", "restarts 2"):
+        assert part in shown
+    assert progress_line(status).count("\n") == 0
