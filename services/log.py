@@ -19,7 +19,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 from prometheus_client import Counter
 
 from schemas.codec import Codec, UnknownSchema
-from schemas.events import Event, Ref
+from schemas.events import EVENTS, Event, Ref
 from schemas.topics import DEAD_LETTERS, PlacedTopic, Topics
 from services.errors import DecodeError, HeadraceError
 from services.kafka.broker import (
@@ -85,6 +85,7 @@ class EventLog:
         self.source = source
         self._codec = codec
         self._registry = registry
+        self._sent = {event: SENT.labels(event.__name__) for event in EVENTS}
         self._constant: Headers = [
             ("ce_specversion", b"1.0"),
             ("ce_source", source.encode()),
@@ -95,7 +96,7 @@ class EventLog:
         """Writes an event to its topic. Durable when it returns."""
         record = self.outgoing(event)
         position = await self.broker.send(record)
-        SENT.labels(type(event).__name__).inc()
+        self._sent[type(event)].inc()
         return _ref(position, record.value)
 
     async def send_all(self, writer: FencedWriter, events: Sequence[Event]) -> list[Ref]:
@@ -103,7 +104,7 @@ class EventLog:
         records = [self.outgoing(event) for event in events]
         positions = await writer.write(records)
         for event in events:
-            SENT.labels(type(event).__name__).inc()
+            self._sent[type(event)].inc()
         return [
             _ref(position, record.value)
             for position, record in zip(positions, records, strict=True)
@@ -122,17 +123,7 @@ class EventLog:
 
     async def decode(self, record: Record) -> Delivery[Event]:
         """The event in a record of this namespace. DecodeError where there is none."""
-        placed = self._placed(record)
-        if placed.topic.event is None:
-            raise DecodeError(f"{placed.name} holds no events", record.value)
-        try:
-            event = self._codec.decode(placed.topic.event, record.value)
-        except UnknownSchema as unknown:
-            schema = await asyncio.to_thread(self._registry.schema, unknown.schema_id)
-            if schema is None:
-                raise
-            self._codec.add_schema(unknown.schema_id, schema)
-            event = self._codec.decode(placed.topic.event, record.value)
+        event = await self._event(record)
         assert record.value is not None
         trace = next((text for name, text in record.headers if name == "traceparent"), b"")
         return Delivery(
@@ -143,6 +134,19 @@ class EventLog:
             record.offset,
             trace.decode("ascii", "replace"),
         )
+
+    async def _event(self, record: Record) -> Event:
+        placed = self._placed(record)
+        if placed.topic.event is None:
+            raise DecodeError(f"{placed.name} holds no events", record.value)
+        try:
+            return self._codec.decode(placed.topic.event, record.value)
+        except UnknownSchema as unknown:
+            schema = await asyncio.to_thread(self._registry.schema, unknown.schema_id)
+            if schema is None:
+                raise
+            self._codec.add_schema(unknown.schema_id, schema)
+            return self._codec.decode(placed.topic.event, record.value)
 
     async def decode_or_dead_letter(self, record: Record) -> Delivery[Event] | None:
         """As `decode`; what is no event is parked whole in `dead-letters`, and None returned."""
@@ -189,7 +193,7 @@ class EventLog:
                     f"{ref.topic}/{ref.partition}@{ref.offset} is not the record that was "
                     f"referred to: its digest differs. Was the topic made anew?"
                 )
-            events.append((await self.decode(record)).event)
+            events.append(await self._event(record))
         return events
 
     def _placed(self, record: Record) -> PlacedTopic:

@@ -8,6 +8,7 @@ starting, and is told over its pipe where to connect. The process ends in order 
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import inspect
 import logging
@@ -48,6 +49,9 @@ SERVICES = {
     "trainer": "trainer.service",
 }
 """Service to the module whose `run` it is. Its `prepare`, if any, imports what the recipe needs."""
+GC_THRESHOLD = 10_000
+"""Allocations between two collections. Live episodes are many small objects, none of them garbage,
+and Python's 700 has them looked through several times a second."""
 OF_A_POLICY = ("inference", "assemble-batches", "trainer")
 """Services that take `--policy`: inference serves all without it, the others the only one."""
 _THREAD_VARIABLES = (
@@ -89,10 +93,18 @@ def serve(options: ServeOptions, recipe: Recipe, where: Where) -> None:
             logger.info("the parent is gone before it said where to connect")
             return
         where = Where.from_json(line)
+    spare_the_collector()
     try:
         asyncio.run(_serve(module.run, options, recipe, where))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def spare_the_collector() -> None:
+    """Has the cyclic collector leave alone what is imported, and come more rarely."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
 
 
 def check_policy(options: ServeOptions, recipe: Recipe) -> None:

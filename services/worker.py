@@ -205,6 +205,8 @@ class _Host:
 
     def __post_init__(self) -> None:
         self._noted: Mapping[Partition, int] = dict(self.positions)
+        places = (self.context.partition, *self.companions)
+        self._handled = {place: HANDLED.labels(place.topic) for place in places}
 
     async def run(self) -> None:
         """Handles what arrives, in order, for as long as the partition is held."""
@@ -232,7 +234,7 @@ class _Host:
         if delivery is not None:
             handling(delivery)
             await self.shard.on_event(delivery)
-            HANDLED.labels(record.partition.topic).inc()
+            self._handled[record.partition].inc()
         if entry is not None:
             entry.holds -= 1
 

@@ -186,6 +186,8 @@ def _count_one(outcome: EpisodeEnded, policy: str) -> _Counted | str:
 
 def _merge(uses: Sequence[PolicyUse]) -> PolicyUse:
     """What a policy did in all its roles of an episode; a role without tokens has no version."""
+    if len(uses) == 1:
+        return uses[0]
     spoke = [use for use in uses if use.tokens > 0] or list(uses)
     return spoke[0].model_copy(
         update={

@@ -134,9 +134,7 @@ def examine(
 ) -> Report:
     """Judges a log. Deliveries of one partition come in offset order; `drained` as above."""
     facts = Facts.of(deliveries)
-    dropped = Counter(
-        drop.reason for one in facts.all(BatchAssembled) for drop in one.event.dropped
-    )
+    batches = [one.event for one in facts.all(BatchAssembled)]
     newest: dict[str, int] = {}
     for published in facts.all(PolicyPublished):
         policy, version = published.event.policy, published.event.version
@@ -151,7 +149,7 @@ def examine(
         versions=newest,
         trained=sum(len(batch.samples) for batch in batches),
         dropped=Counter(drop.reason for batch in batches for drop in batch.dropped),
-        duplicates={kind.__name__: len(again) for kind, again in facts.again.items()},
+        duplicates={kind.__name__: len(again) for kind, again in facts.again.items() if again},
         undecodable=undecodable,
     )
 

@@ -217,7 +217,7 @@ def answer_to(
         index=action.index,
         digest=action.digest,
         text=observation.text,
-        data=json.dumps(dict(observation.data), sort_keys=True),
+        data=json.dumps(dict(observation.data), sort_keys=True) if observation.data else "{}",
         reward=observation.reward,
         rewards=dict(observation.rewards),
         terminated=observation.terminated,

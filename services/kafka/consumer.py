@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from services.errors import DependencyError
 from services.kafka.admin import Admin
 from services.kafka.broker import Committed, End, OnAssigned, OnRevoked, Partition, Record
-from services.kafka.convert import committed_in, offsets_of, topic_partitions
+from services.kafka.convert import committed_in, offsets_of
 from services.kafka.failures import LOST, TRANSIENT, error_of, failure
 from services.kafka.poller import Poller
 from services.kafka.settings import KafkaSettings
@@ -24,9 +24,9 @@ ASSIGN_S = 30.0
 REVOKE_S = 6.5
 """A shard has 3 s to close, and 3 s for what it is sending."""
 COMMIT_S = 20.0
-LAST_COMMIT_S = 2.0
+LAST_COMMIT_S = 3.0
 REQUEST_S = 5.0
-COORDINATOR_S = 1.0
+ANSWER_S = 2.0
 RETRY_S = 0.1
 
 
@@ -206,17 +206,19 @@ class KafkaSubscription:
             sleep(RETRY_S)
 
     def _commit(self, commits: Mapping[Partition, Committed]) -> KafkaError | None:
-        """In the poll thread: commits, if the coordinator is there.
+        """In the poll thread: commits, if anybody is there.
 
-        That is asked first, since librdkafka's commit has no time-out of its own: without a
-        coordinator it waits for a whole session.
+        That is asked first, since librdkafka's commit has no time-out of its own: while no broker
+        answers it waits for a whole session. (The coordinator would be the one to ask, but it is
+        not asked for a consumer that is being closed; and `list_topics` may not be called in a
+        callback: it aborts the process.)
         """
         consumer, offsets = self._poller.consumer, offsets_of(commits)
-        places = topic_partitions(commits)
-        _, error = _ask(lambda: consumer.committed(places, timeout=COORDINATOR_S))
-        if error is None:
-            _, error = _ask(lambda: consumer.commit(offsets=offsets, asynchronous=False))
-        return error
+        try:
+            consumer.get_watermark_offsets(offsets[0], timeout=ANSWER_S)
+        except KafkaException as exception:
+            return error_of(exception)
+        return _ask(lambda: consumer.commit(offsets=offsets, asynchronous=False))[1]
 
     def _raise_unless_transient(self, error: KafkaError, late: bool) -> None:
         if late or error.code() not in TRANSIENT:

@@ -222,12 +222,14 @@ class Process:
 
     def freeze(self) -> None:
         """Stops the process, as SIGSTOP does: nothing is sent, nothing is heard."""
-        if self._running.is_set():
+        if self._running.is_set() and not self._gone:
             self._running.clear()
             self._fall_silent()
 
     def thaw(self) -> None:
         """Lets a frozen process run on, whatever has become of its sessions."""
+        if self._gone:  # its sessions run out
+            return
         self._running.set()
         for timer in self._expulsions:
             timer.cancel()

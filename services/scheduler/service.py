@@ -108,13 +108,13 @@ class SchedulerShard:
             first = (await self._context.log.broker.committed(group, [place]))[place].offset
         await self._recall(first)
         self._core.forget_below(first)
-        for event in self._early:
-            self._on_progress(event)
-        self._early.clear()
         waiting, self._waiting = self._waiting, []
         for number, submitted in waiting:
             self._core.on_task(number, submitted)
-            self._release(number)
+        # After the tasks: one that has finished is forgotten, and would be taken for a new one.
+        for event in self._early:
+            self._on_progress(event)
+        self._early.clear()
         self._shard.spawn(self._start_tasks(), "start tasks")
         self._shard.spawn(self._cancel_when_ending(), "ending")
 

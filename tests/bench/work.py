@@ -30,6 +30,7 @@ from schemas.topics import BATCHES, Topics
 from services.connect import connect
 from services.kafka.broker import Partition
 from services.log import CaughtUp, Delivery, EventLog, EventReader
+from services.serve import spare_the_collector
 from services.settings import Where, read_recipe
 from tests.bench.trajectories import GROUP
 
@@ -173,4 +174,5 @@ async def work(kind: str, recipe: Recipe, where: Where) -> None:
 
 
 if __name__ == "__main__":
+    spare_the_collector()
     asyncio.run(work(sys.argv[1], read_recipe(sys.argv[2]), Where.from_json(sys.argv[3])))

@@ -335,20 +335,24 @@ def test_a_killed_broker_comes_back_or_is_closed_without(
         assert positions == [Position(place, offset) for offset in range(1, 11)]
         values = [b"%d" % number for number in range(10)]
         assert [record.value for record in await read_records(reader, 10)] == values
-        assert [record.value for record in await read_records(subscription, 10)] == values
+        seen: dict[int, bytes | None] = {}
+        while not seen.keys() >= set(range(1, 11)):  # From 0 again, if the session has run out.
+            seen |= {record.offset: record.value for record in await read_records(subscription, 1)}
+        assert [seen[offset] for offset in range(1, 11)] == values
         await subscription.commit({place: Committed(11)})
         assert await broker.committed(namespace, [place]) == {place: Committed(11)}
         assert [record.value for record in await broker.fetch(positions)] == values
 
         writer = await broker.fenced(f"{namespace}.writer")
         await asyncio.to_thread(kill, again.kafka_pid)
+        member.lost.clear()
         member.last = {place: Committed(11)}
         unknown = asyncio.create_task(writer.write([Outgoing(place.topic, b"k", b"never")]))
         lost = asyncio.create_task(broker.send(Outgoing(place.topic, b"k", b"never")))
         await asyncio.sleep(0)
         begun = monotonic()
         await broker.close()
-        assert monotonic() - begun < 5
+        assert monotonic() - begun < 8
         with pytest.raises(DependencyError, match="can't send"):
             await lost
         with pytest.raises(DependencyError, match=f"{namespace}.writer"):

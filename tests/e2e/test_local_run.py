@@ -1,0 +1,107 @@
+"""`headrace run` with a local stack of its own: what happens when it, or its broker, is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import harness
+import pytest
+from checker import Report, check_namespace
+
+import infra.local
+from infra.local import record
+from infra.local.processes import free_port
+from schemas.topics import Topics
+from services.settings import Where
+
+RECIPE = harness.RECIPES / "frozen-lake.toml"
+NAMESPACE = "frozen-lake"
+TOPICS = Topics(NAMESPACE, ("default",), 4)
+RUN_S = 120.0
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A state folder, of which nothing runs in the end."""
+    yield tmp_path
+    harness.end_all_of(tmp_path)
+
+
+def bootstrap_servers(state: Path) -> str:
+    """Of the stack that runs there."""
+    stack = infra.local.find(state)
+    assert stack is not None
+    return stack.bootstrap_servers
+
+
+def check(state: Path, *, drained: bool = True) -> Report:
+    """Starts the stack again, on the log that is there, and checks that."""
+    stack = infra.local.up(state, kafka_port=free_port(), registry_port=free_port())
+    try:
+        place = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=NAMESPACE)
+        report = asyncio.run(check_namespace(place, drained=drained))
+        print(report)
+        return report
+    finally:
+        infra.local.down(state)
+
+
+def test_the_broker_is_killed_and_the_run_goes_on(state: Path) -> None:
+    async def main() -> None:
+        async with harness.headrace("run", str(RECIPE), "--state", str(state)) as run:
+            with harness.usual_ports_taken():
+                await run.says("running")
+            async with harness.watching(bootstrap_servers(state), TOPICS) as watch:
+                await watch.count("policies", 3)
+                killed_at = time.time()
+                broker = record.load(state).servers["kafka"].process
+                harness.kill(broker.pid)
+                await run.says("starting it again")
+                await watch.until(
+                    lambda: any(
+                        one.topic == "policies" and one.at > killed_at + 1 for one in watch.written
+                    ),
+                    "a version after the broker's death",
+                )
+                print(f"broker            next version {time.time() - killed_at:5.1f} s")
+                assert await run.ends(RUN_S) == 0, run.said
+
+    asyncio.run(main())
+    harness.gone(state)
+    report = check(state)
+    assert report.violations == []
+    assert report.tasks_ended == report.tasks > 0
+    assert report.versions["default"] >= 12
+
+
+def test_a_killed_run_leaves_nothing_and_goes_on_when_called_again(state: Path) -> None:
+    async def killed() -> None:
+        async with harness.headrace("run", str(RECIPE), "--state", str(state)) as run:
+            with harness.usual_ports_taken():
+                await run.says("running")
+            async with harness.watching(bootstrap_servers(state), TOPICS) as watch:
+                await watch.count("policies", 3)
+            run.kill()
+            await run.ends(5)
+
+    async def interrupted() -> None:
+        async with harness.headrace("run", str(RECIPE), "--state", str(state)) as run:
+            with harness.usual_ports_taken():
+                await run.says("going on with the unfinished run")
+            async with harness.watching(bootstrap_servers(state), TOPICS) as watch:
+                await watch.count("policies", 3)
+                await watch.more("policies", 2)
+            run.kill(signal.SIGINT)
+            assert await run.ends(45) == 130, run.said
+
+    asyncio.run(killed())
+    print(f"run               all gone after {harness.gone(state):5.1f} s")
+    asyncio.run(interrupted())
+    harness.gone(state, 1.0)
+    report = check(state, drained=False)
+    assert report.violations == []
+    assert 3 < report.versions["default"] < 12

@@ -1,0 +1,106 @@
+"""The scheduler's shell: what a successor does about what its predecessor started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from test_core import recipe, start_all, task
+
+from schemas.events import BatchAssembled, EpisodeEnded, EpisodeStarted, Event, PolicyPublished, Ref
+from services.kafka.broker import Partition
+from services.log import Delivery
+from services.scheduler.core import SchedulerCore
+from services.scheduler.service import SchedulerShard
+
+TASKS = Partition("tasks", 0)
+
+
+class Context:
+    """A ShardContext, and what was started through it."""
+
+    partition = TASKS
+
+    def __init__(self) -> None:
+        self.caught_up = False
+        self.started: list[int] = []
+        self.released: list[int] = []
+        self.spawned: list[asyncio.Task[None]] = []
+
+    def hold(self, delivery: Delivery[Any]) -> Callable[[], None]:
+        return lambda: self.released.append(delivery.offset)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self.spawned.append(asyncio.create_task(work, name=name))
+
+    async def send_all(self, events: Sequence[EpisodeStarted]) -> None:
+        self.started += [event.task for event in events]
+
+
+def delivery(event: Event, offset: int = 0) -> Delivery[Any]:
+    ref = Ref(topic="any", partition=0, offset=offset, digest=bytes(16))
+    return Delivery(event, ref, 1.0, TASKS, offset)
+
+
+def ended(number: int, sample: int) -> EpisodeEnded:
+    return EpisodeEnded(
+        task=number, sample=sample, item_id=str(number), ending="finished", reward=1.0
+    )
+
+
+def test_a_successor_does_not_start_what_has_finished() -> None:
+    # Given a predecessor that started tasks 0, 1 and 2, of which 1 has ended and is decided:
+    # the commit still stands at 0, which has not.
+    settings = recipe(groups=4)
+    predecessor = SchedulerCore(settings)
+    predecessor.on_policy("default", 0)
+    for number in range(3):
+        predecessor.on_task(number, task(number))
+    starts = start_all(predecessor)
+    batch = BatchAssembled.model_validate(
+        {
+            "policy": "default",
+            "version": 1,
+            "recipe": settings.digest,
+            "seed": 0,
+            "samples": (),
+            "sampled_tokens": 0,
+            "low_mark": 0,
+            "decided": ({"first": 1, "last": 1},),
+            "groups_read": 0,
+        }
+    )
+    published = PolicyPublished(
+        policy="default", version=0, status="initial", digest=bytes(32), full_version=0
+    )
+    context = Context()
+
+    async def main() -> None:
+        async def ends(places: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+            return {place: (0, 4) for place in places}
+
+        service = SimpleNamespace(
+            recipe=settings,
+            log=SimpleNamespace(broker=SimpleNamespace(ends=ends)),
+            ending=asyncio.Event(),
+        )
+        shard = SchedulerShard(context, service)  # type: ignore[arg-type]
+        # When a successor catches up, with one more task than was started,
+        for number in range(4):
+            await shard.on_event(delivery(task(number), number))
+        for event in (*starts, ended(1, 0), ended(1, 1), published, batch):
+            await shard.on_event(delivery(event))
+        context.caught_up = True
+        await shard.on_caught_up()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        for one in context.spawned:
+            one.cancel()
+
+    asyncio.run(main())
+
+    # Then it starts that one alone, and lets the commit pass what has finished.
+    assert context.started == [3, 3]
+    assert context.released == [1]
