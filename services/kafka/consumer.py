@@ -24,7 +24,7 @@ ASSIGN_S = 30.0
 REVOKE_S = 6.5
 """A shard has 3 s to close, and 3 s for what it is sending."""
 COMMIT_S = 20.0
-LAST_COMMIT_S = 3.0
+LAST_COMMIT_S = 2.0
 REQUEST_S = 5.0
 ANSWER_S = 2.0
 RETRY_S = 0.1
@@ -216,8 +216,8 @@ class KafkaSubscription:
         consumer, offsets = self._poller.consumer, offsets_of(commits)
         try:
             consumer.get_watermark_offsets(offsets[0], timeout=ANSWER_S)
-        except KafkaException as exception:
-            return error_of(exception)
+        except KafkaException:  # Whatever it says: there is no leader to be found.
+            return KafkaError(KafkaError._TRANSPORT)
         return _ask(lambda: consumer.commit(offsets=offsets, asynchronous=False))[1]
 
     def _raise_unless_transient(self, error: KafkaError, late: bool) -> None:

@@ -1,7 +1,11 @@
-"""CPU time by process: what a figure costs, whoever else uses the machine."""
+"""CPU time by process: what a figure costs, whoever else uses the machine.
+
+Where others use it too, "cores" says how much of it the benchmark got.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,20 +27,23 @@ class CpuWatch:
                     name += "+"
                 self._processes[name] = child
         self._began = self._seconds()
+        self._clock = time.perf_counter()
 
     def processes(self) -> Mapping[str, psutil.Process]:
         """By the service that each of them is."""
         return self._processes
 
     def text(self, count: int) -> str:
-        """Milliseconds an item, dearest first."""
-        now = self._seconds()
+        """Milliseconds an item, dearest first, and the cores that it kept busy meanwhile."""
+        now, wall_s = self._seconds(), time.perf_counter() - self._clock
         spent = {name: now[name] - self._began[name] for name in now}
         parts = [
             f"{name} {seconds * 1000 / count:.2f}"
             for name, seconds in sorted(spent.items(), key=lambda item: -item[1])
         ]
-        return f"CPU ms each {sum(spent.values()) * 1000 / count:.2f}: {', '.join(parts)}"
+        total = sum(spent.values())
+        each = f"{total * 1000 / count:.2f} ms CPU each ({', '.join(parts)})"
+        return f"{each}, {total / wall_s:.1f} cores"
 
     def _seconds(self) -> dict[str, float]:
         seconds = {}

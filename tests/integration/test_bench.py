@@ -1,0 +1,27 @@
+"""The benchmarks run, at a tiny size. What they measure is nobody's business here."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from infra.local import LocalStack
+from services.settings import Where
+from tests.bench.report import machine
+from tests.bench.trajectories import durable_trajectories
+
+
+def test_trajectories_pass_from_producer_to_decoded_batch(local_stack: LocalStack) -> None:
+    where = Where(Path(local_stack.state)).connected(
+        local_stack.bootstrap_servers, local_stack.registry_url
+    )
+    figures = asyncio.run(durable_trajectories(where, scale=0.01))
+    assert [figure.what.strip() for figure in figures] == [
+        "produce alone",
+        "assemble groups and batches alone",
+        "fetch and decode alone",
+        "durable trajectories/s, 1 assemble-groups",
+        "durable trajectories/s, 2 assemble-groups",
+    ]
+    assert all(figure.value.endswith("/s") for figure in figures)
+    assert "cores" in machine()
