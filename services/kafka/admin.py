@@ -209,7 +209,8 @@ class Admin:
         return self._made
 
     def _metadata(self) -> ClusterMetadata:
-        return self._consumer().list_topics(timeout=REQUEST_S)
+        metadata: ClusterMetadata = self._consumer().list_topics(timeout=REQUEST_S)
+        return metadata
 
     def _ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
         return _bounds(self._consumer(), partitions)
