@@ -384,7 +384,7 @@ def _batches(facts: Facts, policy: str, max_staleness: int) -> Violations:
     for number, batch in enumerate(batches, 1):
         name = f"batch {policy}/{batch.version}"
         if batch.version != number:
-            yield f"{name} is the {number}th batch in the log"
+            yield f"{name} is number {number} in the log"
         after = Frontier(batch.low_mark, [(run.first, run.last) for run in batch.decided])
         deciding = {one.task for one in batch.samples} | {one.task for one in batch.dropped}
         if again := sorted(task for task in deciding if task in frontier):

@@ -13,10 +13,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,9 +25,21 @@ from schemas.topics import DEAD_LETTERS, Topics
 from services.kafka.broker import Partition, Record
 from services.kafka.client import KafkaBroker
 
+LIMIT_S = 240.0
+"""No test takes longer, whatever happens."""
 ENDED_S = 15.0
 """What a run leaves behind must have ended by itself within this time."""
 RECIPES = Path(__file__).parent / "recipes"
+
+
+def run_bounded(test: Coroutine[Any, Any, None], limit_s: float = LIMIT_S) -> None:
+    """Runs an asynchronous test. TimeoutError where it does not end in time."""
+
+    async def main() -> None:
+        async with asyncio.timeout(limit_s):
+            await test
+
+    asyncio.run(main())
 
 
 @dataclass(frozen=True)

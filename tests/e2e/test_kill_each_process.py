@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -52,14 +51,14 @@ def test_each_process_is_killed_and_the_run_learns(
     place = Where(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace
     )
-    recipe = read_recipe("quickstart", ["stop.reward_versions=15"])
+    recipe = read_recipe("quickstart", ["stop.reward_versions=10"])
 
     async def main() -> None:
         arguments = (
             *("run", "quickstart", "--check", "reward>=0.95", "--check", "failures==0"),
             *("--check", f"restarts=={len(SERVICES)}"),
             # Long enough for all to be killed before it ends.
-            *("--set", "stop.reward_versions=15"),
+            *("--set", "stop.reward_versions=10"),
             *("--state", str(tmp_path), "--namespace", namespace),
             *("--bootstrap-servers", local_stack.bootstrap_servers),
             *("--registry-url", local_stack.registry_url),
@@ -76,7 +75,7 @@ def test_each_process_is_killed_and_the_run_learns(
         assert_whole(await check_namespace(place))
 
     try:
-        asyncio.run(main())
-        harness.gone(tmp_path)
+        harness.run_bounded(main())
+        harness.gone(tmp_path, 1.0)
     finally:
         harness.end_all_of(tmp_path)

@@ -70,7 +70,7 @@ def test_the_broker_is_killed_and_the_run_goes_on(state: Path) -> None:
                 print(f"broker            next version {time.time() - killed_at:5.1f} s")
                 assert await run.ends(RUN_S) == 0, run.said
 
-    asyncio.run(main())
+    harness.run_bounded(main())
     harness.gone(state)
     report = check(state)
     assert report.violations == []
@@ -98,9 +98,9 @@ def test_a_killed_run_leaves_nothing_and_goes_on_when_called_again(state: Path) 
             run.kill(signal.SIGINT)
             assert await run.ends(45) == 130, run.said
 
-    asyncio.run(killed())
+    harness.run_bounded(killed())
     print(f"run               all gone after {harness.gone(state):5.1f} s")
-    asyncio.run(interrupted())
+    harness.run_bounded(interrupted())
     harness.gone(state, 1.0)
     report = check(state, drained=False)
     assert report.violations == []

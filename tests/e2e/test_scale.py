@@ -6,7 +6,6 @@ flow, not this machine.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from contextlib import AsyncExitStack
@@ -158,7 +157,7 @@ def test_two_of_each_share_the_work_and_one_more_env_worker_does_more(
         assert report.tasks_ended == report.tasks > 100
 
     try:
-        asyncio.run(main())
+        harness.run_bounded(main())
         harness.gone(tmp_path, 1.0)
     finally:
         harness.end_all_of(tmp_path)

@@ -37,7 +37,11 @@ from services.log import Delivery
 
 TOPICS = Topics("test", ("default",), 1)
 RECIPE = Recipe.model_validate({"name": "test", "policies": {"default": {"model": "tiny-llama"}}})
-TOKENS = {"tokens": pack_i32([7]), "logprobs": pack_f32([-0.5]), "versions": pack_spans([0])}
+TOKENS: dict[str, Any] = {
+    "tokens": pack_i32([7]),
+    "logprobs": pack_f32([-0.5]),
+    "versions": pack_spans([0]),
+}
 ADVANTAGE = pack_f32([1.0])
 
 
@@ -52,7 +56,7 @@ class Log:
         topic = TOPICS.route(event).name
         offset = self._ends.get(topic, 0)
         self._ends[topic] = offset + 1
-        digest = hashlib.sha256(event.model_dump_json().encode()).digest()[:16]
+        digest = hashlib.sha256(repr(event).encode()).digest()[:16]
         ref = Ref(topic=topic, partition=0, offset=offset, digest=digest)
         self.deliveries.append(Delivery(event, ref, 1.0, Partition(topic, 0), offset))
         return ref
@@ -83,8 +87,13 @@ def whole_log() -> Log:
     for task in range(2):
         reference = write_task(log, task)
         group: dict[str, Any] = {"task": task, "policy": "default", "item_id": "0"}
-        sizes = {"tokens": 1, "longest": 1, "oldest_version": 0}
-        sample = {"sample": 0, "trajectory": reference, "advantages": ADVANTAGE, **sizes}
+        sizes: dict[str, Any] = {"tokens": 1, "longest": 1, "oldest_version": 0}
+        sample: dict[str, Any] = {
+            "sample": 0,
+            "trajectory": reference,
+            "advantages": ADVANTAGE,
+            **sizes,
+        }
         if task == 0:
             samples.append(BatchSample(task=task, **sample))
             scored = GroupSample(reward=1.0, **sample)
@@ -111,14 +120,14 @@ def whole_log() -> Log:
 
 def write_task(log: Log, task: int) -> Ref:
     """A task from its submission to its end, with reward 1. The trajectory's reference."""
-    one = {"source": "test", "task_id": str(task), "item_id": "0"}
+    one: dict[str, Any] = {"source": "test", "task_id": str(task), "item_id": "0"}
     episode: dict[str, Any] = {"task": task, "sample": 0}
     use = Use(policy="default", sampling=Sampling(max_tokens=1))
-    limits = {"max_turns": 1, "max_tokens": 1, "deadline_s": 60}
+    limits: dict[str, Any] = {"max_turns": 1, "max_tokens": 1, "deadline_s": 60}
     submitted = TaskSubmitted(agent="default", roles={"policy": use}, **one, **limits)
     log.write(submitted)
     log.write(EpisodeStarted(submitted=submitted, seed=0, deadline=60_000, **episode))
-    answer = {"call": "0", "policy": "default", **TOKENS}
+    answer: dict[str, Any] = {"call": "0", "policy": "default", **TOKENS}
     log.write(GenerationCompleted(digest=bytes(16), worker="w", finish="stop", **episode, **answer))
     end: dict[str, Any] = {"ending": "finished", "reward": 1.0, **episode}
     turns = (Turn(**answer),)
@@ -155,7 +164,7 @@ def test_a_whole_log_has_no_violations_with_duplicates_neither() -> None:
         (lambda log: log.again(EpisodeStarted), "fencing failed"),
         (lambda log: log.again(BatchAssembled), "fencing failed"),
         (lambda log: log.again(BatchAssembled, version=2), "decides [0, 1], which an earlier"),
-        (lambda log: log.again(BatchAssembled, version=3), "is the 2th batch"),
+        (lambda log: log.again(BatchAssembled, version=3), "is number 2 in the log"),
         (lambda log: log.change(BatchAssembled, low_mark=3), "is said to leave"),
         (lambda log: log.change(BatchAssembled, samples=(), low_mark=2), "is said to leave"),
         (lambda log: log.change(EpisodeEnded, ending="failed"), "ended failed with reward 1.0"),
