@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import harness
-from checker import Report, check_namespace
-
 import infra.local
 from schemas.recipe import Recipe
 from schemas.topics import Topics
 from services.settings import Where, read_recipe
+from tests.checker import Report, check_namespace
+from tests.e2e import harness
 
 SERVICES = (
     "source", "scheduler", "agent", "env", "inference",

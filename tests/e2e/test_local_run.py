@@ -8,15 +8,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import harness
 import pytest
-from checker import Report, check_namespace
 
 import infra.local
 from infra.local import record
 from infra.local.processes import free_port
 from schemas.topics import Topics
 from services.settings import Where
+from tests.checker import Report, check_namespace
+from tests.e2e import harness
 
 RECIPE = harness.RECIPES / "frozen-lake.toml"
 NAMESPACE = "frozen-lake"

@@ -11,14 +11,13 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import harness
-from checker import check_namespace
-
 import infra.local
 from schemas.topics import Topics
 from services.connect import connect
 from services.run.life import enter
 from services.settings import Where, read_recipe
+from tests.checker import check_namespace
+from tests.e2e import harness
 
 RECIPE = harness.RECIPES / "slow-environments.toml"
 SHARED = {

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from checker import examine
 
 from schemas.events import (
     BatchAssembled,
@@ -34,6 +33,7 @@ from schemas.recipe import Recipe
 from schemas.topics import Topics
 from services.kafka.broker import Partition
 from services.log import Delivery
+from tests.checker import examine
 
 TOPICS = Topics("test", ("default",), 1)
 RECIPE = Recipe.model_validate({"name": "test", "policies": {"default": {"model": "tiny-llama"}}})
