@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 # The environment is made anew when the lock or the Python changes.
 SYNCED := $(VENV)/.synced
 
+# Bytecode goes into .venv: without it every process compiles torch anew, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install quickstart test test-long check bench schemas clean
 .DEFAULT_GOAL := help
 

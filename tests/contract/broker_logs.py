@@ -12,7 +12,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from pathlib import Path
 from typing import Protocol
 
-import broker_member
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -20,6 +19,7 @@ from services.errors import HeadraceError
 from services.kafka.broker import Broker, Outgoing, Partition
 from services.kafka.client import KafkaBroker
 from services.kafka.memory import MemoryBroker, MemoryCluster
+from tests.contract import broker_member
 
 SESSION_S = 2.0
 """Short, so that a silent member's loss is soon seen."""

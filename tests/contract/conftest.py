@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from broker_logs import KafkaLog, Log, MemoryLog
+
+from tests.contract.broker_logs import KafkaLog, Log, MemoryLog
 
 
 @pytest.fixture(params=["memory", "kafka"])

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from broker_logs import SESSION_S, Log
 
 from services.errors import DependencyError, Fenced, HeadraceError, UsageError
 from services.kafka.broker import (
@@ -26,6 +25,7 @@ from services.kafka.broker import (
     Subscription,
 )
 from services.kafka.murmur2 import partition_of
+from tests.contract.broker_logs import SESSION_S, Log
 
 GROUP = "group"
 QUIET_S = 0.4
