@@ -140,8 +140,11 @@ class KafkaFencedWriter:
     ) -> list[Position]:
         """Puts all into the open transaction. Where a record fails, the commit says so."""
         positions: dict[int, Position] = {}
+        open_records = len(records)
 
         def on_delivery(index: int, error: KafkaError | None, message: Message) -> None:
+            nonlocal open_records
+            open_records -= 1
             if error is None:
                 positions[index] = to_position(message)
 
@@ -154,8 +157,10 @@ class KafkaFencedWriter:
                 lambda slice_s: producer.send_offsets_to_transaction(offsets, group, slice_s),
                 COMMIT_S,
             )
-        while producer.flush(SLICE_S) and not self._closed:
-            pass  # Each record is delivered or given up within its `message.timeout.ms`.
+        # Not `flush()`: of a fenced producer it raises what is no exception (confluent-kafka 2.16).
+        # Each record is delivered or given up within its `message.timeout.ms`.
+        while open_records and not self._closed:
+            producer.poll(SLICE_S)
         return [positions[index] for index in sorted(positions)]
 
     def _commit(self, producer: Producer) -> None:
