@@ -285,7 +285,11 @@ def check_run(life: RunLife, recipe: Recipe, namespace: str) -> None:
 
 def _arguments(run: Callable[..., Any], options: ServeOptions, where: Where) -> dict[str, Any]:
     """What the service's `run` takes beside its context."""
-    offered = {"policy": options.policy, "bootstrap_servers": where.bootstrap_servers}
+    offered = {
+        "policy": options.policy,
+        "bootstrap_servers": where.bootstrap_servers,
+        "properties": where.kafka_properties,
+    }
     return {name: offered[name] for name in inspect.signature(run).parameters if name in offered}
 
 

@@ -51,8 +51,10 @@ async def run(
     it.
     """
     _require_compiled_faust()
-    for name in ("aiokafka", "faust", "mode"):
+    for name in ("faust", "mode"):
         logging.getLogger(name).setLevel(logging.WARNING)  # they tell every step of their own
+    # Several errors a second while the broker is away; what does not pass ends the job.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     _folder(context).mkdir(parents=True, exist_ok=True)
     app = _make_app(context, bootstrap_servers, _credentials(properties or {}))
     job = _GroupJob(context.log, GroupAssembler(context.recipe), lambda: app.consumer_generation_id)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from services.errors import DependencyError, HeadraceError
 from services.kafka.broker import (
@@ -46,9 +46,13 @@ CLOSE_S = 3.0
 class MemoryCluster:
     """What several processes share: topics, groups, sole writers."""
 
-    def __init__(self, *, session_s: float = SESSION_S) -> None:
+    def __init__(
+        self, *, session_s: float = SESSION_S, latency: Callable[[], float] | None = None
+    ) -> None:
+        """`latency` draws the seconds that each way to the log takes; None is none."""
         self.state = State()
         self.session_s = session_s
+        self.latency = latency
 
     def client(self, name: str) -> MemoryBroker:
         """The log as one more process sees it."""
@@ -66,7 +70,7 @@ class MemoryBroker:
         """Without a cluster it has one to itself."""
         cluster = cluster or MemoryCluster()
         self._state = cluster.state
-        self._process = Process(name, cluster.session_s)
+        self._process = Process(name, cluster.session_s, cluster.latency)
         self._opened: list[MemoryReader | MemorySubscription | MemoryFencedWriter] = []
 
     def freeze(self) -> None:

@@ -157,9 +157,13 @@ class State:
 class Process:
     """One process's line to the cluster."""
 
-    def __init__(self, name: str, session_s: float) -> None:
+    def __init__(
+        self, name: str, session_s: float, latency: Callable[[], float] | None = None
+    ) -> None:
+        """`latency` draws the seconds that a request, an answer or a fetch takes; None is none."""
         self.name = name
         self._session_s = session_s
+        self._latency = latency
         self._gone = ""
         """Why nothing reaches the cluster any more."""
         self._running = asyncio.Event()
@@ -188,15 +192,15 @@ class Process:
                 self._answers.append(lambda error=error: _fail(future, error))  # type: ignore[misc]
             else:
                 self._answers.append(lambda: _resolve(future, result))
-            loop.call_soon(self._next, self._answers)
+            self._travel(self._answers)
 
         self._requests.append(land)
-        loop.call_soon(self._next, self._requests)
+        self._travel(self._requests)
         return await future
 
     async def turn(self) -> None:
         """Passes a turn of the loop, and all the time that the process is frozen."""
-        await asyncio.sleep(0)
+        await asyncio.sleep(0 if self._latency is None else self._latency())
         await self._running.wait()
         self._check()
 
@@ -234,10 +238,9 @@ class Process:
         for timer in self._expulsions:
             timer.cancel()
         self._expulsions.clear()
-        loop = asyncio.get_running_loop()
         for line in (self._requests, self._answers):
             for _ in range(len(line)):
-                loop.call_soon(self._next, line)
+                self._travel(line)
 
     def kill(self) -> None:
         """Ends the process without a word. What has not landed never will."""
@@ -272,6 +275,14 @@ class Process:
     def _check(self) -> None:
         if self._gone:
             raise DependencyError(f"{self._gone}: nothing reaches the log any more")
+
+    def _travel(self, line: deque[Callable[[], None]]) -> None:
+        """Has the head of a line arrive later; none overtakes another."""
+        loop = asyncio.get_running_loop()
+        if self._latency is None:
+            loop.call_soon(self._next, line)
+        else:
+            loop.call_later(self._latency(), self._next, line)
 
     def _next(self, line: deque[Callable[[], None]]) -> None:
         if line and self._running.is_set():

@@ -32,8 +32,11 @@ from services.weights import weights_digest
 from services.worker import ShardContext, Worker
 from stream_jobs import assemble_batches
 from stream_jobs.groups import GroupAssembler
+from tests.flow.virtual_time import VirtualTimeLoop
 
 RESTART_S = 0.5
+LATENCY_S = 0.004
+"""Mean virtual seconds of each way to the log."""
 SERVICES: dict[str, tuple[Callable[[ServiceContext], Awaitable[None]], int]] = {}
 """Service to what it runs and how many processes of it there are."""
 
@@ -102,14 +105,16 @@ class Run:
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe
-        self.cluster = MemoryCluster()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        loop.set_task_factory(_task_of_process)
+        self.cluster = MemoryCluster(latency=lambda: loop.random.expovariate(1 / LATENCY_S))
         self.topics = Topics(recipe.name, tuple(recipe.policies), recipe.partitions)
         self.ending = asyncio.Event()
         self.processes: list[Process] = []
         self._folder = folder
         self._registry = MemoryRegistry()
         self._blobs = LocalBlobStore(folder / "blobs")
-        asyncio.get_running_loop().set_task_factory(_task_of_process)
 
     def log(self, client: MemoryBroker, name: str) -> EventLog:
         """The typed log, as one process sees it."""

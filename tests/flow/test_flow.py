@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from schemas.recipe import Recipe
 from schemas.topics import BATCHES, POLICIES, RESULTS, TASKS
 from services.apply import lags
 from services.kafka.broker import Partition
 from services.log import EventLog
+from tests.checker import read_all
 from tests.flow import virtual_time
-from tests.flow.history import attempts_lost, check, drained, endings, read_history
-from tests.flow.processes import Run
-from tests.flow.world import recipe_tree
+from tests.flow.history import History, drained, read_history
+from tests.flow.processes import Process, Run
+from tests.flow.world import recipe
 
 BOUND_S = 120.0
 """Virtual seconds within which all is drained once the faults are over."""
+SETTLE_S = 200.0
+"""Virtual seconds until the deadline of what a zombie opened, and forgot, has passed too."""
+ALL_FINISHED = {"finished": 48}
 
 
-SETTLE_S = 15.0
-"""Virtual seconds until silent members are expelled, and their partitions read anew."""
-
-
-async def until_drained(log: EventLog, recipe: Recipe) -> None:
+async def until_drained(log: EventLog) -> None:
     """Waits until nothing is left to do."""
     topics = log.topics
     watched = [Partition(topics.name(topic), 0) for topic in (TASKS, POLICIES)]
@@ -35,69 +35,74 @@ async def until_drained(log: EventLog, recipe: Recipe) -> None:
     watched += [Partition(topics.name(RESULTS), n) for n in range(topics.partitions)]
     before: Any = None
     while True:
-        await asyncio.sleep(0.5)
         ends = await log.broker.ends(watched)
-        if ends != before and drained(await read_history(log), recipe):
+        if ends != before and await drained(log, recipe()):
             return
         before = ends
+        await asyncio.sleep(0.5)
+
+
+def freeze(process: Process, seconds: float) -> None:
+    """Stops a process for a while; it is a zombie then where that is longer than its sessions."""
+    if (client := process.client) is not None:
+        client.freeze()
+        asyncio.get_running_loop().call_later(seconds, client.thaw)
 
 
 async def faults(run: Run, chance: Random, *, kills: int, freezes: int) -> None:
     """Kills and freezes processes at moments of chance."""
-    acts = ["kill"] * kills + ["freeze"] * freezes
+    acts: list[Callable[[Process], None]] = [Process.kill] * kills
+    acts += [lambda process: freeze(process, chance.choice([0.5, 8.0]))] * freezes
     chance.shuffle(acts)
     for act in acts:
         await asyncio.sleep(chance.uniform(0.0, 1.5))
-        process = chance.choice(run.processes)
-        if process.client is None:
-            continue
-        if act == "kill":
-            process.kill()
-        else:
-            client = process.client
-            client.freeze()
-            loop = asyncio.get_running_loop()
-            loop.call_later(chance.choice([0.5, 8.0]), client.thaw)
+        act(chance.choice(run.processes))
 
 
-async def play(folder: Path, seed: int, *, kills: int = 0, freezes: int = 0) -> dict[str, Any]:
-    recipe = Recipe.model_validate(recipe_tree())
-    run = Run(recipe, folder)
+async def play(folder: Path, seed: int, *, kills: int = 0, freezes: int = 0) -> History:
+    """A run to its end, faults included, and what the log says of it."""
+    run = Run(recipe(), folder)
     log = await run.start()
     await faults(run, Random(seed), kills=kills, freezes=freezes)
     async with asyncio.timeout(BOUND_S):
-        await until_drained(log, recipe)
+        await until_drained(log)
     await asyncio.sleep(SETTLE_S)
     await run.stop()
-    history = await read_history(log)
-    await check(history, log, recipe)
-    assert not any((await lags(log.broker, log.topics)).values())
-    return {"endings": endings(history), "attempts_lost": attempts_lost(history)}
+    history = await read_history(log, recipe())
+    history.check()
+    left = await lags(log.broker, log.topics)
+    assert not any(left.values()), f"not done: {left}"
+    return history
 
 
-def test_a_run_without_faults_costs_no_attempt(tmp_path: Path) -> None:
-    found = virtual_time.run(lambda: play(tmp_path, 0))
-    assert found == {"endings": {"finished": 48}, "attempts_lost": 0}
+def test_a_run_without_faults_writes_nothing_twice(tmp_path: Path) -> None:
+    history = virtual_time.run(lambda: play(tmp_path, 0))
+    assert history.endings() == ALL_FINISHED
+    assert history.report.duplicates == {}
+    assert history.report.trained > 0
 
 
 def test_a_run_repeats_by_its_seed(tmp_path: Path) -> None:
     async def records() -> list[Any]:
-        recipe = Recipe.model_validate(recipe_tree())
-        run = Run(recipe, tmp_path)
+        run = Run(recipe(), tmp_path)
         log = await run.start()
-        await until_drained(log, recipe)
-        history = await read_history(log)
-        return sorted((one.partition, one.offset, one.ref.digest) for one in history.deliveries)
+        await until_drained(log)
+        deliveries, _ = await read_all(log)
+        return sorted((one.partition, one.offset, one.ref.digest) for one in deliveries)
 
-    assert virtual_time.run(records, 7) == virtual_time.run(records, 7)
+    first = virtual_time.run(records, 7)
+    assert virtual_time.run(records, 7) == first
+    assert virtual_time.run(records, 8) != first
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_kills_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
-    found = virtual_time.run(lambda: play(tmp_path, seed, kills=8), seed)
-    assert found["endings"] == {"finished": 48}
+def test_kills_lose_nothing_and_cost_no_attempt(tmp_path: Path, seed: int) -> None:
+    history = virtual_time.run(lambda: play(tmp_path, seed, kills=8), seed)
+    assert history.endings() == ALL_FINISHED
+    assert history.attempts_lost() == 0
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_zombies_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
-    virtual_time.run(lambda: play(tmp_path, seed, kills=3, freezes=5), seed)
+    history = virtual_time.run(lambda: play(tmp_path, seed, kills=3, freezes=5), seed)
+    assert history.endings() == ALL_FINISHED

@@ -6,11 +6,13 @@ import asyncio
 import hashlib
 from typing import Any
 
+from schemas.recipe import Recipe
 from services.inference.engine import EngineSetup, Generation, Prompt
 from services.inference.scripted import ScriptedEngine
 from services.types import Observation, TaskView
 
 LETTERS = "abcdefgh"
+TURNS = 3
 
 
 class Dice(ScriptedEngine):
@@ -28,18 +30,17 @@ class Dice(ScriptedEngine):
 
 
 class Labyrinth:
-    """What it shows follows from the task and all actions so far. Ends after `turns` steps."""
+    """What it shows follows from the task and all actions so far. Ends after TURNS steps."""
 
     replayable = True
 
-    def __init__(self, turns: int = 3) -> None:
-        self._turns = turns
+    def __init__(self) -> None:
         self._random = asyncio.get_running_loop().random  # type: ignore[attr-defined]
 
     async def reset(self, task: TaskView) -> Observation:
         """Begins at a place of the task's own."""
         self._path = f"{task.number}/{task.sample}"
-        self._left = self._turns
+        self._left = TURNS
         return await self._look()
 
     async def step(self, action: str) -> Observation:
@@ -55,7 +56,7 @@ class Labyrinth:
         await asyncio.sleep(self._random.uniform(0.001, 0.1))
         return Observation(
             text=where(self._path),
-            reward=reward(self._path) if self._left < self._turns else None,
+            reward=reward(self._path) if self._left < TURNS else None,
             terminated=self._left == 0,
         )
 
@@ -74,31 +75,31 @@ def _digest(path: str) -> bytes:
     return hashlib.sha256(path.encode()).digest()
 
 
-def recipe_tree(**changes: Any) -> dict[str, Any]:
-    """A recipe of this world, as TOML would have it."""
-    return {
-        "name": "flow",
-        "partitions": 3,
-        "tasks": {
-            "options": {"items": 16},
-            "epochs": 1,
-            "backlog": 6,
-            "samples": 3,
-            "max_turns": 3,
-            "max_tokens": 6,
-            "deadline_s": 600,
-        },
-        "environments": {
-            "default": {"use": "tests.flow.world:Labyrinth", "options": {"turns": 3}, "slots": 16}
-        },
-        "scheduler": {"live_episodes": 20},
-        "policies": {
-            "default": {
-                "model": "tiny-llama",
-                "engine": {"use": "tests.flow.world:Dice", "slots": 8},
-                "sampling": {"max_tokens": 2, "allowed": list(LETTERS)},
-                "batches": {"groups": 3, "batch_wait_s": 5, "max_staleness": 1, "prefetch": 1},
-            }
-        },
-        **changes,
-    }
+def recipe() -> Recipe:
+    """A recipe of this world."""
+    return Recipe.model_validate(_RECIPE)
+
+
+_RECIPE: dict[str, Any] = {
+    "name": "flow",
+    "partitions": 3,
+    "tasks": {
+        "options": {"items": 16},
+        "epochs": 1,
+        "backlog": 6,
+        "samples": 3,
+        "max_turns": TURNS,
+        "max_tokens": 2 * TURNS,
+        "deadline_s": 180,
+    },
+    "environments": {"default": {"use": "tests.flow.world:Labyrinth", "slots": 16}},
+    "scheduler": {"live_episodes": 20},
+    "policies": {
+        "default": {
+            "model": "tiny-llama",
+            "engine": {"use": "tests.flow.world:Dice", "slots": 8},
+            "sampling": {"max_tokens": 2, "allowed": list(LETTERS)},
+            "batches": {"groups": 3, "batch_wait_s": 5, "max_staleness": 1, "prefetch": 1},
+        }
+    },
+}
