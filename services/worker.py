@@ -170,16 +170,17 @@ class ShardContext:
             self._worker.fail(error)
 
     async def _close(self, *, lost: bool) -> None:
-        """Refuses what comes, waits (bounded) for what is under way, cancels the rest."""
+        """Refuses what comes, cancels what runs, waits (bounded) for what is under way."""
         self._open = False
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_S)
-        if not lost:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), CLOSE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                if tasks:
+                    await asyncio.wait(tasks)
+                if not lost:
+                    await self._idle.wait()
 
 
 @dataclass(eq=False)
@@ -260,17 +261,18 @@ class _Host:
     async def close(self, *, lost: bool) -> None:
         """Ends the shard, bounded. What was read and not handled is read by the next owner."""
         self.closed = True
-        if self.pump is not None:
-            self.pump.cancel()
-            await asyncio.wait([self.pump], timeout=CLOSE_S)
-        while not self.intake.empty():
-            self.intake.get_nowait()
         if lost:
             self.context._open = False
         try:
-            await asyncio.wait_for(self.shard.aclose(), CLOSE_S)
+            async with asyncio.timeout(CLOSE_S):
+                if self.pump is not None:
+                    self.pump.cancel()
+                    await asyncio.wait([self.pump])
+                await self.shard.aclose()
         except TimeoutError:
             logger.warning("shard %s did not close in %s s", self.context.partition, CLOSE_S)
+        while not self.intake.empty():
+            self.intake.get_nowait()
         await self.context._close(lost=lost)
 
 
@@ -359,12 +361,14 @@ class Worker:
         finally:
             for task in (*running[1:], stop):
                 task.cancel()
-            await self._subscription.close()
-            running[0].cancel()
-            await self._reader.close()
-            await asyncio.gather(*running, stop, return_exceptions=True)
-            if not self._failed.done():
-                self._failed.cancel()
+            try:
+                await self._subscription.close()
+            finally:
+                running[0].cancel()
+                await self._reader.close()
+                await asyncio.gather(*running, stop, return_exceptions=True)
+                if not self._failed.done():
+                    self._failed.cancel()
 
     def fail(self, error: BaseException) -> None:
         """Ends the worker with this error; the first one counts."""
@@ -388,8 +392,12 @@ class Worker:
         hosts: Mapping[Partition, _Host],
     ) -> None:
         while True:
-            for item in await read():
-                host = hosts.get(item.partition)
+            items = await read()
+            # Whose they are is settled now: a partition that comes back while this waits for room
+            # is read anew from its commit, and must not get what its former shard had fetched.
+            owners = {item.partition: hosts.get(item.partition) for item in items}
+            for item in items:
+                host = owners[item.partition]
                 if host is not None and not host.closed:
                     await host.intake.put(item)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from schemas import packed
+from schemas.errors import TooLarge
 from schemas.events import (
     ActionRequested,
     Ending,
@@ -32,6 +33,7 @@ from schemas.events import (
 )
 from services.agent.episode import Agent, Episode, EpisodeStopped, RecordedTurn
 from services.clock import now, now_ms
+from services.worker import ShardClosed
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ A = TypeVar("A", GenerationCompleted, ObservationRecorded)
 UNFINISHED: frozenset[Ending] = frozenset({"turn_limit", "token_limit", "overflow"})
 """Endings by a limit that the policy ran into: they are data, with a reward of the recipe's."""
 
+MESSAGE = 1_000
+"""Most characters of an error's text: a TaskEnded holds those of all its samples."""
 AGENT_CLOSE_S = 1.0
 """Seconds that an agent's coroutine has to end once it is cancelled."""
 
@@ -113,7 +117,11 @@ class EpisodeRun:
     async def run(self) -> None:
         """Runs to the outcome's delivery."""
         ending, failure = await self._attempts()
-        ref = await self._record_trajectory(ending)
+        ref = None
+        try:
+            ref = await self._record_trajectory(ending)
+        except TooLarge as error:
+            ending, failure = "failed", _too_large(error)
         await self.outlet.send(self._outcome(ending, failure, ref))
 
     async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted:
@@ -134,6 +142,8 @@ class EpisodeRun:
             try:
                 await self.outlet.send(request)
                 answer = await future
+            except TooLarge as error:
+                raise AttemptFailed(_too_large(error)) from error
             finally:
                 self._waiting.pop(request.call, None)
         if not isinstance(answer, kind) or answer.digest != request.digest:
@@ -166,7 +176,7 @@ class EpisodeRun:
             if not failure.retryable or attempt + 1 >= self.started.submitted.attempts:
                 return "failed", failure
             await self._close_environment()
-            self.attempt = attempt + 1
+            self.attempt = max(self.attempt, attempt + 1)
 
     async def _one_attempt(self) -> Ending:
         """Runs the agent's coroutine until it ends or something outside ends it."""
@@ -195,14 +205,14 @@ class EpisodeRun:
         return self._ending_of(agent)
 
     def _ending_of(self, agent: asyncio.Future[None]) -> Ending:
-        error = None if agent.cancelled() else agent.exception()
-        if agent.cancelled():
-            raise asyncio.CancelledError
+        error = _error_of(agent)
         if error is None:
             return "finished"
         if isinstance(error, EpisodeStopped):
             return error.ending
-        if isinstance(error, AttemptFailed) or not isinstance(error, Exception):
+        if isinstance(error, AttemptFailed | ShardClosed):
+            raise error
+        if not isinstance(error, Exception | asyncio.CancelledError):
             raise error
         where = f"task {self.started.task}, sample {self.started.sample}"
         logger.error("the agent's code failed (%s)", where, exc_info=error)
@@ -210,7 +220,7 @@ class EpisodeRun:
             Failure(
                 origin="infrastructure",
                 code="agent_error",
-                message=f"{type(error).__name__}: {error}",
+                message=f"{type(error).__name__}: {error}"[:MESSAGE],
                 retryable=True,
             )
         )
@@ -290,6 +300,18 @@ class EpisodeRun:
             attempts=self.attempt + 1,
             seconds=max(0.0, now() - self.recorded_at),
         )
+
+
+def _error_of(agent: asyncio.Future[None]) -> BaseException | None:
+    """What an agent's coroutine raised: CancelledError too, where its own code leaked one."""
+    try:
+        return agent.exception()
+    except asyncio.CancelledError as error:
+        return error
+
+
+def _too_large(error: TooLarge) -> Failure:
+    return Failure(origin="operator", code="too_large", message=str(error))
 
 
 def arrange(

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from schemas.errors import TooLarge
 from schemas.events import ActionRequested, EnvironmentUse, Failure, ObservationRecorded
 from services.clock import now
 from services.env.environment import Environment, Judge, MakeEnvironment
@@ -49,7 +50,8 @@ class EnvironmentSetup:
             self.pool.setdefault(use.options, []).append(environment)
             return
         try:
-            await asyncio.wait_for(environment.aclose(), CLOSE_S)
+            async with asyncio.timeout(CLOSE_S):
+                await environment.aclose()
         except TimeoutError:
             logger.warning("environment %s did not close in %s s", use.use, CLOSE_S)
         except Exception:  # an environment's own code: its failure to close harms no other
@@ -156,21 +158,34 @@ class Handle:
         else:
             observation = await self._act(environment, action)
         self._done, self._last = action.index, observation
-        await self._answer(observation)
+        self._last = await deliver(self._answer, action, observation)
+        self._broken = self._broken or self._last.failure
 
     async def _act(self, environment: Environment, action: ActionRequested) -> ObservationRecorded:
         began = now()
-        failure: Failure | None = None
-        observation = Observation()
         try:
             if action.kind == "reset":
                 observation = await environment.reset(_view(action, self._setup.options))
             else:
                 observation = await environment.step(str(json.loads(action.payload)["action"]))
+            run_ms = int((now() - began) * 1000)
+            return answer_to(action, observation, self._instance, run_ms=run_ms)
         except Exception as error:  # an environment's own code: typed and retried, never rewarded
-            failure = self._broken = _failure_of(error)
-        run_ms = int((now() - began) * 1000)
-        return answer_to(action, observation, self._instance, run_ms=run_ms, failure=failure)
+            self._broken = _failure_of(error)
+            return answer_to(action, Observation(), self._instance, failure=self._broken)
+
+
+async def deliver(
+    answer: Answer, action: ActionRequested, observation: ObservationRecorded
+) -> ObservationRecorded:
+    """Sends an answer; one that no record can hold becomes a failure. Returns what was sent."""
+    try:
+        await answer(observation)
+    except TooLarge as error:
+        failure = Failure(origin="environment", code="too_large", message=str(error))
+        observation = answer_to(action, Observation(), observation.instance, failure=failure)
+        await answer(observation)
+    return observation
 
 
 async def score(
@@ -179,8 +194,6 @@ async def score(
     """Answers a `score` action by an environment that is a Judge."""
     async with setup.slots:
         began = now()
-        failure: Failure | None = None
-        observation = Observation()
         fit = False
         environment: Environment | None = None
         try:
@@ -189,15 +202,17 @@ async def score(
                 raise InfrastructureError("no_judge", "it has no score()", retryable=False)
             left_s = max(0.0, action.expires_at / 1000 - now())
             payload = json.loads(action.payload)
-            observation = await asyncio.wait_for(environment.score(payload), left_s)
+            async with asyncio.timeout(left_s):
+                observation = await environment.score(payload)
+            run_ms = int((now() - began) * 1000)
+            answer = answer_to(action, observation, instance, run_ms=run_ms)
             fit = True
         except Exception as error:  # as in Handle._act
-            failure = _failure_of(error)
+            answer = answer_to(action, Observation(), instance, failure=_failure_of(error))
         finally:
             if environment is not None:
                 await setup.give_back(action.environment, environment, fit)
-        run_ms = int((now() - began) * 1000)
-        return answer_to(action, observation, instance, run_ms=run_ms, failure=failure)
+        return answer
 
 
 def answer_to(
@@ -249,7 +264,7 @@ def _failure_of(error: Exception) -> Failure:
     if isinstance(error, InfrastructureError):
         return _infrastructure(error.code, error.message, retryable=error.retryable)
     logger.error("an environment's code failed", exc_info=error)
-    message = f"{type(error).__name__}: {error}"[:2000]
+    message = f"{type(error).__name__}: {error}"[:1000]
     return Failure(origin="environment", code="environment_error", message=message, retryable=True)
 
 

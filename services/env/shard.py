@@ -15,7 +15,7 @@ from prometheus_client import Counter, Gauge
 
 from schemas.events import ActionRequested, Failure, ObservationRecorded
 from services.clock import now
-from services.env.handle import EnvironmentSetup, Handle, answer_to, score
+from services.env.handle import EnvironmentSetup, Handle, answer_to, deliver, score
 from services.log import Delivery
 from services.types import Observation
 from services.worker import ShardContext
@@ -187,7 +187,7 @@ class EnvShard:
             answer = _unknown(action, self._worker_id)
         else:
             answer = await score(setup, action, self._worker_id)
-        await self._context.send(answer)
+        await deliver(self._context.send, action, answer)
         release()
 
 

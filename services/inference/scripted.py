@@ -117,7 +117,8 @@ class ScriptedEngine:
     async def _interrupted(self) -> bool:
         """Waits for the delay; True at once where the engine is closed meanwhile."""
         try:
-            await asyncio.wait_for(self._interrupt.wait(), self._delay_s)
+            async with asyncio.timeout(self._delay_s):
+                await self._interrupt.wait()
         except TimeoutError:
             return False
         return True

@@ -42,8 +42,10 @@ class Slots:
         """Waits for a free slot. None is free where the engine doesn't know its context."""
         while not self._any_free():
             self._freed.clear()
+            # Not `wait_for`: before Python 3.12 it may swallow the cancellation of a shard.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._freed.wait(), RECHECK_S)
+                async with asyncio.timeout(RECHECK_S):
+                    await self._freed.wait()
         return Slot(self)
 
     def notify(self) -> None:

@@ -91,7 +91,8 @@ class WeightsFollower:
                     *(policy.name, published.version, policy.version, retry_s, error),
                 )
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), retry_s)
+                    async with asyncio.timeout(retry_s):
+                        await news.wait()
                 news.set()
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
             else:

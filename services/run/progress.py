@@ -29,8 +29,8 @@ class PolicyProgress:
     version: int = -1
     """Newest published; -1 before version 0."""
     newest_batch: int = 0
-    low_mark: int = 0
-    """All tasks below it are decided by a batch."""
+    decided: int = 0
+    """How many tasks batches have decided."""
     rewards: dict[int, float] = field(default_factory=dict)
     """Mean reward of every batch that has one, by version."""
     staleness: int = 0
@@ -83,7 +83,7 @@ class Progress:
     def published(self) -> bool:
         """True where every submitted task has ended, and all training on them is published."""
         return self.drained and all(
-            policy.low_mark > self._last_task and policy.version >= policy.newest_batch
+            policy.decided >= self.submitted and policy.version >= policy.newest_batch
             for policy in self.policies.values()
             if policy.trained
         )
@@ -118,7 +118,8 @@ class Progress:
         if policy is None or batch.version <= policy.newest_batch:
             return
         policy.newest_batch = batch.version
-        policy.low_mark = batch.low_mark
+        # Not the low mark: a record in `tasks` that is no task is never decided, and stops it.
+        policy.decided = batch.low_mark + sum(run.last - run.first + 1 for run in batch.decided)
         oldest = min((sample.oldest_version for sample in batch.samples), default=None)
         policy.staleness = 0 if oldest is None else batch.version - 1 - oldest
         if batch.reward_mean is not None:

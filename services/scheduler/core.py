@@ -20,6 +20,10 @@ from schemas.events import EpisodeStarted, Failure, TaskSubmitted
 from schemas.frontier import Frontier
 from schemas.recipe import Recipe
 
+MAX_TASK_CHARACTERS = 1_000_000
+"""Most of one task, written out: each of its episodes carries it whole, within a record's limit."""
+MAX_NAME = 1_000
+"""Most characters of a name of a task that is not run."""
 MAX_SAMPLES = 4_096
 """Most samples of one task: they start in one transaction."""
 
@@ -171,8 +175,7 @@ class SchedulerCore:
         """
         if self._verdicts:
             number, submitted, verdict = self._verdicts.popleft()
-            single = submitted.model_copy(update={"samples": 1})
-            return [_start(number, 0, single, now_s, verdict)]
+            return [_start(number, 0, _without_bulk(submitted), now_s, verdict)]
         if not self._queue or self.wait_s(now_s) > 0:
             return []
         number, submitted = self._queue[0]
@@ -219,6 +222,8 @@ class SchedulerCore:
     def _refusal(self, submitted: TaskSubmitted) -> Failure | None:
         """Why this task can't be run by this recipe; None where it can."""
         recipe = self._recipe
+        if len(repr(submitted)) > MAX_TASK_CHARACTERS:
+            return _refused("too_large", f"more than {MAX_TASK_CHARACTERS} characters: use blobs")
         if submitted.agent not in recipe.agents:
             return _refused("unknown_agent", f"no agent {submitted.agent!r} in the recipe")
         use = submitted.environment.use if submitted.environment else None
@@ -251,6 +256,15 @@ def _bad_json(submitted: TaskSubmitted) -> Failure | None:
         if not fits:
             return _refused("bad_task", f"{name} is no JSON object")
     return None
+
+
+def _without_bulk(submitted: TaskSubmitted) -> TaskSubmitted:
+    """What is left of a task that is not run: a single sample, and who it is."""
+    names = ("source", "task_id", "tenant", "item_id", "agent")
+    changes: dict[str, object] = {name: getattr(submitted, name)[:MAX_NAME] for name in names}
+    changes |= {"samples": 1, "payload": "{}", "options": "{}", "environment": None}
+    changes |= {"roles": {}, "artifacts": (), "labels": {}}
+    return submitted.model_copy(update=changes)
 
 
 def _refused(code: str, message: str) -> Failure:

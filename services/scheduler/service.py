@@ -179,7 +179,8 @@ class SchedulerShard:
                 continue
             wait_s = self._core.wait_s(now()) or None
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
 
     async def _note(self) -> None:
         QUEUED.set(self._core.queued)

@@ -13,6 +13,7 @@ from schemas.events import (
     TaskEnded,
     TrajectoryRecorded,
 )
+from schemas.frontier import Frontier
 from schemas.recipe import Recipe
 from services.log import EventLog
 from tests.checker import Facts, Report, examine, read_all
@@ -59,12 +60,16 @@ async def drained(log: EventLog, recipe: Recipe) -> bool:
     facts = Facts.of((await read_all(log))[0])
     batches = [one.event for one in facts.all(BatchAssembled)]
     versions = [one.event.version for one in facts.all(PolicyPublished)]
+    last = max(batches, key=lambda batch: batch.version, default=None)
+    if last is None:
+        return False
+    runs = [(run.first, run.last) for run in last.decided]
     tasks = len(facts.tasks)
     return (
         tasks >= recipe.tasks.options["items"]
         and len(facts.all(TaskEnded)) == tasks
-        and max((batch.low_mark for batch in batches), default=0) == tasks
-        and max(versions, default=-1) == len(batches)
+        and len(Frontier(last.low_mark, runs)) == tasks
+        and max(versions, default=-1) == last.version
     )
 
 

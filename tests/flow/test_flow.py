@@ -28,18 +28,19 @@ ALL_FINISHED = {"finished": 48}
 
 
 async def until_drained(log: EventLog) -> None:
-    """Waits until nothing is left to do."""
+    """Waits until nothing is left to do; TimeoutError after BOUND_S."""
     topics = log.topics
     watched = [Partition(topics.name(topic), 0) for topic in (TASKS, POLICIES)]
     watched.append(Partition(topics.name(BATCHES, "default"), 0))
     watched += [Partition(topics.name(RESULTS), n) for n in range(topics.partitions)]
     before: Any = None
-    while True:
-        ends = await log.broker.ends(watched)
-        if ends != before and await drained(log, recipe()):
-            return
-        before = ends
-        await asyncio.sleep(0.5)
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            ends = await log.broker.ends(watched)
+            if ends != before and await drained(log, recipe()):
+                return
+            before = ends
+            await asyncio.sleep(0.5)
 
 
 def freeze(process: Process, seconds: float) -> None:
@@ -64,8 +65,7 @@ async def play(folder: Path, seed: int, *, kills: int = 0, freezes: int = 0) -> 
     run = Run(recipe(), folder)
     log = await run.start()
     await faults(run, Random(seed), kills=kills, freezes=freezes)
-    async with asyncio.timeout(BOUND_S):
-        await until_drained(log)
+    await until_drained(log)
     await asyncio.sleep(SETTLE_S)
     await run.stop()
     history = await read_history(log, recipe())

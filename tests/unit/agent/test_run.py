@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from schemas import packed
+from schemas.errors import TooLarge
 from schemas.events import (
     ActionRequested,
     EnvironmentUse,
@@ -290,3 +291,40 @@ def test_options_and_payload_reach_the_agent() -> None:
     play(World(), submitted, curious)
     assert first == seen
     assert first["question"] == "?"
+
+
+def test_a_cancellation_that_the_agents_code_leaks_is_its_bug() -> None:
+    async def leaking(episode: Episode) -> None:
+        await episode.reset()
+        raise asyncio.CancelledError
+
+    outcome, _ = play(World(), task(attempts=2), leaking)
+    assert outcome.failure is not None
+    assert (outcome.ending, outcome.attempts) == ("failed", 2)
+    assert outcome.failure.code == "agent_error"
+
+
+def test_a_trajectory_that_no_record_can_hold_ends_its_episode_as_failed() -> None:
+    class Narrow(World):
+        async def send(self, event: Event) -> Ref:
+            ref = await super().send(event)
+            if isinstance(event, TrajectoryRecorded):
+                raise TooLarge("9,000,000 bytes")
+            return ref
+
+    outcome, _ = play(Narrow())
+    assert (outcome.ending, outcome.trajectory, outcome.reward) == ("failed", None, None)
+    assert outcome.failure is not None
+    assert outcome.failure.code == "too_large"
+
+
+def test_a_request_that_no_record_can_hold_is_not_tried_again() -> None:
+    class Narrow(World):
+        async def send(self, event: Event) -> Ref:
+            if isinstance(event, GenerationRequested):
+                raise TooLarge("9,000,000 bytes")
+            return await super().send(event)
+
+    outcome, _ = play(Narrow())
+    assert outcome.failure is not None
+    assert (outcome.failure.code, outcome.attempts) == ("too_large", 1)

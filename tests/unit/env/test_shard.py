@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from schemas.errors import TooLarge
 from schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
 from services.clock import now_ms
 from services.env.handle import EnvironmentSetup
@@ -311,5 +312,42 @@ def test_an_unknown_environment_is_answered_as_such() -> None:
         (answer,) = await bench.context.answers(1)
         assert answer.failure is not None
         assert (answer.failure.origin, answer.failure.code) == ("operator", "unknown_environment")
+
+    run(test)
+
+
+def test_what_no_record_can_hold_is_a_failure_of_the_environment() -> None:
+    async def test(bench: Bench) -> None:
+        fits = bench.context.send
+
+        async def send(event: Event) -> Ref:
+            assert isinstance(event, ObservationRecorded)
+            if event.text == "1":
+                raise TooLarge("9,000,000 bytes")
+            return await fits(event)
+
+        bench.context.send = send  # type: ignore[method-assign]
+        await bench.live()
+        await bench.feed(action(0, "reset"), action(1), action(2))
+        answers = await bench.context.answers(3)
+        failures = [answer.failure.code if answer.failure else None for answer in answers]
+        assert failures == [None, "too_large", "too_large"]
+
+    run(test)
+
+
+def test_an_observation_that_is_none_is_a_failure_of_the_environment() -> None:
+    class Odd(Counter):
+        async def step(self, action: str) -> Observation:
+            return Observation(data={"not JSON": object()})
+
+    async def test(bench: Bench) -> None:
+        setup = EnvironmentSetup(Odd, {}, asyncio.Semaphore(1))
+        bench.shard = EnvShard(bench.context, {"default": setup}, "me")  # type: ignore[arg-type]
+        await bench.live()
+        await bench.feed(action(0, "reset"), action(1))
+        failure = (await bench.context.answers(2))[1].failure
+        assert failure is not None
+        assert (failure.origin, failure.code) == ("environment", "environment_error")
 
     run(test)

@@ -11,6 +11,7 @@ from schemas.events import (
     Event,
     PolicyPublished,
     Ref,
+    Run,
     TaskEnded,
     TaskSubmitted,
 )
@@ -113,6 +114,16 @@ def test_exhausted_is_not_the_end_before_all_is_published() -> None:
 
     assert reason(progress, exhausted=True) == "all tasks published"
     assert reason(progress, exhausted=False) is None
+
+
+def test_a_record_that_is_no_task_does_not_keep_a_run_from_its_end() -> None:
+    progress = Progress(recipe())
+    for offset in (0, 2):  # at 1 lies garbage, which is never decided
+        progress.on_event(submitted(), at=100.0, offset=offset)
+    decided = batch(1, low_mark=1).model_copy(update={"decided": (Run(first=2, last=2),)})
+    fold(progress, ended(0), ended(2), decided, published(1))
+
+    assert reason(progress, exhausted=True) == "all tasks published"
 
 
 def test_a_policy_that_does_not_train_needs_no_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.events import EnvironmentUse, EpisodeStarted, Sampling, TaskSubmitted, Use
 from schemas.frontier import Frontier
 from schemas.recipe import Recipe
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core import MAX_TASK_CHARACTERS, SchedulerCore
 
 
 def recipe(groups: int = 2, max_staleness: int = 1, **limits: Any) -> Recipe:
@@ -228,3 +229,13 @@ def test_a_successor_knows_what_its_predecessor_knew(data: st.DataObject) -> Non
     assert successor.room() == core.room()
     assert successor.live == core.live
     assert numbers(start_all(successor)) == numbers(start_all(core))
+
+
+def test_a_task_that_its_episodes_could_not_carry_is_refused_without_its_bulk() -> None:
+    core = SchedulerCore(recipe())
+    core.on_task(0, task(0, payload=json.dumps({"text": "x" * MAX_TASK_CHARACTERS})))
+    (start,) = core.next_start(1.0)
+    assert start.verdict is not None
+    assert start.verdict.code == "too_large"
+    assert (start.submitted.task_id, start.submitted.samples) == ("0", 1)
+    assert len(repr(start)) < 5_000

@@ -1,0 +1,183 @@
+"""Other teams at the topics of a running run: what they write wrongly, and what they read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+import infra.local
+from schemas.topics import DEAD_LETTERS, MAX_RECORD_BYTES, TOPICS
+from schemas.topics import Topic as TopicRow
+
+RECIPE = ("quickstart", "--set", "stop.versions=3", "--set", "stop.reward=9")
+UNKNOWN_ID = b"\x00\x7f\xff\xff\xff"
+GARBAGE = {
+    "bytes": b"\xffgarbage",
+    "empty": b"",
+    "schema id": UNKNOWN_ID + b"payload",
+    "cut": b"\x00\x00",
+}
+
+
+def headrace(arguments: tuple[str, ...], environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "services.cli", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def name_of(topic: TopicRow[Any], namespace: str) -> str:
+    return topic.real_name(namespace, "default" if topic.per_policy else None)
+
+
+def write_garbage(servers: str, namespace: str) -> int:
+    """Garbage of every kind into every topic of events, and a tombstone; returns how many."""
+    producer = Producer({"bootstrap.servers": servers, "message.max.bytes": 2 * MAX_RECORD_BYTES})
+    written = 0
+    for topic in TOPICS:
+        if topic.name == DEAD_LETTERS.name:
+            continue
+        for value in (*GARBAGE.values(), None):
+            producer.produce(name_of(topic, namespace), value, b"0", partition=0)
+            written += 1
+    large = b"\xff" * (MAX_RECORD_BYTES - 1024)
+    producer.produce(f"{namespace}.actions.v1", large, b"0", partition=0)
+    assert producer.flush(30) == 0
+    return written + 1
+
+
+def submit_foreign_task(servers: str, registry: SchemaRegistryClient, namespace: str) -> None:
+    """A task by Confluent's own serializer, whose environment the recipe does not have."""
+    topic = f"{namespace}.tasks.v1"
+    latest = registry.get_latest_version(f"{topic}-value")
+    serialize = AvroSerializer(
+        registry,
+        latest.schema.schema_str,
+        conf={"auto.register.schemas": False, "use.latest.version": True},
+    )
+    sampling = {
+        "max_tokens": 1,
+        "stop_ids": b"",
+        "allowed": b"",
+    }  # fastavro writes no bytes default
+    task = {
+        "source": "team",
+        "task_id": "1",
+        "item_id": "1",
+        "agent": "default",
+        "environment": {"use": "not-there"},
+        "roles": {"policy": {"policy": "default", "sampling": sampling}},
+        "max_turns": 1,
+        "max_tokens": 1,
+        "deadline_s": 10,
+    }
+    producer = Producer({"bootstrap.servers": servers})
+    producer.produce(topic, serialize(task, SerializationContext(topic, MessageField.VALUE)))
+    assert producer.flush(30) == 0
+
+
+def read_all(servers: str, topic: str) -> Iterator[Any]:
+    """Every record of a topic that is there now."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "a-reader",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        numbers = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+        left = set(numbers)
+        while left:
+            message = consumer.poll(20)
+            assert message is not None, f"{topic} came to no end"
+            if message.error() is not None:
+                left.discard(message.partition())
+            else:
+                yield message
+    finally:
+        consumer.close()
+
+
+def test_garbage_is_parked_and_confluents_deserializer_reads_the_rest(
+    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+) -> None:
+    with SchemaRegistryClient({"url": local_stack.registry_url}) as registry:
+        run_among_others(tmp_path, local_stack, namespace, registry)
+
+
+def run_among_others(
+    state: Path,
+    local_stack: infra.local.LocalStack,
+    namespace: str,
+    registry: SchemaRegistryClient,
+) -> None:
+    servers = local_stack.bootstrap_servers
+    environment = {
+        "HEADRACE_BOOTSTRAP_SERVERS": servers,
+        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
+        "HEADRACE_NAMESPACE": namespace,
+        "HEADRACE_STATE": str(state),
+    }
+    headrace(("apply", *RECIPE), environment)
+    write_garbage(servers, namespace)
+    submit_foreign_task(servers, registry, namespace)
+
+    summary = json.loads(headrace(("run", *RECIPE, "--json"), environment))
+    assert summary["restarts"] == 0, summary
+
+    deserialize = AvroDeserializer(registry)
+    results: list[dict[str, Any]] = []
+    for topic in TOPICS:
+        if topic.name == DEAD_LETTERS.name:
+            continue
+        name = name_of(topic, namespace)
+        context = SerializationContext(name, MessageField.VALUE)
+        values = [message.value() for message in read_all(servers, name)]
+        events = [
+            deserialize(value, context)
+            for value in values
+            if value and not value.startswith((b"\xff", UNKNOWN_ID)) and len(value) > 5
+        ]
+        assert events, f"{name} holds no event"
+        if topic.name == "results":
+            results = events
+    refused = [result for result in results if result["source"] == "team"]
+    assert [result["closed_by"] for result in refused] == ["refused"]
+    failure = refused[0]["outcomes"][0]["failure"]
+    assert (failure["origin"], failure["code"]) == ("operator", "unknown_environment")
+    assert "not-there" in failure["message"]
+
+    letters = [
+        ({key: value.decode() for key, value in message.headers() or ()}, message.value())
+        for message in read_all(servers, f"{namespace}.dead-letters.v1")
+    ]
+    for topic in ("tasks", "episodes", "actions", "observations", "generations", "results"):
+        mine = [
+            (headers["__connect.errors.exception.message"], value)
+            for headers, value in letters
+            if headers["__connect.errors.topic"] == f"{namespace}.{topic}.v1"
+        ]
+        assert all(reason for reason, _ in mine)
+        parked = {value for _, value in mine}
+        assert set(GARBAGE.values()) <= parked, topic
+    assert any(len(value or b"") > MAX_RECORD_BYTES // 2 for _, value in letters)

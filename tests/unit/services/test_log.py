@@ -1,0 +1,261 @@
+"""The typed log: headers and traces, dead letters, fetching by reference, reading whole topics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from schemas.codec import Codec, avsc
+from schemas.events import Event, RunStateEntered
+from schemas.topics import DEAD_LETTERS, POLICIES, RUNS, Topics
+from services.errors import DecodeError, DependencyError, HeadraceError
+from services.kafka.broker import Outgoing, Partition, Record
+from services.kafka.memory import MemoryBroker, MemoryCluster
+from services.kafka.memory_registry import MemoryRegistry
+from services.log import TAIL, CaughtUp, Delivery, EventLog, EventReader, Start, handling
+
+TOPICS = Topics("unit", ("default",), 2)
+RUNS_PLACE = Partition(TOPICS.name(RUNS), 0)
+
+
+def started(number: int = 0) -> RunStateEntered:
+    return RunStateEntered(namespace=f"run-{number}", state="started", digest=bytes(32))
+
+
+class Bench:
+    """A log, and a registry of which it knows only its own schemas."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster()
+        self.broker = self.cluster.client("test")
+        self.registry = MemoryRegistry()
+        self.log = self.log_of(self.broker, "writer-1")
+
+    def log_of(self, broker: MemoryBroker, source: str) -> EventLog:
+        codec = Codec()
+        self.registry.prepare(codec, TOPICS)
+        return EventLog(broker, TOPICS, codec, self.registry, source)
+
+    async def records(self, place: Partition) -> list[Record]:
+        """All records of a partition."""
+        end = (await self.broker.ends([place]))[place][1]
+        reader = self.broker.reader()
+        await reader.assign({place: 0})
+        found: list[Record] = []
+        while len(found) < end:
+            found += [item for item in await reader.read() if isinstance(item, Record)]
+        await reader.close()
+        return found
+
+    async def put(self, value: bytes, **fields: Any) -> Record:
+        """Writes any bytes to `runs`, and reads them back."""
+        await self.broker.send(Outgoing(RUNS_PLACE.topic, b"key", value, **fields))
+        return (await self.records(RUNS_PLACE))[-1]
+
+
+def run(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.broker.create_topics({t.name: (t.partitions, {}) for t in TOPICS})
+        await test(bench)
+        await bench.broker.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+async def read(log: EventLog, starts: dict[Partition, Start]) -> list[Delivery[Any] | CaughtUp]:
+    """What a reader yields up to CaughtUp."""
+    items: list[Delivery[Any] | CaughtUp] = []
+    reader = EventReader(log, starts)
+    stream = aiter(reader)
+    while CaughtUp() not in items:
+        items.append(await anext(stream))
+    await reader.aclose()
+    return items
+
+
+def test_a_record_says_what_it_is_in_its_headers() -> None:
+    async def test(bench: Bench) -> None:
+        ref = await bench.log.send(started())
+        (record,) = await bench.records(RUNS_PLACE)
+        headers = dict(record.headers)
+        trace = headers.pop("traceparent").decode()
+        assert headers == {
+            "ce_specversion": b"1.0",
+            "ce_source": b"writer-1",
+            "ce_id": b"run-0/started",
+            "ce_type": b"headrace.RunStateEntered",
+            "content-type": b"application/avro",
+        }
+        version, trace_id, span_id, flags = trace.split("-")
+        assert (version, len(trace_id), len(span_id), flags) == ("00", 32, 16, "01")
+        assert (record.key, ref.offset) == (b"run-0", record.offset)
+
+    run(test)
+
+
+def test_what_an_event_causes_continues_its_trace() -> None:
+    async def test(bench: Bench) -> None:
+        async def send(parent: Delivery[Any] | None) -> list[str]:
+            if parent is not None:
+                handling(parent)
+            await bench.log.send(started())
+            record = (await bench.records(RUNS_PLACE))[-1]
+            return dict(record.headers)["traceparent"].decode().split("-")
+
+        first = await asyncio.create_task(send(None))
+        (record,) = await bench.records(RUNS_PLACE)
+        delivery = await bench.log.decode(record)
+        caused = await asyncio.create_task(send(delivery))
+        foreign = await asyncio.create_task(send(None))
+        assert caused[1] == first[1]
+        assert caused[2] != first[2]
+        assert foreign[1] != first[1]
+
+    run(test)
+
+
+@pytest.mark.parametrize("header", [b"", b"\xff\xfe", b"nonsense", b"00-short-1-1"])
+def test_a_trace_that_is_none_begins_a_new_one(header: bytes) -> None:
+    async def test(bench: Bench) -> None:
+        value = bench.log.outgoing(started()).value
+        record = await bench.put(value, headers=[("traceparent", header)])
+        handling(await bench.log.decode(record))
+        sent = dict(bench.log.outgoing(started()).headers)["traceparent"]
+        assert len(sent) == len("00-") + 32 + 1 + 16 + len("-01")
+
+    run(test)
+
+
+def test_a_dead_letter_is_the_record_whole_and_says_where_it_lay_and_why() -> None:
+    async def test(bench: Bench) -> None:
+        record = await bench.put(b"\x07garbage", headers=[("theirs", b"kept")])
+        assert await bench.log.decode_or_dead_letter(record) is None
+        (dead,) = await bench.records(Partition(TOPICS.name(DEAD_LETTERS), 0))
+        assert (dead.key, dead.value) == (b"key", b"\x07garbage")
+        headers = dict(dead.headers)
+        assert headers.pop("theirs") == b"kept"
+        assert headers.pop("__connect.errors.exception.message").startswith(b"no Confluent framing")
+        assert headers == {
+            "__connect.errors.topic": RUNS_PLACE.topic.encode(),
+            "__connect.errors.partition": b"0",
+            "__connect.errors.offset": b"0",
+            "__connect.errors.connector.name": b"writer-1",
+            "__connect.errors.stage": b"VALUE_CONVERTER",
+        }
+
+    run(test)
+
+
+def test_a_tombstone_is_a_dead_letter_too() -> None:
+    async def test(bench: Bench) -> None:
+        record = Record(RUNS_PLACE, 4, 0.0, None, None, [])
+        assert await bench.log.decode_or_dead_letter(record) is None
+        (dead,) = await bench.records(Partition(TOPICS.name(DEAD_LETTERS), 0))
+        assert dict(dead.headers)["__connect.errors.exception.message"].startswith(b"a tombstone")
+
+    run(test)
+
+
+def test_foreign_topics_and_dead_letters_hold_no_events() -> None:
+    async def test(bench: Bench) -> None:
+        for topic in ("other.runs.v1", TOPICS.name(DEAD_LETTERS)):
+            value = bench.log.outgoing(started()).value
+            with pytest.raises(DecodeError):
+                await bench.log.decode(Record(Partition(topic, 0), 0, 0.0, b"", value, []))
+
+    run(test)
+
+
+def test_an_unknown_writers_schema_is_asked_of_the_registry() -> None:
+    async def test(bench: Bench) -> None:
+        older = json.loads(json.dumps(avsc(RunStateEntered)))
+        older["fields"] = [field for field in older["fields"] if field["name"] != "versions"]
+        schema_id = bench.registry.register("elsewhere", json.dumps(older))
+        codec = Codec()
+        codec.add_schema(schema_id, json.dumps(older))
+        value = bench.log.outgoing(started()).value
+        assert value.endswith(b"\0")  # the empty `versions` that the older schema lacks
+        foreign = b"\0" + schema_id.to_bytes(4, "big") + value[5:-1]
+        delivery = await bench.log.decode(await bench.put(foreign))
+        assert delivery.event == started()
+
+    run(test)
+
+
+def test_a_schema_that_nobody_knows_is_a_dead_letter() -> None:
+    async def test(bench: Bench) -> None:
+        value = bench.log.outgoing(started()).value
+        unknown = await bench.put(b"\0" + (999).to_bytes(4, "big") + value[5:])
+        with pytest.raises(DecodeError, match="999 is not known"):
+            await bench.log.decode(unknown)
+
+    run(test)
+
+
+def test_references_are_fetched_in_the_order_asked_and_their_digests_checked() -> None:
+    async def test(bench: Bench) -> None:
+        refs = [await bench.log.send(started(number)) for number in range(3)]
+        fetched = await bench.log.fetch([refs[2], refs[0], refs[2]])
+        assert fetched == [started(2), started(0), started(2)]
+        with pytest.raises(HeadraceError, match="its digest differs"):
+            await bench.log.fetch([refs[0].model_copy(update={"digest": bytes(16)})])
+        bench.cluster.expire(RUNS_PLACE, 1)
+        with pytest.raises(DependencyError):
+            await bench.log.fetch([refs[0]])
+
+    run(test)
+
+
+def test_a_reader_says_once_that_it_has_caught_up_and_goes_on() -> None:
+    async def test(bench: Bench) -> None:
+        for number in range(2):
+            await bench.log.send(started(number))
+        await bench.put(b"garbage")
+        reader = EventReader(bench.log, {RUNS_PLACE: "first"})
+        found: list[Event | CaughtUp] = []
+        async for item in reader:
+            found.append(item if isinstance(item, CaughtUp) else item.event)
+            if isinstance(item, CaughtUp):
+                await bench.log.send(started(2))
+            if len(found) == 4:
+                break
+        await reader.aclose()
+        assert found == [started(0), started(1), CaughtUp(), started(2)]
+
+    run(test)
+
+
+def test_a_reader_of_nothing_has_caught_up_at_once() -> None:
+    async def test(bench: Bench) -> None:
+        places: dict[Partition, Start] = {
+            RUNS_PLACE: "first",
+            Partition(TOPICS.name(POLICIES), 0): 0,
+        }
+        assert await read(bench.log, places) == [CaughtUp()]
+
+    run(test)
+
+
+def test_a_tail_begins_shortly_before_the_end_and_first_at_what_is_kept() -> None:
+    async def test(bench: Bench) -> None:
+        for number in range(TAIL + 10):
+            await bench.log.send(started(number))
+        bench.cluster.expire(RUNS_PLACE, 5)
+
+        async def first_offset(start: Start) -> int:
+            first = (await read(bench.log, {RUNS_PLACE: start}))[0]
+            assert isinstance(first, Delivery)
+            return first.offset
+
+        assert await first_offset("tail") == 10
+        assert await first_offset("first") == 5
+        assert await first_offset(20) == 20
+        with pytest.raises(DependencyError):
+            await first_offset(2)
+
+    run(test)
