@@ -19,7 +19,7 @@ from schemas.errors import TooLarge
 from schemas.events import ActionRequested, EnvironmentUse, Failure, ObservationRecorded
 from services.clock import now
 from services.env.environment import Environment, Judge, MakeEnvironment
-from services.errors import InfrastructureError
+from services.errors import InfrastructureError, UsageError
 from services.types import Observation, TaskView
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Handle:
         """Makes the environment and rebuilds it from the history; notes what went wrong."""
         try:
             environment = await self._setup.take(self._reset.environment)
-        except Exception as error:
+        except Exception as error:  # as in _act: making it runs an environment's own code
             self._broken = _failure_of(error)
             return None
         if self._history and not environment.replayable:
@@ -263,6 +263,8 @@ def _failure_of(error: Exception) -> Failure:
     """Whose doing an environment's error is: its own, unless it says otherwise."""
     if isinstance(error, InfrastructureError):
         return _infrastructure(error.code, error.message, retryable=error.retryable)
+    if isinstance(error, UsageError):  # a wrong recipe: trying again would not help
+        return Failure(origin="operator", code="unusable", message=str(error)[:1000])
     logger.error("an environment's code failed", exc_info=error)
     message = f"{type(error).__name__}: {error}"[:1000]
     return Failure(origin="environment", code="environment_error", message=message, retryable=True)

@@ -14,7 +14,7 @@ from services.clock import now_ms
 from services.env.handle import EnvironmentSetup
 from services.env.null import NullEnvironment
 from services.env.shard import EnvShard
-from services.errors import InfrastructureError
+from services.errors import InfrastructureError, UsageError
 from services.kafka.broker import Partition
 from services.log import Delivery
 from services.types import Observation, TaskView
@@ -79,6 +79,8 @@ class Counter(NullEnvironment):
     async def step(self, action: str) -> Observation:
         if action == "break":
             raise InfrastructureError("host_gone")
+        if action == "wrong":
+            raise UsageError("no such option")
         if action == "bug":
             raise ZeroDivisionError
         if action == "hang":
@@ -349,5 +351,17 @@ def test_an_observation_that_is_none_is_a_failure_of_the_environment() -> None:
         failure = (await bench.context.answers(2))[1].failure
         assert failure is not None
         assert (failure.origin, failure.code) == ("environment", "environment_error")
+
+    run(test)
+
+
+def test_a_wrong_recipe_is_the_operators_doing_and_not_retried() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        wrong = json.dumps({"action": "wrong"})
+        await bench.feed(action(0, "reset"), action(1, payload=wrong))
+        failure = (await bench.context.answers(2))[-1].failure
+        assert failure is not None
+        assert (failure.origin, failure.code, failure.retryable) == ("operator", "unusable", False)
 
     run(test)
