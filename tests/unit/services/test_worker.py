@@ -18,7 +18,7 @@ from services.kafka.memory import MemoryBroker, MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
 from services.log import Delivery, EventLog
 from services.worker import CLOSE_S, COMMIT_INTERVAL_S, INTAKE, ShardClosed, ShardContext, Worker
-from tests.flow import virtual_time
+from tests.simulation import virtual_time
 
 GROUP = "unit.worker"
 TOPICS = Topics("unit", ("default",), 2)

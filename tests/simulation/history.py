@@ -17,7 +17,7 @@ from schemas.frontier import Frontier
 from schemas.recipe import Recipe
 from services.log import EventLog
 from tests.checker import Facts, Report, examine, read_all
-from tests.flow.world import TURNS, reward, where
+from tests.simulation.world import TURNS, reward, where
 
 
 @dataclass(frozen=True)

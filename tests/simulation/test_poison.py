@@ -13,11 +13,11 @@ from schemas.topics import DEAD_LETTERS, MAX_RECORD_BYTES, TRAJECTORIES
 from services.kafka.broker import Outgoing, Partition, Record
 from services.log import EventLog
 from services.tasks import Item, TaskMaker
-from tests.flow import virtual_time
-from tests.flow.history import History, read_history
-from tests.flow.processes import Run
-from tests.flow.test_flow import ALL_FINISHED, until_drained
-from tests.flow.world import recipe
+from tests.simulation import virtual_time
+from tests.simulation.history import History, read_history
+from tests.simulation.processes import Run
+from tests.simulation.test_flow import ALL_FINISHED, until_drained
+from tests.simulation.world import recipe
 
 GARBAGE = (b"", b"\xffgarbage", b"\0\x7f\xff\xff\xffof a schema that nobody registered", None)
 

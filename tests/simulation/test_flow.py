@@ -15,10 +15,10 @@ from services.apply import lags
 from services.kafka.broker import Partition
 from services.log import EventLog
 from tests.checker import read_all
-from tests.flow import virtual_time
-from tests.flow.history import History, drained, read_history
-from tests.flow.processes import Process, Run
-from tests.flow.world import recipe
+from tests.simulation import virtual_time
+from tests.simulation.history import History, drained, read_history
+from tests.simulation.processes import Process, Run
+from tests.simulation.world import recipe
 
 BOUND_S = 120.0
 """Virtual seconds within which all is drained once the faults are over."""

@@ -92,12 +92,12 @@ _RECIPE: dict[str, Any] = {
         "max_tokens": 2 * TURNS,
         "deadline_s": 180,
     },
-    "environments": {"default": {"use": "tests.flow.world:Labyrinth", "slots": 16}},
+    "environments": {"default": {"use": "tests.simulation.world:Labyrinth", "slots": 16}},
     "scheduler": {"live_episodes": 20},
     "policies": {
         "default": {
             "model": "tiny-llama",
-            "engine": {"use": "tests.flow.world:Dice", "slots": 8},
+            "engine": {"use": "tests.simulation.world:Dice", "slots": 8},
             "sampling": {"max_tokens": 2, "allowed": list(LETTERS)},
             "batches": {"groups": 3, "batch_wait_s": 5, "max_staleness": 1, "prefetch": 1},
         }

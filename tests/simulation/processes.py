@@ -32,7 +32,7 @@ from services.weights import weights_digest
 from services.worker import ShardContext, Worker
 from stream_jobs import assemble_batches
 from stream_jobs.groups import GroupAssembler
-from tests.flow.virtual_time import VirtualTimeLoop
+from tests.simulation.virtual_time import VirtualTimeLoop
 
 RESTART_S = 0.5
 LATENCY_S = 0.004
