@@ -9,39 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from schemas import packed
 from schemas.errors import TooLarge
 from schemas.events import (
     ActionRequested,
     Ending,
-    EpisodeEnded,
     EpisodeStarted,
     Event,
     Failure,
     GenerationCompleted,
     GenerationRequested,
     ObservationRecorded,
-    PolicyUse,
     Ref,
-    Sampling,
-    TrajectoryRecorded,
-    Turn,
 )
-from services.agent.episode import Agent, Episode, EpisodeStopped, RecordedTurn
-from services.clock import now, now_ms
-from services.worker import ShardClosed
+from services.agent.episode import Episode, EpisodeStopped
+from services.agent.records import AgentSetup, outcome_of, trajectory_of
+from services.clock import now
+from services.shard import ShardClosed
 
 logger = logging.getLogger(__name__)
 
 Answer = GenerationCompleted | ObservationRecorded
 A = TypeVar("A", GenerationCompleted, ObservationRecorded)
-UNFINISHED: frozenset[Ending] = frozenset({"turn_limit", "token_limit", "overflow"})
-"""Endings by a limit that the policy ran into: they are data, with a reward of the recipe's."""
-
 MESSAGE = 1_000
 """Most characters of an error's text: a TaskEnded holds those of all its samples."""
 AGENT_CLOSE_S = 1.0
@@ -60,17 +51,6 @@ class Sends(Protocol):
     """What a run may do to the log."""
 
     async def send(self, event: Event) -> Ref: ...
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSetup:
-    """An agent of the recipe, loaded."""
-
-    agent: Agent
-    options: Mapping[str, Any]
-    unfinished_reward: float | None
-    tokenizers: Mapping[str, str]
-    """Policy to digest of its tokenizer."""
 
 
 @dataclass(eq=False)
@@ -122,7 +102,17 @@ class EpisodeRun:
             ref = await self._record_trajectory(ending)
         except TooLarge as error:
             ending, failure = "failed", _too_large(error)
-        await self.outlet.send(self._outcome(ending, failure, ref))
+        outcome = outcome_of(
+            self.started,
+            self.setup,
+            self._episode,
+            ending,
+            failure,
+            ref,
+            attempt=self.attempt,
+            seconds=max(0.0, now() - self.recorded_at),
+        )
+        await self.outlet.send(outcome)
 
     async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted:
         """The first recorded answer to a prompt, which is sent unless it was answered before."""
@@ -248,58 +238,16 @@ class EpisodeRun:
         episode = self._episode
         if episode is None:
             return None
-        started, submitted = self.started, self.started.submitted
-        turns, samplings = arrange(episode.turns)
-        trajectory = TrajectoryRecorded(
-            task=started.task,
-            sample=started.sample,
+        trajectory = trajectory_of(
+            self.started,
+            self.setup,
+            episode,
+            ending,
             attempt=self.attempt,
-            source=submitted.source,
-            task_id=submitted.task_id,
-            item_id=submitted.item_id,
-            epoch=submitted.epoch,
-            purpose=submitted.purpose,
-            tokenizer=self.setup.tokenizers.get(turns[0].policy, "") if turns else "",
-            agent=submitted.agent,
-            environment=submitted.environment.use if submitted.environment else "",
-            samplings=samplings,
-            turns=turns,
-            reward=self._reward(ending),
-            rewards=episode.rewards,
-            ending=ending,
-            failures=tuple(self._failures),
-            started=int(self.recorded_at * 1000),
-            ended=now_ms(),
-            metrics=episode.metrics,
+            failures=self._failures,
+            began_ms=int(self.recorded_at * 1000),
         )
         return await self.outlet.send(trajectory)
-
-    def _reward(self, ending: Ending) -> float | None:
-        if self._episode is None or ending in ("failed", "deadline", "cancelled"):
-            return None
-        if ending in UNFINISHED and self.setup.unfinished_reward is not None:
-            return self.setup.unfinished_reward
-        return self._episode.reward
-
-    def _outcome(self, ending: Ending, failure: Failure | None, ref: Ref | None) -> EpisodeEnded:
-        submitted = self.started.submitted
-        return EpisodeEnded(
-            task=self.started.task,
-            sample=self.started.sample,
-            attempt=self.attempt,
-            tenant=submitted.tenant,
-            purpose=submitted.purpose,
-            item_id=submitted.item_id,
-            epoch=submitted.epoch,
-            ending=ending,
-            failure=failure,
-            trajectory=ref,
-            reward=self._reward(ending),
-            rewards=self._episode.rewards if self._episode else {},
-            policies=policy_uses(self._episode.turns) if self._episode else (),
-            attempts=self.attempt + 1,
-            seconds=max(0.0, now() - self.recorded_at),
-        )
 
 
 def _error_of(agent: asyncio.Future[None]) -> BaseException | None:
@@ -312,46 +260,3 @@ def _error_of(agent: asyncio.Future[None]) -> BaseException | None:
 
 def _too_large(error: TooLarge) -> Failure:
     return Failure(origin="operator", code="too_large", message=str(error))
-
-
-def arrange(
-    recorded: Mapping[str, RecordedTurn],
-) -> tuple[tuple[Turn, ...], tuple[Sampling, ...]]:
-    """Turns in the order of their call paths, with parents and samplings as indices."""
-    calls = sorted(recorded, key=_path)
-    index = {call: number for number, call in enumerate(calls)}
-    samplings: list[Sampling] = []
-    turns = []
-    for call in calls:
-        one = recorded[call]
-        if one.sampling not in samplings:
-            samplings.append(one.sampling)
-        parent = -1 if one.parent is None else index[one.parent]
-        places = {"parent": parent, "sampling": samplings.index(one.sampling)}
-        turns.append(one.turn.model_copy(update=places))
-    return tuple(turns), tuple(samplings)
-
-
-def policy_uses(recorded: Mapping[str, RecordedTurn]) -> tuple[PolicyUse, ...]:
-    """What each policy did, in the order of its first turn."""
-    by_policy: dict[str, list[RecordedTurn]] = {}
-    for call in sorted(recorded, key=_path):
-        by_policy.setdefault(recorded[call].turn.policy, []).append(recorded[call])
-    return tuple(_policy_use(policy, turns) for policy, turns in by_policy.items())
-
-
-def _policy_use(policy: str, turns: Sequence[RecordedTurn]) -> PolicyUse:
-    spoken = [one for one in turns if one.turn.tokens]
-    rewards = [float("nan") if one.turn.reward is None else one.turn.reward for one in turns]
-    return PolicyUse(
-        policy=policy,
-        role=turns[0].turn.role,
-        tokens=sum(packed.count(one.turn.tokens) for one in spoken if one.turn.trainable),
-        longest=max(one.length for one in turns),
-        oldest_version=min((one.oldest_version for one in spoken), default=-1),
-        turn_rewards=packed.pack_f32(rewards),
-    )
-
-
-def _path(call: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in call.split("."))

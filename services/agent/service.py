@@ -8,7 +8,7 @@ from typing import Any
 from schemas.recipe import Recipe
 from schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS, Topic
 from services.agent.agents import BUILTIN
-from services.agent.run import AgentSetup
+from services.agent.records import AgentSetup
 from services.agent.shard import AgentShard
 from services.context import ServiceContext
 from services.kafka.broker import Partition

@@ -23,9 +23,10 @@ from schemas.events import (
     TaskEnded,
     TaskSubmitted,
 )
-from services.agent.run import AgentSetup, Answer, EpisodeRun
+from services.agent.records import AgentSetup
+from services.agent.run import Answer, EpisodeRun
 from services.log import Delivery
-from services.worker import ShardContext
+from services.shard import ShardContext
 
 logger = logging.getLogger(__name__)
 

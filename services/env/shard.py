@@ -17,8 +17,8 @@ from schemas.events import ActionRequested, Failure, ObservationRecorded
 from services.clock import now
 from services.env.handle import EnvironmentSetup, Handle, answer_to, deliver, score
 from services.log import Delivery
+from services.shard import ShardContext
 from services.types import Observation
-from services.worker import ShardContext
 
 logger = logging.getLogger(__name__)
 

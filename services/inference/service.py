@@ -21,8 +21,9 @@ from services.inference.worker import PromptShard
 from services.kafka.broker import Partition
 from services.log import EventReader, Start
 from services.plugins import load
+from services.shard import ShardContext
 from services.weights import model_folder
-from services.worker import ShardContext, Worker
+from services.worker import Worker
 
 BUILTIN = {
     "torch": "services.inference.torch_engine:TorchEngine",

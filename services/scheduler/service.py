@@ -24,7 +24,8 @@ from services.context import ServiceContext
 from services.kafka.broker import Partition
 from services.log import CaughtUp, Delivery, EventReader
 from services.scheduler.core import SchedulerCore
-from services.worker import CompanionStart, ShardContext, Worker
+from services.shard import ShardContext
+from services.worker import CompanionStart, Worker
 
 QUEUE_HIGH, QUEUE_LOW = 10_000, 5_000
 """Tasks kept in memory: reading `tasks` pauses above the first and goes on below the second."""

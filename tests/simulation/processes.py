@@ -27,9 +27,10 @@ from services.kafka.memory import MemoryBroker, MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
 from services.log import CaughtUp, Delivery, EventLog, EventReader
 from services.scheduler import service as scheduler
+from services.shard import ShardContext
 from services.source import service as source
 from services.weights import weights_digest
-from services.worker import ShardContext, Worker
+from services.worker import Worker
 from stream_jobs import assemble_batches
 from stream_jobs.groups import GroupAssembler
 from tests.simulation.virtual_time import VirtualTimeLoop

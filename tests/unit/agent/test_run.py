@@ -27,7 +27,8 @@ from schemas.events import (
 )
 from services.agent.agents import multi_turn
 from services.agent.episode import Agent, Episode
-from services.agent.run import AgentSetup, EpisodeRun
+from services.agent.records import AgentSetup
+from services.agent.run import EpisodeRun
 from services.clock import now_ms
 
 TURNS = 3

@@ -17,7 +17,9 @@ from services.kafka.broker import Committed, Outgoing, Partition, Record
 from services.kafka.memory import MemoryBroker, MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
 from services.log import Delivery, EventLog
-from services.worker import CLOSE_S, COMMIT_INTERVAL_S, INTAKE, ShardClosed, ShardContext, Worker
+from services.shard import CLOSE_S, ShardClosed, ShardContext
+from services.shard_host import INTAKE
+from services.worker import COMMIT_INTERVAL_S, Worker
 from tests.simulation import virtual_time
 
 GROUP = "unit.worker"
