@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
 
 from services.errors import DependencyError, HeadraceError
 from services.kafka.broker import (
@@ -30,8 +32,10 @@ from services.kafka.broker import (
     Record,
     Subscription,
 )
+from services.kafka.memory_faults import Faults
+from services.kafka.memory_process import DELIVERY_S, Process, heard
 from services.kafka.memory_reading import MemoryReader, MemorySubscription
-from services.kafka.memory_state import Process, State, heard
+from services.kafka.memory_state import State
 
 logger = logging.getLogger(__name__)
 
@@ -46,21 +50,42 @@ CLOSE_S = 3.0
 class MemoryCluster:
     """What several processes share: topics, groups, sole writers."""
 
-    def __init__(
-        self, *, session_s: float = SESSION_S, latency: Callable[[], float] | None = None
-    ) -> None:
-        """`latency` draws the seconds that each way to the log takes; None is none."""
+    def __init__(self, *, session_s: float = SESSION_S, faults: Faults | None = None) -> None:
+        """`faults` says how slow and how unreliable the way to the log is; None is neither."""
         self.state = State()
         self.session_s = session_s
-        self.latency = latency
+        self.faults = faults or Faults()
+        self.surroundings = copy_context()
+        self._processes: list[Process] = []
 
     def client(self, name: str) -> MemoryBroker:
         """The log as one more process sees it."""
         return MemoryBroker(self, name)
 
-    def expire(self, partition: Partition, before: int) -> None:
-        """Deletes a partition's records before an offset, as retention does."""
-        self.state.log(partition).expire(before)
+    def add_process(self, name: str) -> Process:
+        """One more process's line to the log."""
+        self._processes = [process for process in self._processes if not process.gone]
+        process = Process(name, self.session_s, self.state, self.faults, self.surroundings)
+        self._processes.append(process)
+        return process
+
+    def expire(self, partition: Partition, before: int) -> list[Record]:
+        """Deletes a partition's records before an offset, as retention does, and returns them."""
+        return self.state.log(partition).expire(before)
+
+    def outage(self, seconds: float) -> None:
+        """Restarts the log: for so long it answers nobody. A client that waits longer than its
+        delivery time-out gives up what it has under way."""
+        self.state.go_away(seconds)
+        if seconds > DELIVERY_S:
+            loop = asyncio.get_running_loop()
+            for process in self._processes:
+                loop.call_later(DELIVERY_S, process.give_up)
+
+    def rebalance(self) -> None:
+        """Shares every group's partitions anew, by chance."""
+        for group in self.state.groups():
+            group.shuffle(self.faults.random)
 
 
 class MemoryBroker:
@@ -70,7 +95,7 @@ class MemoryBroker:
         """Without a cluster it has one to itself."""
         cluster = cluster or MemoryCluster()
         self._state = cluster.state
-        self._process = Process(name, cluster.session_s, cluster.latency)
+        self._process = cluster.add_process(name)
         self._opened: list[MemoryReader | MemorySubscription | MemoryFencedWriter] = []
 
     def freeze(self) -> None:
@@ -85,9 +110,14 @@ class MemoryBroker:
         """Ends the process, as SIGKILL does: what is in flight may have landed, or never will."""
         self._process.kill()
 
+    def lose_sessions(self, blind_s: float) -> None:
+        """Its consumer groups expel it; it reads on, and hears of that after `blind_s`."""
+        self._process.lose_sessions(blind_s)
+
     async def send(self, record: Outgoing) -> Position:
         """Writes one record; returns once it is durable."""
-        return await self._process.call(lambda: self._state.append(record))
+        lane = self._state.route(record).partition
+        return await self._process.send(lambda: self._state.append(record), lane)
 
     def reader(self) -> Reader:
         """A reader of partitions that it is told."""
@@ -111,7 +141,7 @@ class MemoryBroker:
 
     async def fenced(self, writer: str) -> FencedWriter:
         """Takes over as the sole writer of that name; the predecessor is cut off on return."""
-        epoch = await self._process.call(lambda: self._state.take_over(writer))
+        epoch = await self._process.call(lambda: self._state.take_over(writer), writer)
         fenced = MemoryFencedWriter(self._process, self._state, writer, epoch)
         self._opened.append(fenced)
         return fenced
@@ -179,8 +209,10 @@ class MemoryFencedWriter:
         self._state = state
         self._writer = writer
         self._epoch = epoch
+        self._faults = process.faults
         self._turn = asyncio.Lock()
         self._closed = False
+        self._broken: DependencyError | None = None
 
     async def write(
         self,
@@ -215,13 +247,41 @@ class MemoryFencedWriter:
         consumer_group: str,
     ) -> list[Position]:
         async with self._turn:
-            positions = await self._process.call(
-                lambda: self._state.begin(
-                    self._writer, self._epoch, records, commits, consumer_group
-                )
-            )
-            await self._process.call(lambda: self._state.commit(self._writer, self._epoch))
+            if self._broken is not None:
+                raise DependencyError(str(self._broken))
+            work = (records, commits, consumer_group)
+            positions = await self._begin(*work)
+            while self._faults.hit(self._faults.aborts):
+                abort = partial(self._state.abort, self._writer, self._epoch)
+                await self._process.call(abort, self._writer)
+                positions = await self._begin(*work)
+            await self._commit()
             return positions
+
+    async def _begin(
+        self,
+        records: Sequence[Outgoing],
+        commits: Mapping[Partition, Committed],
+        consumer_group: str,
+    ) -> list[Position]:
+        begin = partial(
+            self._state.begin, self._writer, self._epoch, records, commits, consumer_group
+        )
+        return await self._process.call(begin, self._writer)
+
+    async def _commit(self) -> None:
+        """Commits. An outcome that stays unknown breaks the writer: only a new one finds out."""
+        commit = partial(self._state.commit, self._writer, self._epoch)
+        unknown = self._faults.hit(self._faults.unknown_commits)
+        if not unknown or self._faults.hit(0.5):
+            await self._process.call(commit, self._writer)
+        if unknown:
+            self._broken = DependencyError(
+                f"the writer {self._writer} does not know whether its transaction counts: this "
+                f"process must end; a new one finds out"
+            )
+            await asyncio.sleep(self._faults.fail_s)
+            raise self._broken
 
 
 def _keeps_the_contract(broker: MemoryBroker) -> Broker:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from services.errors import HeadraceError
 from services.kafka.broker import METADATA_LIMIT, Committed, Partition
@@ -58,11 +59,17 @@ class Group:
         self._rebalance()
 
     def expel(self, member: Member) -> None:
-        """Takes everything from a member that was silent for too long."""
-        if member in self.members:
-            self.leave(member)
-            member.expelled = True
-            member.news.set()
+        """Takes everything from a member that was silent for too long, and tells it."""
+        self.leave(member)
+        member.expelled = True
+        member.news.set()
+
+    def shuffle(self, random: Random) -> None:
+        """Shares the partitions anew, by chance: balance comes back with the next change."""
+        for partition in sorted(self._targets):
+            able = [member for member in self.members if partition.topic in member.topics]
+            self._targets[partition] = random.choice(able)
+        self._hand_over()
 
     def release(self, member: Member, partitions: Sequence[Partition]) -> None:
         """The member has let go of these."""

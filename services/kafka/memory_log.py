@@ -127,12 +127,14 @@ class PartitionLog:
                 f"{position}: it keeps {self.first} to {self.end}"
             )
 
-    def expire(self, before: int) -> None:
-        """Deletes what lies before an offset, as retention does."""
+    def expire(self, before: int) -> list[Record]:
+        """Deletes what lies before an offset, as retention does. Returns the records it held."""
         kept = max(self.first, min(before, self.stable_end))
+        gone = [entry.visible for entry in self._entries[: kept - self.first]]
         del self._entries[: kept - self.first]
         self.first = kept
         self.wake()
+        return [record for record in gone if record is not None]
 
     def wake(self) -> None:
         """Lets every reader look again."""
@@ -170,6 +172,11 @@ class SoleWriter:
         assert self.transaction is not None, f"{self.name} has begun no transaction"
         self.transaction.state = _State.COMMITTED
         return self.transaction
+
+    def abort(self, epoch: int) -> None:
+        """Takes the open transaction back. Fenced as above."""
+        self._check(epoch)
+        self._finish()
 
     def time_out(self, transaction: Transaction) -> None:
         """Cuts off a writer that left its transaction open for too long."""

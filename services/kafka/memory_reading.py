@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from services.errors import DependencyError
 from services.kafka.broker import Committed, End, OnAssigned, OnRevoked, Partition, Record
+from services.kafka.memory_faults import Faults
 from services.kafka.memory_group import Member
-from services.kafka.memory_state import Process, State
+from services.kafka.memory_process import Process
+from services.kafka.memory_state import State
 
-BATCH = 500
-"""Most that one `read` returns."""
 ASSIGN_S = 30.0
 REVOKE_S = 6.5
 """Seconds that the callbacks have, as with Kafka."""
@@ -25,9 +25,10 @@ R = TypeVar("R")
 class Cursor:
     """Partitions, each with the offset that is read next."""
 
-    def __init__(self, state: State, wake: asyncio.Event) -> None:
+    def __init__(self, state: State, wake: asyncio.Event, faults: Faults) -> None:
         """`wake` is set whenever there may be more to take."""
         self._state = state
+        self._faults = faults
         self._wake = wake
         self._positions: dict[Partition, int] = {}
         self._paused: dict[Partition, None] = {}
@@ -70,13 +71,14 @@ class Cursor:
         self._wake.set()
 
     def take(self) -> list[Record | End]:
-        """What can be read now, at most BATCH; partitions take turns at coming first."""
+        """What can be read now, bounded; partitions take turns at coming first."""
         items: list[Record | End] = []
+        most = self._faults.fetch
         for partition in list(self._positions):
-            if partition in self._paused or len(items) >= BATCH:
+            if partition in self._paused or len(items) >= most:
                 continue
             log = self._state.log(partition)
-            records, position = log.read(self._positions[partition], BATCH - len(items))
+            records, position = log.read(self._positions[partition], most - len(items))
             items += records
             if records:
                 del self._positions[partition]
@@ -93,7 +95,7 @@ class MemoryReader:
     def __init__(self, process: Process, state: State) -> None:
         self._process = process
         self._wake = asyncio.Event()
-        self._cursor = Cursor(state, self._wake)
+        self._cursor = Cursor(state, self._wake, process.faults)
         self._closed = False
         process.watch(self._wake)
 
@@ -157,7 +159,7 @@ class MemorySubscription:
         self._told_assigned = on_assigned
         self._told_revoked = on_revoked
         self._wake = asyncio.Event()
-        self._cursor = Cursor(state, self._wake)
+        self._cursor = Cursor(state, self._wake, process.faults)
         self._held: dict[Partition, None] = {}
         """The partitions that the callbacks were told of."""
         self._member = Member(self._topics)
@@ -207,7 +209,7 @@ class MemorySubscription:
             if not self._process.gone:
                 group, member = self._state.group(self._consumer_group), self._member
                 self._process.end_session(member)
-                await self._process.call(lambda: group.leave(member))
+                await self._process.call(lambda: group.leave(member), group)
 
     async def _heed(self) -> None:
         """Joins the group, then does what it decides, until closed."""
@@ -234,7 +236,7 @@ class MemorySubscription:
             self._process.keep_session(group, member)
 
         self._member = member
-        await self._process.call(join)
+        await self._process.call(join, group)
 
     async def _heed_news(self) -> None:
         member = self._member
@@ -243,18 +245,26 @@ class MemorySubscription:
             await self._give_up(list(self._held), lost=True)
             await self._join()
             return
-        if revoking := list(member.revoking):
+        if revoking := self._some(member.revoking):
             group = self._state.group(self._consumer_group)
             try:
                 await self._give_up([at for at in revoking if at in self._held], lost=False)
             finally:
-                await self._process.call(lambda: group.release(member, revoking))
-        if granted := list(member.granted):
+                await self._process.call(lambda: group.release(member, revoking), group)
+        if granted := self._some(member.granted):
             await self._take_over(member, granted)
+        if member.revoking or member.granted:
+            member.news.set()
+
+    def _some(self, partitions: Iterable[Partition]) -> list[Partition]:
+        """All at once, or one of them."""
+        faults, some = self._process.faults, list(partitions)
+        return [faults.random.choice(some)] if some and faults.piecemeal else some
 
     async def _take_over(self, member: Member, granted: Sequence[Partition]) -> None:
+        group = self._state.group(self._consumer_group)
         places = await self._process.call(
-            lambda: self._state.committed(self._consumer_group, granted)
+            lambda: self._state.committed(self._consumer_group, granted), group
         )
         for partition in granted:
             member.granted.pop(partition, None)
@@ -276,12 +286,13 @@ class MemorySubscription:
             del self._held[partition]
         told = self._told_revoked(partitions, lost)
         last = await self._bounded(told, REVOKE_S, "giving partitions up")
-        if last and not lost:
+        faults = self._process.faults
+        if last and not lost and not faults.hit(faults.lost_commits):
             await self._commit(last)
 
     async def _commit(self, commits: Mapping[Partition, Committed]) -> None:
         group, member = self._state.group(self._consumer_group), self._member
-        await self._process.call(lambda: group.commit(member, commits))
+        await self._process.call(lambda: group.commit(member, commits), group)
 
     async def _bounded(self, work: Awaitable[R], limit_s: float, what: str) -> R:
         try:

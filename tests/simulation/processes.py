@@ -24,6 +24,7 @@ from services.errors import DependencyError
 from services.inference import service as inference
 from services.kafka.broker import Partition
 from services.kafka.memory import MemoryBroker, MemoryCluster
+from services.kafka.memory_faults import Faults
 from services.kafka.memory_registry import MemoryRegistry
 from services.log import CaughtUp, Delivery, EventLog, EventReader
 from services.scheduler import service as scheduler
@@ -109,7 +110,7 @@ class Run:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
         loop.set_task_factory(_task_of_process)
-        self.cluster = MemoryCluster(latency=lambda: loop.random.expovariate(1 / LATENCY_S))
+        self.cluster = MemoryCluster(faults=Faults(loop.random, latency_s=LATENCY_S))
         self.topics = Topics(recipe.name, tuple(recipe.policies), recipe.partitions)
         self.ending = asyncio.Event()
         self.processes: list[Process] = []
