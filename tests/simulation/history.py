@@ -51,7 +51,7 @@ class History:
 async def read_history(log: EventLog, recipe: Recipe) -> History:
     """Reads every topic of the namespace to its end."""
     deliveries, undecodable = await read_all(log)
-    report = examine(recipe, deliveries, undecodable=undecodable)
+    report = examine(recipe, deliveries, settled=True, one_clock=True, undecodable=undecodable)
     return History(Facts.of(deliveries), report)
 
 

@@ -1,0 +1,93 @@
+"""I3, I5 and I6 for groups: each task's group in each policy's training."""
+
+from __future__ import annotations
+
+from math import isclose
+from statistics import fmean
+
+from schemas.events import EpisodeEnded, GroupClosed, GroupSample, TaskEnded, TrajectoryRecorded
+from schemas.packed import pack_f32
+from schemas.recipe import Policy, Recipe
+from services.plugins import load
+from stream_jobs.advantages import ADVANTAGES
+from tests.checker.facts import Facts, Violations
+from tests.checker.trajectories import use_of
+
+
+def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
+    """Judges all groups. `settled`: every ended task must have one for each policy that trains."""
+    training = {name: one for name, one in recipe.policies.items() if one.training is not None}
+    if settled:
+        for ended in facts.events(TaskEnded):
+            for policy in training:
+                if facts.get(GroupClosed, ended.task, policy) is None:
+                    yield f"I3: task {ended.task} has ended, and has no group of {policy}"
+    for group in facts.events(GroupClosed):
+        name = f"group {group.policy}/{group.task}"
+        task_ended = facts.get(TaskEnded, group.task)
+        if group.policy not in training:
+            yield f"I3: {name} is of a policy that does not train"
+        elif task_ended is None:
+            yield f"I1: {name} is of a task that has not ended"
+        elif group.verdict == "dropped":
+            if not group.reason or group.samples:
+                found = f"for reason {group.reason!r}, with {len(group.samples)}"
+                yield f"I3: {name} is dropped {found}"
+        else:
+            yield from _scored(facts, group, task_ended, name)
+            yield from _advantages(group, training[group.policy], name)
+
+
+def _scored(facts: Facts, group: GroupClosed, ended: TaskEnded, name: str) -> Violations:
+    if ended.purpose == "evaluate":
+        yield f"I3: {name} would train on an evaluation"
+    outcomes = {outcome.sample: outcome for outcome in ended.outcomes}
+    samples = [sample.sample for sample in group.samples]
+    excluded = [sample.sample for sample in group.excluded]
+    if sorted(samples + excluded) != sorted(outcomes):
+        yield f"I3: {name} has samples {samples}, leaves out {excluded}, of {sorted(outcomes)}"
+    if len(samples) < ended.minimum:
+        yield f"I3: {name} has {len(samples)} samples, fewer than {ended.minimum}"
+    for sample in group.samples:
+        yield from _sample(facts, group, sample, outcomes.get(sample.sample), name)
+    for exclusion in group.excluded:
+        outcome = outcomes.get(exclusion.sample)
+        if not exclusion.reason:
+            yield f"I3: {name} leaves sample {exclusion.sample} out without a reason"
+        counts = outcome is not None and outcome.reward is not None and outcome.failure is None
+        if counts and exclusion.reason not in ("reward_out_of_range", "policy_absent", "no_tokens"):
+            yield f"I3: {name} leaves out {exclusion.sample} as {exclusion.reason}, and it counts"
+
+
+def _sample(
+    facts: Facts, group: GroupClosed, sample: GroupSample, outcome: EpisodeEnded | None, name: str
+) -> Violations:
+    name = f"{name}: sample {sample.sample}"
+    if outcome is None or (sample.trajectory, sample.reward) != (
+        outcome.trajectory,
+        outcome.reward,
+    ):
+        yield f"I6: {name} is not its outcome"
+        return
+    trajectory = facts.resolve(sample.trajectory)
+    use = use_of(trajectory, group.policy) if isinstance(trajectory, TrajectoryRecorded) else None
+    if use is None:
+        yield f"I3: {name} is of an episode in which the policy took no part"
+        return
+    stated = (sample.tokens, sample.longest, sample.oldest_version)
+    counted = (use.tokens, use.longest, use.oldest_version)
+    if stated != counted:
+        yield f"I5: {name} states tokens, length and oldest version {stated}: they are {counted}"
+
+
+def _advantages(group: GroupClosed, policy: Policy, name: str) -> Violations:
+    """They follow from all rewards of the group, by the recipe's estimator."""
+    rewards = [sample.reward for sample in group.samples]
+    estimator = policy.groups.advantage
+    if group.estimator != estimator:
+        yield f"I3: {name} is scored by {group.estimator}, the recipe says {estimator}"
+    advantages = load("advantage", estimator, ADVANTAGES)(rewards)
+    if [sample.advantages for sample in group.samples] != [pack_f32([one]) for one in advantages]:
+        yield f"I3: {name} has other advantages than its rewards {rewards} give"
+    if group.mean is None or not isclose(group.mean, fmean(rewards)):
+        yield f"I3: {name} states the mean {group.mean} of rewards {rewards}"

@@ -1,0 +1,121 @@
+"""What the order between topics shows, where one clock dates all records: limits were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from schemas.events import (
+    BatchAssembled,
+    EpisodeEnded,
+    EpisodeStarted,
+    Event,
+    GroupClosed,
+    PolicyPublished,
+)
+from schemas.frontier import Frontier
+from schemas.recipe import Recipe
+from services.log import Delivery
+from tests.checker.facts import Facts, Violations
+
+LAG_S = 15.0
+"""How far behind the log a scheduler that is not cut off yet may be in what it knows."""
+
+
+def check(facts: Facts, recipe: Recipe) -> Violations:
+    """Judges every start and every batch by what was in the log before it."""
+    world = _World(recipe)
+    kinds = (EpisodeStarted, EpisodeEnded, GroupClosed, BatchAssembled, PolicyPublished)
+    records: Iterable[Delivery[Event]] = [one for kind in kinds for one in facts.all(kind)]
+    # Of what is recorded at the same moment, a start may know all the rest.
+    for one in sorted(records, key=lambda o: (o.recorded_at, isinstance(o.event, EpisodeStarted))):
+        event = one.event
+        if isinstance(event, EpisodeStarted):
+            yield from world.on_start(event, one.recorded_at)
+        elif isinstance(event, EpisodeEnded):
+            world.live.discard((event.task, event.sample))
+        elif isinstance(event, GroupClosed):
+            if event.verdict == "dropped" and event.policy in world.policies:
+                world.policies[event.policy].undecided.discard(event.task)
+        elif isinstance(event, BatchAssembled):
+            yield from world.policies[event.policy].on_batch(event, one.recorded_at)
+        elif isinstance(event, PolicyPublished) and event.policy in world.policies:
+            policy = world.policies[event.policy]
+            policy.published = max(policy.published, event.version)
+
+
+class _World:
+    """What is live, and what is known of each policy that trains."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.limit = recipe.scheduler.live_episodes
+        self.live: set[tuple[int, int]] = set()
+        self.policies = {
+            name: _Policy(
+                name, policy.batches.groups, policy.batches.max_staleness, policy.batches.prefetch
+            )
+            for name, policy in recipe.policies.items()
+            if policy.training is not None
+        }
+        self._tasks: set[int] = set()
+
+    def on_start(self, event: EpisodeStarted, at_s: float) -> Violations:
+        """A start keeps the limit of live episodes, and its task the room of every policy."""
+        name = f"task {event.task}"
+        self.live.add((event.task, event.sample))
+        if event.verdict is None and len(self.live) > self.limit:
+            alone = all(task == event.task for task, _ in self.live)
+            if not alone:
+                yield f"I8: {name} was started as live episode {len(self.live)} of {self.limit}"
+        if event.task in self._tasks:
+            return
+        self._tasks.add(event.task)
+        if event.verdict is None and event.submitted.purpose == "train":
+            for policy in self.policies.values():
+                yield from policy.on_task(event.task, at_s)
+
+
+@dataclass
+class _Policy:
+    """A policy that trains, as the log shows it at a moment."""
+
+    name: str
+    groups: int
+    max_staleness: int
+    prefetch: int
+    published: int = -1
+    undecided: set[int] = field(default_factory=set)
+    """Tasks started and not decided."""
+    before: list[tuple[float, int, set[int]]] = field(default_factory=list)
+    """Until when, which batch was the newest, and what it decided when it came."""
+    batch: int = 0
+
+    def on_task(self, task: int, at_s: float) -> Violations:
+        """A task that trains is started: there must be room, by what its scheduler may know."""
+        if self.published < 0:
+            yield f"I5: task {task} was started before {self.name} had a version"
+        hidden: set[int] = set()
+        rooms = [self._room(self.batch, hidden)]
+        for until_s, batch, decided in reversed(self.before):
+            if until_s < at_s - LAG_S:
+                break
+            hidden = hidden | decided
+            rooms.append(self._room(batch, hidden))
+        if max(rooms) <= 0:
+            yield f"I5: task {task} was started without room for {self.name}: {rooms[0]}"
+        self.undecided.add(task)
+
+    def on_batch(self, event: BatchAssembled, at_s: float) -> Violations:
+        """A batch is at most `prefetch` ahead of what is published."""
+        if event.version - 1 - self.published > self.prefetch:
+            name = f"batch {self.name}/{event.version}"
+            yield f"I5: {name} was assembled when version {self.published} was the newest"
+        frontier = Frontier(event.low_mark, [(run.first, run.last) for run in event.decided])
+        decided = {task for task in self.undecided if task in frontier}
+        self.before.append((at_s, self.batch, decided))
+        self.undecided -= decided
+        self.batch = event.version
+
+    def _room(self, batch: int, hidden: set[int]) -> int:
+        ahead = self.published - batch + self.max_staleness + 1
+        return ahead * self.groups - len(self.undecided) - len(hidden)

@@ -1,0 +1,61 @@
+"""I4 and I5 for versions: they grow by one, each from its batch, and their weights from them."""
+
+from __future__ import annotations
+
+from schemas.events import BatchAssembled, PolicyPublished
+from schemas.recipe import Recipe
+from tests.checker.facts import Facts, Violations
+
+
+def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
+    """Judges all versions. `settled`: every batch must have been trained."""
+    for policy in recipe.policies:
+        records = [
+            one.event for one in facts.in_order(PolicyPublished) if one.event.policy == policy
+        ]
+        yield from _versions(facts, policy, records)
+        newest = max((event.version for event in records), default=-1)
+        assembled = [one.version for one in facts.events(BatchAssembled) if one.policy == policy]
+        if settled and newest != (last := max(assembled, default=0)):
+            yield f"I8: batch {policy}/{last} is assembled, and version {newest} the newest"
+
+
+def _versions(facts: Facts, policy: str, records: list[PolicyPublished]) -> Violations:
+    newest, digest = -1, b""
+    for event in records:
+        name = f"version {policy}/{event.version}"
+        if event.version > newest + 1 or event.version < newest:
+            yield f"I5: {name} is published after version {newest}"
+        elif event.status == "resumed":
+            yield from _resumed(event, newest, digest, name)
+        elif event.version == newest:
+            yield f"I5: {name} is published twice, as {event.status}"
+        else:
+            yield from _new(facts, event, digest, name)
+        if event.full is None or event.full_version != event.version:
+            yield f"I5: {name} is published without its weights"
+        newest, digest = max(newest, event.version), event.digest
+
+
+def _resumed(event: PolicyPublished, newest: int, digest: bytes, name: str) -> Violations:
+    """Published again on restart: the newest version, where its weights came out otherwise."""
+    if event.version != newest:
+        yield f"I4: {name} is resumed after version {newest}"
+    elif event.digest == digest:
+        yield f"I4: {name} is resumed with the weights that it had"
+
+
+def _new(facts: Facts, event: PolicyPublished, digest: bytes, name: str) -> Violations:
+    if (event.version == 0) != (event.status == "initial"):
+        yield f"I5: {name} is published as {event.status}"
+    if event.version == 0:
+        return
+    batch = None if event.batch is None else facts.resolve(event.batch)
+    if (
+        not isinstance(batch, BatchAssembled)
+        or (batch.policy, batch.version) != (event.policy, event.version)
+        or batch != facts.get(BatchAssembled, batch.event_id)
+    ):
+        yield f"I4: {name} does not name the batch that trained it"
+    if event.status == "skipped" and event.digest != digest:
+        yield f"I4: {name} was skipped, and its weights changed"

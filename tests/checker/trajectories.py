@@ -1,0 +1,214 @@
+"""I2, and I5 for tokens: of the trajectories that count, and of the answers that they hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isnan
+
+from schemas.events import (
+    ActionRequested,
+    EpisodeEnded,
+    EpisodeStarted,
+    GenerationCompleted,
+    GenerationRequested,
+    ObservationRecorded,
+    PolicyPublished,
+    PolicyUse,
+    TrajectoryRecorded,
+    Turn,
+)
+from schemas.packed import count, unpack_f32, unpack_spans
+from tests.checker.facts import Facts, Violations
+
+Attempt = tuple[int, int, int]
+"""Task, sample, attempt."""
+
+
+@dataclass
+class _Asked:
+    """What an attempt asked of its environment, and the answers to its prompts."""
+
+    actions: list[ActionRequested] = field(default_factory=list)
+    answers: list[GenerationCompleted] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[str]:
+        """Paths of all its requests."""
+        return [one.call for one in self.actions] + [one.call for one in self.answers]
+
+    @property
+    def linear(self) -> bool:
+        """Whether it asked for one thing after the other, so that calls are in order."""
+        return all(call.isdecimal() for call in self.calls if not call.endswith(".close"))
+
+
+def check(facts: Facts) -> Violations:
+    """Judges the trajectories that outcomes name."""
+    yield from _echoes(facts)
+    attempts: dict[Attempt, _Asked] = defaultdict(_Asked)
+    for action in facts.events(ActionRequested):
+        attempts[action.task, action.sample, action.attempt].actions.append(action)
+    for answer in facts.events(GenerationCompleted):
+        attempts[answer.task, answer.sample, answer.attempt].answers.append(answer)
+    for key, asked in attempts.items():
+        indices = sorted(one.index for one in asked.actions if one.kind in ("reset", "step"))
+        if indices != list(range(len(indices))):
+            name = f"episode {key[0]}/{key[1]}, attempt {key[2]}"
+            yield f"I2: {name}: its actions are {indices}"
+    published = {(event.policy, event.version) for event in facts.events(PolicyPublished)}
+    for outcome in facts.events(EpisodeEnded):
+        if outcome.trajectory is None:
+            continue
+        name = f"episode {outcome.task}/{outcome.sample}"
+        found = facts.resolve(outcome.trajectory)
+        if not isinstance(found, TrajectoryRecorded):
+            yield f"I2: {name}: its trajectory's reference does not resolve"
+            continue
+        yield from _agreement(found, outcome, name)
+        yield from _limits(facts, found, name)
+        yield from _turns(facts, found, name)
+        yield from _whole(facts, found, attempts[found.task, found.sample, found.attempt], name)
+        spoken = {(turn.policy, version) for turn in found.turns for version in versions(turn)}
+        for policy, version in sorted(spoken - published):
+            yield f"I5: {name} has tokens of {policy}/{version}, which was never published"
+
+
+def versions(turn: Turn) -> list[int]:
+    """The policy version of each sampled token of a turn."""
+    return unpack_spans(turn.versions, count(turn.tokens))
+
+
+def use_of(trajectory: TrajectoryRecorded, policy: str) -> PolicyUse | None:
+    """What a policy did in a trajectory, counted from its turns; None where it took no part."""
+    turns = [turn for turn in trajectory.turns if turn.policy == policy]
+    if not turns:
+        return None
+    drawn = [version for turn in turns for version in versions(turn)]
+    return PolicyUse(
+        policy=policy,
+        role=turns[0].role,
+        tokens=sum(count(turn.tokens) for turn in turns if turn.trainable),
+        longest=max(
+            count(_before(trajectory, turn)) + count(turn.context + turn.tokens) for turn in turns
+        ),
+        oldest_version=min(drawn, default=-1),
+    )
+
+
+def _echoes(facts: Facts) -> Violations:
+    """An answer that counts is to one of the requests of its id."""
+    pairs = (
+        (GenerationCompleted, GenerationRequested),
+        (ObservationRecorded, ActionRequested),
+    )
+    for kind, asked in pairs:
+        for answer in facts.events(kind):
+            requests = facts.every(asked, answer.event_id)
+            digests = {request.digest for request in requests}  # type: ignore[attr-defined]
+            if requests and answer.digest not in digests:  # type: ignore[attr-defined]
+                name = f"{kind.__name__} {answer.event_id}"
+                yield f"I2: {name} is the answer to another meaning than was asked for"
+
+
+def _agreement(trajectory: TrajectoryRecorded, outcome: EpisodeEnded, name: str) -> Violations:
+    def told(one: TrajectoryRecorded | EpisodeEnded) -> tuple[object, ...]:
+        return one.task, one.sample, one.attempt, one.reward, one.rewards, one.ending
+
+    if told(trajectory) != told(outcome):
+        yield f"I2: {name} ended as {told(outcome)}, its trajectory as {told(trajectory)}"
+    policies = list(dict.fromkeys(turn.policy for turn in trajectory.turns))
+    if policies != [use.policy for use in outcome.policies]:
+        yield f"I2: {name} says that {policies} spoke, it was {outcome.policies}"
+    for use in outcome.policies:
+        counted = use_of(trajectory, use.policy)
+        stated = use.model_copy(update={"turn_rewards": b""})
+        if counted != stated:
+            yield f"I5: {name} states {stated}, its turns say {counted}"
+        earned = [turn.reward for turn in trajectory.turns if turn.policy == use.policy]
+        rewards = [None if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
+        if [one is None for one in earned] != [one is None for one in rewards]:
+            yield f"I6: {name}: turns earned {earned}, its outcome says {rewards}"
+
+
+def _limits(facts: Facts, trajectory: TrajectoryRecorded, name: str) -> Violations:
+    started = facts.get(EpisodeStarted, trajectory.task, trajectory.sample)
+    if started is None:
+        return
+    submitted = started.submitted
+    tokens = sum(count(turn.tokens) for turn in trajectory.turns)
+    if len(trajectory.turns) > submitted.max_turns or tokens > submitted.max_tokens:
+        most = f"{submitted.max_turns} turns, {submitted.max_tokens} tokens"
+        yield f"I2: {name} has {len(trajectory.turns)} turns, {tokens} tokens, of {most}"
+
+
+def _turns(facts: Facts, trajectory: TrajectoryRecorded, name: str) -> Violations:
+    """Each turn is the answer that counts to a request made in the context that it stands in."""
+    calls = [turn.call for turn in trajectory.turns]
+    if len(set(calls)) != len(calls):
+        yield f"I2: {name}: a turn is doubled among {calls}"
+    for index, turn in enumerate(trajectory.turns):
+        where = f"{name}: turn {index}"
+        if not -1 <= turn.parent < index:
+            yield f"I2: {where} follows turn {turn.parent}"
+            continue
+        identity = (trajectory.task, trajectory.sample, trajectory.attempt, turn.call)
+        answer = facts.get(GenerationCompleted, *identity)
+        if answer is None:
+            yield f"I2: {where} was never generated in attempt {trajectory.attempt}"
+            continue
+        theirs = (answer.prompt_added, answer.tokens, answer.logprobs, answer.versions)
+        if (turn.context, turn.tokens, turn.logprobs, turn.versions) != theirs:
+            yield f"I2: {where} is not the answer that counts to call {turn.call}"
+        requests = facts.every(GenerationRequested, *identity)
+        asked = [one for one in requests if one.digest == answer.digest]
+        if not asked:
+            yield f"I2: {where} answers what was never asked"
+        elif asked[0].tokens != _before(trajectory, turn):
+            yield f"I2: {where} was asked for in another context than it stands in"
+        drawn = versions(turn)
+        if drawn != sorted(drawn):
+            yield f"I5: {where} was drawn by versions {drawn}"
+
+
+def _before(trajectory: TrajectoryRecorded, turn: Turn) -> bytes:
+    """i32[]: the ids of all turns that a turn continues, from the first."""
+    ids, end = b"", len(trajectory.turns)
+    while 0 <= turn.parent < end:  # each turn follows an earlier one: what doesn't, ends it
+        end = turn.parent
+        turn = trajectory.turns[end]
+        ids = turn.context + turn.tokens + ids
+    return ids
+
+
+def _whole(facts: Facts, trajectory: TrajectoryRecorded, asked: _Asked, name: str) -> Violations:
+    """No answer of a finished, linear attempt is missing, and each turn earned what was given."""
+    if not asked.linear or trajectory.ending != "finished":
+        return
+    calls = {turn.call for turn in trajectory.turns}
+    for answer in asked.answers:
+        if answer.finish in ("stop", "length") and answer.call not in calls:
+            yield f"I2: {name}: the answer to call {answer.call} is in no turn"
+    earned = _earned(facts, trajectory, asked)
+    for turn in trajectory.turns:
+        if turn.reward != earned.get(turn.call):
+            given = earned.get(turn.call)
+            yield f"I6: {name}: call {turn.call} earned {turn.reward}, its environment gave {given}"
+
+
+def _earned(
+    facts: Facts, trajectory: TrajectoryRecorded, asked: _Asked
+) -> Mapping[str, float | None]:
+    """What the environment gave after each turn: to the newest turn before the action."""
+    turns = sorted(int(turn.call) for turn in trajectory.turns)
+    earned: dict[str, float | None] = {}
+    for action in sorted(asked.actions, key=lambda one: one.index):
+        if action.kind in ("score", "close"):
+            continue
+        observation = facts.get(ObservationRecorded, action.event_id)
+        before = [call for call in turns if call < int(action.call)]
+        if observation is not None and observation.reward is not None and before:
+            turn = str(before[-1])
+            earned[turn] = (earned.get(turn) or 0.0) + observation.reward
+    return earned
