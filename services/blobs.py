@@ -36,6 +36,9 @@ class BlobStore(Protocol):
         BlobError where the blob is absent, or is not what its name says.
         """
 
+    def holds(self, blob: Blob) -> bool:
+        """Whether the blob is there, by name and size alone: `get` verifies its bytes."""
+
 
 def open_blob_store(url: str) -> BlobStore:
     """The store at a path or a `file://` URL. UsageError for any other scheme."""
@@ -62,7 +65,7 @@ class LocalBlobStore:
             try:
                 with os.fdopen(handle, "wb") as file:
                     blob = _copy(data, file, media)
-                    if self._holds(blob):
+                    if self._holds_whole(blob):
                         return blob
                     file.flush()
                     os.fsync(file.fileno())
@@ -90,14 +93,18 @@ class LocalBlobStore:
             )
         return path
 
+    def holds(self, blob: Blob) -> bool:
+        """See BlobStore."""
+        path = self._path(blob)
+        return path.is_file() and path.stat().st_size == blob.size
+
     def _path(self, blob: Blob) -> Path:
         name = blob.sha256.hex()
         return self._root / name[:2] / name[2:]
 
-    def _holds(self, blob: Blob) -> bool:
+    def _holds_whole(self, blob: Blob) -> bool:
         """Whether the blob is there and whole; a damaged one is to be written again."""
-        path = self._path(blob)
-        return path.is_file() and path.stat().st_size == blob.size and _digest(path) == blob.sha256
+        return self.holds(blob) and _digest(self._path(blob)) == blob.sha256
 
     def _place(self, temporary: Path, path: Path) -> None:
         new_folder = not path.parent.is_dir()

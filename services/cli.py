@@ -1,8 +1,8 @@
 """The command line. Imports only click and the standard library: `--help` answers at once.
 
 Each command imports what it needs as it runs. Data goes to stdout, everything else to stderr.
-Exit codes: 0 done or drained, 1 failed, 2 usage or recipe, 3 a `--check` violated, 75 a dependency
-out of reach or fenced (start me again), 130 Ctrl-C.
+Exit codes: 0 done or drained, 1 failed, 2 usage or recipe, 3 a `--check` violated, 4 records that
+are needed are gone, 75 a dependency out of reach or fenced (start me again), 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import click
 
 from services.commands.inspect import recipe, status, tail, topics
-from services.commands.operate import apply, cancel, down, submit, up
+from services.commands.operate import apply, down, submit, up
 from services.commands.run import run, serve
+from services.commands.show import show
 
 if TYPE_CHECKING:
     from services.errors import HeadraceError
@@ -28,13 +29,14 @@ HELP = """The event backbone for reinforcement learning of LLM agents, on Apache
   headrace run my-recipe.toml         run a recipe of your own
   headrace status                     where a run stands
   headrace tail results               watch a topic
+  headrace show 42                    the whole story of task 42
 
 A recipe says *what* a run is: `headrace recipe` lists those that ship. *Where* it runs is said by
 options or by the environment (HEADRACE_BOOTSTRAP_SERVERS, …); with neither, a real Kafka and a
 schema registry run on this machine, in the folder .headrace.
 
 \b
-Exit codes: 0 done · 1 failed · 2 usage or recipe · 3 a --check violated
+Exit codes: 0 done · 1 failed · 2 usage or recipe · 3 a --check violated · 4 records lost
             75 a dependency out of reach, or fenced: start me again · 130 Ctrl-C
 """
 
@@ -53,7 +55,7 @@ def cli(context: click.Context, debug: bool) -> None:
         logging.getLogger("services.kafka.librdkafka").setLevel(logging.CRITICAL)
 
 
-for command in (run, serve, up, down, apply, submit, cancel, status, tail, topics, recipe):
+for command in (run, serve, up, down, apply, submit, status, show, tail, topics, recipe):
     cli.add_command(command)
 
 

@@ -3,6 +3,7 @@
     HeadraceError                  exit 1
     ├── UsageError                 exit 2    a wrong flag, a wrong recipe
     ├── CheckFailed                exit 3    `--check` does not hold
+    ├── RecordsLost                exit 4    records that are needed were deleted from the log
     ├── DependencyError            exit 75   broker, registry or blob store out of reach: restart me
     │   └── Fenced                 exit 75   another process has taken over this writer
     ├── BlobError                            a blob is absent, or its bytes are not what it's called
@@ -26,6 +27,7 @@ __all__ = [
     "Fenced",
     "HeadraceError",
     "InfrastructureError",
+    "RecordsLost",
     "UsageError",
 ]
 
@@ -46,6 +48,12 @@ class CheckFailed(HeadraceError):
     """The run ended, and what `--check` demanded does not hold."""
 
     exit_code = 3
+
+
+class RecordsLost(HeadraceError):
+    """Records that are needed are gone from the log: a restart does not bring them back."""
+
+    exit_code = 4
 
 
 class DependencyError(HeadraceError):

@@ -21,7 +21,7 @@ from prometheus_client import Counter
 from schemas.codec import Codec, UnknownSchema
 from schemas.events import EVENTS, Event, Ref
 from schemas.topics import DEAD_LETTERS, PlacedTopic, Topics
-from services.errors import DecodeError, HeadraceError
+from services.errors import DecodeError, RecordsLost
 from services.kafka.broker import (
     Broker,
     End,
@@ -183,13 +183,13 @@ class EventLog:
     async def fetch(self, refs: Sequence[Ref]) -> list[Event]:
         """The events that references name, in the order asked.
 
-        DependencyError where one is gone, HeadraceError where its bytes have another digest.
+        RecordsLost where one is gone, or is no longer the record that was referred to.
         """
         places = [Position(Partition(ref.topic, ref.partition), ref.offset) for ref in refs]
         events = []
         for ref, record in zip(refs, await self.broker.fetch(places), strict=True):
             if _digest(record.value or b"") != ref.digest:
-                raise HeadraceError(
+                raise RecordsLost(
                     f"{ref.topic}/{ref.partition}@{ref.offset} is not the record that was "
                     f"referred to: its digest differs. Was the topic made anew?"
                 )

@@ -44,7 +44,7 @@ async def tail_topic(
             while True:
                 for item in await reader.read():
                     if isinstance(item, Record):
-                        print_one(await _tree(log, item))
+                        print_one(await tree_of(log, item))
                         shown += 1
                         if shown == limit:
                             return
@@ -71,7 +71,8 @@ def _short(placed: PlacedTopic) -> str:
     return placed.topic.name if placed.policy is None else f"{placed.topic.name}.{placed.policy}"
 
 
-async def _tree(log: EventLog, record: Record) -> dict[str, Any]:
+async def tree_of(log: EventLog, record: Record) -> dict[str, Any]:
+    """A record as JSON values: its place, and the event, or what there is instead."""
     tree: dict[str, Any] = {
         "topic": record.partition.topic,
         "partition": record.partition.number,

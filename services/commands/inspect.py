@@ -13,6 +13,7 @@ from services.commands.options import (
     explain,
     json_option,
     print_json,
+    print_table,
     set_option,
     where_of,
     where_options,
@@ -105,24 +106,6 @@ def topics(as_json: bool, **options: Any) -> None:
         return
     head = ("topic", "event", "partitions", "records", "writer", "kept")
     print_table(head, [[str(row[name]) for name in head] for row in rows])
-
-
-def print_table(head: tuple[str, ...], rows: list[list[str]]) -> None:
-    """A table to stdout: drawn on a terminal, plain columns elsewhere."""
-    if sys.stdout.isatty():
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(*head, box=box.SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
-        return
-    widths = [max(len(row[column]) for row in [list(head), *rows]) for column in range(len(head))]
-    for row in [list(head), *rows]:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
 
 
 @click.command()

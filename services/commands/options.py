@@ -12,6 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from services.settings import Where
+    from services.show.pages import Part
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,6 +90,37 @@ def print_json(data: Any, *, indent: int | None = 2) -> None:
     """Data to stdout, at once."""
     click.echo(json.dumps(data, indent=indent, ensure_ascii=False))
     sys.stdout.flush()
+
+
+def print_table(head: tuple[str, ...], rows: list[list[str]], *, indent: int = 0) -> None:
+    """A table to stdout: drawn on a terminal, plain columns elsewhere."""
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.padding import Padding
+        from rich.table import Table
+
+        table = Table(*head, box=box.SIMPLE_HEAD)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        Console().print(Padding(table, (0, 0, 0, indent)))
+        return
+    widths = [max(len(row[column]) for row in [list(head), *rows]) for column in range(len(head))]
+    for row in [list(head), *rows]:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo(" " * indent + "  ".join(cells).rstrip())
+
+
+def print_page(page: Sequence[Part]) -> None:
+    """Lines and tables to stdout; headings stand out on a terminal."""
+    for part in page:
+        if not isinstance(part, str):
+            print_table(part.head, part.rows, indent=2)
+        elif part.startswith(" "):
+            click.echo(part)
+        else:
+            click.secho(part, bold=True)
 
 
 def explain(line: str) -> None:

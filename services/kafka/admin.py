@@ -26,10 +26,10 @@ from services.kafka.convert import (
     checked,
     committed_in,
     make_consumer,
-    offset_gone,
     topic_partitions,
 )
 from services.kafka.failures import TRANSIENT, error_of, failure
+from services.kafka.lost import records_lost
 from services.kafka.settings import KafkaSettings, Properties
 
 REQUEST_S = 3.0
@@ -122,8 +122,28 @@ class Admin:
             f"can't find the ends of {names}", partial(self._ends, partitions)
         )
 
+    async def offsets_at(
+        self, partitions: Sequence[Partition], timestamp: float
+    ) -> dict[Partition, int]:
+        """The offset of each partition's first record that is no older; its end without one."""
+        if not partitions:
+            return {}
+        asked = [
+            TopicPartition(place.topic, place.number, max(0, int(timestamp * 1_000)))
+            for place in partitions
+        ]
+        found = await self._patiently(
+            "can't find offsets by time",
+            lambda: checked(self._consumer().offsets_for_times(asked, timeout=REQUEST_S)),
+        )
+        bounds = await self.ends(partitions)
+        offsets = {Partition(place.topic, place.partition): place.offset for place in found}
+        return {
+            place: offset if offset >= 0 else bounds[place][1] for place, offset in offsets.items()
+        }
+
     async def check_offsets(self, positions: Mapping[Partition, int]) -> None:
-        """DependencyError where the log does not hold an offset, nor ends there."""
+        """RecordsLost where the log does not hold an offset, nor ends there."""
         bounds = await self.ends(list(positions))
         beyond = [place for place, offset in positions.items() if offset > bounds[place][1]]
         if beyond:  # Of what a transaction keeps open, the end for readers is short.
@@ -131,7 +151,7 @@ class Admin:
         for place, offset in positions.items():
             first, end = bounds[place]
             if not first <= offset <= end:
-                raise offset_gone(place, offset, bounds[place])
+                raise records_lost(place, offset, bounds[place])
 
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]

@@ -84,7 +84,7 @@ class Reader(Protocol):
     """Reads partitions that it is told to, without a consumer group."""
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
-        """Adds partitions, each from its offset. DependencyError where the offset is gone."""
+        """Adds partitions, each from its offset. RecordsLost where the offset is gone."""
 
     async def unassign(self, partitions: Sequence[Partition]) -> None:
         """Drops partitions: `read` yields nothing of them any more."""
@@ -175,7 +175,7 @@ class Broker(Protocol):
         """
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
-        """The records at these positions, in the order asked. DependencyError if one is gone."""
+        """The records at these positions, in the order asked. RecordsLost if one is gone."""
 
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
         """Makes the topics that are absent: name to (partitions, configuration).
@@ -193,6 +193,14 @@ class Broker(Protocol):
         """Each partition's first offset, and the one where all that is committed ends.
 
         The latter is where `End` comes. A gap may lie before it, and an open transaction at it.
+        """
+
+    async def offsets_at(
+        self, partitions: Sequence[Partition], timestamp: float
+    ) -> dict[Partition, int]:
+        """The offset of each partition's first record that is no older; its end without one.
+
+        `timestamp` is in epoch seconds. Records' times need not ascend: some after it may be older.
         """
 
     async def committed(

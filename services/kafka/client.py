@@ -101,7 +101,7 @@ class KafkaBroker:
         return fenced
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
-        """The records at these positions, in the order asked. DependencyError if one is gone."""
+        """The records at these positions, in the order asked. RecordsLost if one is gone."""
         if not positions:
             return []
         if self._fetches is None:
@@ -129,6 +129,12 @@ class KafkaBroker:
     async def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
         """Each partition's first offset and the offset after its last committed record."""
         return await self._admin.ends(partitions)
+
+    async def offsets_at(
+        self, partitions: Sequence[Partition], timestamp: float
+    ) -> dict[Partition, int]:
+        """The offset of each partition's first record that is no older; its end without one."""
+        return await self._admin.offsets_at(partitions, timestamp)
 
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]

@@ -39,7 +39,7 @@ class KafkaReader:
         self._made: Poller | None = None
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
-        """Adds partitions, each from its offset. DependencyError where the offset is gone."""
+        """Adds partitions, each from its offset. RecordsLost where the offset is gone."""
         if not positions:
             return
         await self._admin.check_offsets(positions)
@@ -98,7 +98,8 @@ class KafkaSubscription:
         self._consumer_group = consumer_group
         self._told_assigned = on_assigned
         self._told_revoked = on_revoked
-        self._poller = Poller(settings.member(consumer_group), consumer_group)
+        who = f"the consumer group {consumer_group}"
+        self._poller = Poller(settings.member(consumer_group), consumer_group, who)
         self._poller.consumer.subscribe(
             list(topics),
             on_assign=self._on_assign,

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
-from services.errors import DependencyError
 from services.kafka.broker import Committed, Partition, Position, Record
 from services.kafka.failures import error_of, failure
 from services.kafka.settings import Properties, logger
@@ -83,17 +82,3 @@ def watermarks(consumer: Consumer, place: Partition) -> tuple[int, int] | None:
         return consumer.get_watermark_offsets(asked, timeout=WATERMARKS_S)
     except KafkaException:
         return None
-
-
-def offset_gone(
-    place: Partition, offset: int | None, bounds: tuple[int, int] | None
-) -> DependencyError:
-    """The error for a place that the log does not hold, with what it holds."""
-    wanted = "the offset to read from" if offset is None else f"offset {offset}"
-    there = "what it holds can't be found out"
-    if bounds is not None:
-        there = f"it holds {bounds[0]} to {bounds[1]}"
-    return DependencyError(
-        f"{place.topic}/{place.number} does not hold {wanted}: {there}. Retention removed it, or "
-        f"the topic was made anew: begin a new namespace, or keep this one longer"
-    )

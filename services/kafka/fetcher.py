@@ -12,16 +12,16 @@ from time import monotonic
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from services.errors import DependencyError
+from services.errors import DependencyError, HeadraceError, RecordsLost
 from services.kafka.broker import Partition, Position, Record
 from services.kafka.convert import (
     make_consumer,
-    offset_gone,
     to_record,
     topic_partitions,
     watermarks,
 )
 from services.kafka.failures import FINAL, error_of, failure
+from services.kafka.lost import records_lost
 from services.kafka.settings import KafkaSettings
 
 SILENCE_S = 10.0
@@ -44,7 +44,7 @@ class Fetcher:
         self._cached_bytes = 0
 
     def fetch(self, positions: Sequence[Position]) -> list[Record]:
-        """The records at these positions, in the order asked. DependencyError if one is gone."""
+        """The records at these positions, in the order asked. RecordsLost if one is gone."""
         found: dict[Position, Record] = {}
         wanted: dict[Partition, deque[int]] = {}
         for position in sorted(set(positions), key=lambda at: (at.partition, at.offset)):
@@ -58,7 +58,7 @@ class Fetcher:
         except KafkaException as exception:
             self._begin_anew()
             raise failure("can't fetch", error_of(exception)) from exception
-        except DependencyError:
+        except HeadraceError:
             self._begin_anew()
             raise
         return [found[position] for position in positions]
@@ -154,7 +154,7 @@ class Fetcher:
             _, oldest = self._cache.popitem(last=False)
             self._cached_bytes -= len(oldest.value or b"")
 
-    def _gone(self, place: Partition, offsets: deque[int] | None) -> DependencyError:
-        return offset_gone(
+    def _gone(self, place: Partition, offsets: deque[int] | None) -> RecordsLost:
+        return records_lost(
             place, offsets[0] if offsets else None, watermarks(self._consumer, place)
         )

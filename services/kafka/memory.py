@@ -147,7 +147,7 @@ class MemoryBroker:
         return fenced
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
-        """The records at these positions, in the order asked. DependencyError if one is gone."""
+        """The records at these positions, in the order asked. RecordsLost if one is gone."""
         await self._process.turn()
         await self._state.decided(positions, FETCH_S)
         return await self._process.call(
@@ -175,6 +175,14 @@ class MemoryBroker:
     async def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
         """Each partition's first offset and the end of what is committed."""
         return await self._process.call(lambda: self._state.ends(partitions))
+
+    async def offsets_at(
+        self, partitions: Sequence[Partition], timestamp: float
+    ) -> dict[Partition, int]:
+        """The offset of each partition's first record that is no older; its end without one."""
+        return await self._process.call(
+            lambda: {at: self._state.log(at).offset_at(timestamp) for at in partitions}
+        )
 
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]

@@ -14,6 +14,7 @@ from enum import Enum
 
 from services.errors import DependencyError, Fenced
 from services.kafka.broker import Committed, Outgoing, Partition, Record
+from services.kafka.lost import records_lost
 
 
 class _State(Enum):
@@ -109,23 +110,30 @@ class PartitionLog:
         return records, position
 
     def record(self, offset: int) -> Record:
-        """The committed record at an offset. DependencyError where there is none."""
+        """The committed record at an offset. RecordsLost where there is none any more.
+
+        DependencyError where it is not there yet.
+        """
+        if self.stable_end <= offset <= self.end:
+            raise DependencyError(
+                f"{self.partition.topic}/{self.partition.number}@{offset} did not come: was the "
+                f"record ever written?"
+            )
         if self.first <= offset < self.stable_end:
             record = self._entries[offset - self.first].visible
             if record is not None:
                 return record
-        raise DependencyError(
-            f"{self.partition.topic}/{self.partition.number} has no record at offset {offset}: "
-            f"it keeps {self.first} to {self.stable_end}. Was it deleted by retention?"
-        )
+        raise records_lost(self.partition, offset, (self.first, self.stable_end))
+
+    def offset_at(self, timestamp: float) -> int:
+        """The offset of the first committed record that is no older; the end without one."""
+        records, end = self.read(self.first, self.stable_end - self.first)
+        return next((one.offset for one in records if one.timestamp >= timestamp), end)
 
     def check(self, position: int) -> None:
-        """DependencyError where nothing can be read from that position."""
+        """RecordsLost where nothing can be read from that position."""
         if not self.first <= position <= self.end:
-            raise DependencyError(
-                f"{self.partition.topic}/{self.partition.number} can't be read from offset "
-                f"{position}: it keeps {self.first} to {self.end}"
-            )
+            raise records_lost(self.partition, position, (self.first, self.end))
 
     def expire(self, before: int) -> list[Record]:
         """Deletes what lies before an offset, as retention does. Returns the records it held."""

@@ -25,12 +25,12 @@ from services.errors import DependencyError
 from services.kafka.broker import End, Partition, Record
 from services.kafka.convert import (
     make_consumer,
-    offset_gone,
     to_record,
     topic_partitions,
     watermarks,
 )
 from services.kafka.failures import FINAL, error_of, failure
+from services.kafka.lost import records_lost
 from services.kafka.settings import Properties
 from services.kafka.settings import logger as client_logger
 
@@ -54,8 +54,10 @@ _Command = tuple[Callable[[], Any], asyncio.Future[Any]]
 class Poller:
     """A consumer in a thread. What is public is called on the loop, unless it says otherwise."""
 
-    def __init__(self, properties: Properties, name: str) -> None:
+    def __init__(self, properties: Properties, name: str, who: str = "") -> None:
+        """`who` is named where what it should read is gone."""
         self._loop = asyncio.get_running_loop()
+        self._who = who
         self.consumer = make_consumer(properties)
         self.held: frozenset[Partition] = frozenset()
         """The partitions whose records may come out. Set on the loop only."""
@@ -289,7 +291,7 @@ class Poller:
         if error.code() == KafkaError._AUTO_OFFSET_RESET and topic and number is not None:
             place = Partition(topic, number)
             wanted = offset if offset is not None and offset >= 0 else None
-            raise offset_gone(place, wanted, watermarks(self.consumer, place))
+            raise records_lost(place, wanted, watermarks(self.consumer, place), self._who)
         if error.fatal() or error.code() in FINAL:
             raise failure(f"can't read {topic or ''}", error)
         client_logger.warning("%s: %s", topic or "consumer", error.str())

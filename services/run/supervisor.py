@@ -1,9 +1,9 @@
 """Keeps a run's child processes alive, and ends them all, whatever happens to this process.
 
-A child dead before its time is started again after 0.5, 1, 2, 4, then 8 s. Exit code 2 (usage)
-fails the run at once, and so does the fifth death of one child within 60 s: a restart would not
-help. Each child holds the reading end of a pipe. Its first line says where broker and registry
-are; its end says that this process is gone, by `kill -9` too.
+A child dead before its time is started again after 0.5, 1, 2, 4, then 8 s. Exit codes 2 (usage)
+and 4 (records lost) fail the run at once, and so does the fifth death of one child within 60 s: a
+restart would not help. Each child holds the reading end of a pipe. Its first line says where
+broker and registry are; its end says that this process is gone, by `kill -9` too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.errors import HeadraceError, UsageError
+from services.errors import HeadraceError, RecordsLost, UsageError
 
 LOG_LINES = 20
 """Lines of a dead child's log that its error shows."""
@@ -175,6 +175,8 @@ class Supervisor:
         name, now = child.spec.name, time.monotonic()
         if code == UsageError.exit_code:
             raise UsageError(f"{name} refuses to start{self._last_lines(name)}")
+        if code == RecordsLost.exit_code:
+            raise RecordsLost(f"{name} needs records that are gone{self._last_lines(name)}")
         child.deaths.append(now)
         while child.deaths[0] < now - self._rule.window_s:
             child.deaths.popleft()

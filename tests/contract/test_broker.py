@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.errors import DependencyError, Fenced, HeadraceError, UsageError
+from services.errors import DependencyError, Fenced, HeadraceError, RecordsLost, UsageError
 from services.kafka.broker import (
     METADATA_LIMIT,
     Broker,
@@ -317,14 +317,16 @@ def test_what_is_gone_can_not_be_read(log: Log, namespace: str) -> None:
             await log.expire(place.at(), 2)
             assert (await place.broker.ends([place.at()]))[place.at()] == (2, 3)
             reader = place.broker.reader()
-            for offset in (1, 4):
-                with pytest.raises(DependencyError):
-                    await reader.assign({place.at(): offset})
+            where = f"{place.topic}/0"
+            with pytest.raises(RecordsLost, match=f"{where}: 1 record is lost, offsets 1 to 1: "):
+                await reader.assign({place.at(): 1})
+            with pytest.raises(RecordsLost, match=f"{where}: .* offsets 3 to 3: .* made anew"):
+                await reader.assign({place.at(): 4})
             with pytest.raises(DependencyError):
                 await reader.assign({Partition(f"{namespace}.absent", 0): 0})
             await reader.assign({place.at(): 2})
             assert values(await read_to(reader, End(place.at(), 3))) == ["c"]
-            with pytest.raises(DependencyError):
+            with pytest.raises(RecordsLost, match=f"{where}: 1 record is lost"):
                 await place.broker.fetch([Position(place.at(), 1)])
 
     run(main)
@@ -413,7 +415,7 @@ def test_fetch_finds_no_record_where_a_marker_lies(log: Log, namespace: str) -> 
             await reader.assign({place.at(): 0})
             await read_to(reader, End(place.at(), 2))
             await place.send("b")
-            with pytest.raises(DependencyError):
+            with pytest.raises(RecordsLost, match=r"offsets 1 to 1.* a gap"):
                 await place.broker.fetch([Position(place.at(), 0), Position(place.at(), 1)])
             records = await place.broker.fetch([Position(place.at(), 2), Position(place.at(), 0)])
             assert values(records) == ["b", "a"]
@@ -797,6 +799,42 @@ def test_topics_are_made_once_and_their_partitions_stay(log: Log, namespace: str
             assert other not in await place.broker.list_topics()
             await place.broker.create_topics({other: (2, {})})
             assert (await place.broker.list_topics())[other] == 2
+
+    run(main)
+
+
+def test_a_group_whose_records_were_deleted_hears_which(log: Log, namespace: str) -> None:
+    async def main() -> None:
+        async with a_place(log, namespace) as place:
+            await place.send("a", "b", "c")
+            await log.expire(place.at(), 2)
+            member = place.subscribe()
+            with pytest.raises(RecordsLost, match=r"2 records are lost, offsets 0 to 1: .*docs/"):
+                await member.until(lambda: bool(member.records))
+            await member.subscription.close()
+
+    run(main)
+
+
+def test_offsets_are_found_by_time(log: Log, namespace: str) -> None:
+    async def main() -> None:
+        async with a_place(log, namespace, partitions=2) as place:
+            await place.send("a")
+            reader = place.broker.reader()
+            await reader.assign({place.at(): 0})
+            first = (await read_to(reader, End(place.at(), 1)))[0]
+            assert isinstance(first, Record)
+            await asyncio.sleep(0.01)
+            await place.send("b")
+
+            async def at(timestamp: float) -> list[int]:
+                found = await place.broker.offsets_at([place.at(0), place.at(1)], timestamp)
+                return [found[place.at(0)], found[place.at(1)]]
+
+            assert await at(0) == [0, 0]
+            assert await at(first.timestamp) == [0, 0]
+            assert await at(first.timestamp + 0.005) == [1, 0]
+            assert await at(first.timestamp + 3600) == [2, 0]
 
     run(main)
 

@@ -181,3 +181,17 @@ def run_among_others(
         parked = {value for _, value in mine}
         assert set(GARBAGE.values()) <= parked, topic
     assert any(len(value or b"") > MAX_RECORD_BYTES // 2 for _, value in letters)
+    show_a_step(environment)
+
+
+def show_a_step(environment: dict[str, str]) -> None:
+    """The story of version 2, and of the first task that was trained on."""
+    step = json.loads(headrace(("show", "version:2", "--json"), environment))
+    assert step["publications"][-1]["writer"].startswith("trainer-")
+    assert list(step["weights"].values()) == [True]
+    sample = step["samples"][0]
+    assert (sample["gone"], sample["staleness"] <= 1) == ("", True)
+    page = headrace(("show", f"{sample['task']}/{sample['sample']}"), environment)
+    assert f"episode {sample['task']}/{sample['sample']}: finished" in page
+    assert "by batch:default/2: samples trained on: " in page
+    assert '{"action": ' in page

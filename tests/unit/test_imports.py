@@ -34,6 +34,7 @@ OPERATING = (
     "services.namespaces",
     "services.run",
     "services.serve",
+    "services.show",
     "services.tailing",
 )
 """What puts the parts together, starts them and looks at them. Nothing below knows of it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import HeadraceError, UsageError
+from services.errors import HeadraceError, RecordsLost, UsageError
 from services.run.supervisor import ChildSpec, RestartRule, Supervisor, last_lines
 
 FAST = RestartRule(first_delay_s=0.01, longest_delay_s=0.02, deaths=3)
@@ -45,7 +45,7 @@ def test_a_dead_child_is_started_again_and_told_the_place(tmp_path: Path) -> Non
     async def main() -> None:
         notes: list[str] = []
         supervisor = Supervisor(
-            [shell("a", f"{WAITS} & wait; exit 4")], tmp_path, rule=FAST, on_change=notes.append
+            [shell("a", f"{WAITS} & wait; exit 5")], tmp_path, rule=FAST, on_change=notes.append
         )
         await supervisor.start()
         supervisor.place("one")
@@ -74,11 +74,15 @@ def test_a_child_that_dies_again_and_again_fails_the_run(tmp_path: Path) -> None
     asyncio.run(main())
 
 
-def test_exit_code_2_fails_the_run_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [UsageError, RecordsLost])
+def test_what_no_restart_mends_fails_the_run_at_once(
+    tmp_path: Path, error: type[HeadraceError]
+) -> None:
     async def main() -> None:
-        supervisor = Supervisor([shell("a", "echo wrong flag >&2; exit 2")], tmp_path, rule=FAST)
+        dying = f"echo what is wrong >&2; exit {error.exit_code}"
+        supervisor = Supervisor([shell("a", dying)], tmp_path, rule=FAST)
         await supervisor.start()
-        with pytest.raises(UsageError, match="wrong flag"):
+        with pytest.raises(error, match="what is wrong"):
             await supervisor.watch()
         assert supervisor.restarts == 0
         await supervisor.stop()

@@ -12,7 +12,7 @@ import pytest
 from schemas.codec import Codec, avsc
 from schemas.events import Event, RunStateEntered
 from schemas.topics import DEAD_LETTERS, POLICIES, RUNS, Topics
-from services.errors import DecodeError, DependencyError, HeadraceError
+from services.errors import DecodeError, RecordsLost
 from services.kafka.broker import Outgoing, Partition, Record
 from services.kafka.memory import MemoryBroker, MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
@@ -202,10 +202,10 @@ def test_references_are_fetched_in_the_order_asked_and_their_digests_checked() -
         refs = [await bench.log.send(started(number)) for number in range(3)]
         fetched = await bench.log.fetch([refs[2], refs[0], refs[2]])
         assert fetched == [started(2), started(0), started(2)]
-        with pytest.raises(HeadraceError, match="its digest differs"):
+        with pytest.raises(RecordsLost, match="its digest differs"):
             await bench.log.fetch([refs[0].model_copy(update={"digest": bytes(16)})])
         bench.cluster.expire(RUNS_PLACE, 1)
-        with pytest.raises(DependencyError):
+        with pytest.raises(RecordsLost):
             await bench.log.fetch([refs[0]])
 
     run(test)
@@ -255,7 +255,7 @@ def test_a_tail_begins_shortly_before_the_end_and_first_at_what_is_kept() -> Non
         assert await first_offset("tail") == 10
         assert await first_offset("first") == 5
         assert await first_offset(20) == 20
-        with pytest.raises(DependencyError):
+        with pytest.raises(RecordsLost, match="offsets 2 to 4"):
             await first_offset(2)
 
     run(test)

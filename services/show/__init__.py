@@ -1,0 +1,1 @@
+"""`headrace show`: the story of a task, an episode, a batch or a version, from the log alone."""
