@@ -1,0 +1,330 @@
+"""A chaos run: rounds of faults and of healing, then the end and the judgement."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from schemas.recipe import Recipe
+from schemas.topics import Topics
+from services.apply import apply
+from services.connect import connect
+from services.log import EventLog
+from services.namespaces import open_namespace
+from services.run.life import enter
+from services.settings import Where, read_recipe
+from tests.chaos import report
+from tests.chaos.disks import MIB, Disk
+from tests.chaos.fleet import Clocks, Fleet
+from tests.chaos.injections import KINDS, SERVICES, Kind, World, kill, write_rates
+from tests.chaos.servers import Cluster
+from tests.chaos.watch import Watch
+from tests.checker import examine, read_all
+
+NAMESPACE = "chaos"
+START_S = 120.0
+DRAIN_BOUND_S = 90.0
+"""Less than an episode's deadline: what only the deadline ends counts as stuck."""
+GAP_BOUND_S = 45.0
+PHASE_S = (3.0, 8.0)
+MIXED = (0, 1, 1, 2, 2, 3)
+"""How many kinds a phase mixes, each as likely."""
+ROUND_S = 40.0
+KILLS_A_ROUND = 8
+DISK_BYTES = {"blobs": 4096 * MIB, "checkpoints": 64 * MIB}
+BROKER_DISK_BYTES = 6144 * MIB
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to do."""
+
+    seconds: float
+    injections: int | None
+    """End once there were so many, before `seconds` are over."""
+    seed: int
+    kinds: Sequence[str]
+    brokers: int
+    disks: bool
+    """Whether disks may be made."""
+    keep: Path | None = None
+    """Where the brokers' logs go if something is wrong."""
+
+
+@dataclass
+class Chaos:
+    """One run's state."""
+
+    options: Options
+    world: World
+    random: Random
+    drains_s: list[float] = field(default_factory=list)
+    not_drained: list[str] = field(default_factory=list)
+    began: float = 0.0
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What may be injected here."""
+        disks = self.world.disks
+        return {
+            name: KINDS[name]
+            for name in self.options.kinds
+            if not KINDS[name].disk or KINDS[name].disk in disks
+        }
+
+    async def rounds(self) -> None:
+        """Faults and healing in turn, until it is enough."""
+        loop = asyncio.get_running_loop()
+        self.began = loop.time()
+        number = 0
+        while not self._enough():
+            number += 1
+            if number % 2 or "kill-service" not in self.kinds:
+                await self._mixes()
+                await self._heal()
+            else:
+                await self._kills()
+            await self._drain(number)
+
+    def _enough(self) -> bool:
+        most = self.options.injections
+        late = asyncio.get_running_loop().time() - self.began > self.options.seconds
+        return late or (most is not None and self.world.injections >= most)
+
+    async def _mixes(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + ROUND_S
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while loop.time() < until and not self._enough():
+                mix = self.random.sample(sorted(self.kinds), min(len(self.kinds), self._many()))
+                lasts_s = self.random.uniform(*PHASE_S)
+                say(f"{', '.join(mix) or 'nothing'} for {lasts_s:.1f} s")
+                seeds = [self.random.getrandbits(32) for _ in mix]
+                phase = [
+                    asyncio.create_task(self._inject(self.kinds[name], Random(seed), lasts_s))
+                    for name, seed in zip(mix, seeds, strict=True)
+                ]
+                running.update(phase)
+                await asyncio.sleep(lasts_s)
+                for done in [task for task in running if task.done()]:
+                    running.discard(done)
+                    done.result()
+                self.world.fleet.check()
+        finally:
+            for task in running:
+                task.cancel()
+            outcomes = await asyncio.gather(*running, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    def _many(self) -> int:
+        return self.random.choice(MIXED)
+
+    async def _inject(self, kind: Kind, random: Random, lasts_s: float) -> None:
+        """One kind, for as long as its phase lasts, or longer if its fault does."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + lasts_s
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(kind.inject(self.world, random))
+                if kind.every is None:
+                    return
+                await asyncio.sleep(random.uniform(*kind.every))
+                if loop.time() >= until:
+                    return
+
+    async def _kills(self) -> None:
+        """One worker at a time is killed, and its successor waited for."""
+        for _ in range(KILLS_A_ROUND):
+            if self._enough():
+                return
+            if not await self.world.watch.flows(SERVICES, GAP_BOUND_S):
+                say(f"not all services are at work after {GAP_BOUND_S:g} s")
+            service = self.random.choice(SERVICES)
+            gap = kill(self.world, service, self.random, alone=True)
+            if gap is None:
+                continue
+            await self.world.watch.mended(gap, GAP_BOUND_S)
+            after = "nothing" if gap.seconds is None else f"{gap.seconds:.1f} s"
+            say(f"killed {service}: {after}")
+            self.world.fleet.check()
+
+    async def _heal(self) -> None:
+        await self.world.cluster.mend()
+        for disk in self.world.disks.values():
+            disk.free()
+        write_rates(self.world.rates, {})
+        self.world.fleet.check()
+
+    async def _drain(self, number: int) -> None:
+        """Waits until every task that was submitted by now has ended."""
+        watch = self.world.watch
+        waiting = set(watch.open_tasks)
+        began = time.monotonic()
+        if await watch.until(lambda: not waiting & watch.open_tasks, DRAIN_BOUND_S):
+            self.drains_s.append(time.monotonic() - began)
+            say(
+                f"round {number}: {self.world.injections} injections, "
+                f"{len(waiting)} tasks drained in {self.drains_s[-1]:.1f} s"
+            )
+        else:
+            stuck = sorted(waiting & watch.open_tasks)
+            self.not_drained.append(
+                f"round {number}: {len(stuck)} of {len(waiting)} tasks in {DRAIN_BOUND_S:g} s: "
+                f"{stuck[:10]}"
+            )
+            say(self.not_drained[-1])
+
+    async def finish(self, log: EventLog) -> None:
+        """No more tasks; all that there are end, are decided and trained; the run ends."""
+        watch, fleet = self.world.watch, self.world.fleet
+        await fleet.end_source()
+        whole = await watch.until(
+            lambda: (
+                not watch.open_tasks
+                and watch.low_mark >= watch.tasks
+                and watch.version >= watch.batch
+            ),
+            DRAIN_BOUND_S,
+        )
+        if not whole:
+            self.not_drained.append(
+                f"the end: {len(watch.open_tasks)} tasks open, {watch.low_mark} of {watch.tasks} "
+                f"decided, version {watch.version} of {watch.batch} in {DRAIN_BOUND_S:g} s"
+            )
+        for state in ("ending", "ended"):
+            await enter(log, state, fleet.recipe, "chaos is over")
+        with contextlib.suppress(TimeoutError):
+            await fleet.end(30.0)
+
+
+def say(line: str) -> None:
+    """Progress, for whoever watches."""
+    print(f"{time.strftime('%H:%M:%S', time.gmtime())}  {line}", flush=True)
+
+
+async def run(options: Options, folder: Path) -> report.Outcome:
+    """The whole run, in an empty folder. Everything that it starts has ended when it returns."""
+    async with AsyncExitStack() as stack:
+        world, log = await stack.enter_async_context(_world(options, folder))
+        chaos = Chaos(options, world, Random(options.seed))
+        say("running")
+        began = time.monotonic()
+        await chaos.rounds()
+        await chaos.finish(log)
+        seconds = time.monotonic() - began
+        await world.fleet.close()
+        say("reading the log")
+        outcome = await _judge(chaos, seconds)
+        if not outcome.good and options.keep is not None:
+            for number in range(1, options.brokers + 1):
+                kept = options.keep / f"data-{number}"
+                shutil.copytree(world.cluster.data(number), kept, dirs_exist_ok=True)
+        return outcome
+
+
+async def _judge(chaos: Chaos, seconds: float) -> report.Outcome:
+    world, options = chaos.world, chaos.options
+    where = _where(world.fleet.where.state, world.cluster.direct, world.cluster.registry_url)
+    async with open_namespace(where, "checker") as (log, life):
+        deliveries, undecodable = await read_all(log)
+        found = examine(life.recipe(), deliveries, undecodable=undecodable)
+    lost, doubled = report.losses(deliveries)
+    gaps = world.watch.gaps
+    return report.Outcome(
+        seed=options.seed,
+        brokers=options.brokers,
+        seconds=seconds,
+        injections=dict(world.counts),
+        records=len(deliveries),
+        lost=lost,
+        doubled=doubled,
+        violations=found.violations,
+        duplicates=found.duplicates,
+        endings=report.endings(deliveries),
+        restarts=world.fleet.restarts,
+        drains_s=chaos.drains_s,
+        not_drained=chaos.not_drained,
+        gaps_alone=report.figures(gap for gap in gaps if gap.alone),
+        gaps_in_mixes=report.figures(gap for gap in gaps if not gap.alone),
+        **report.summary(found),
+    )
+
+
+@asynccontextmanager
+async def _world(options: Options, folder: Path) -> AsyncIterator[tuple[World, EventLog]]:
+    """Servers, services and disks, working."""
+    state = folder / "state"
+    rates = folder / "rates.json"
+    write_rates(rates, {})
+    async with AsyncExitStack() as stack:
+        cluster = Cluster(folder, options.brokers)
+        disks = _disks(options, folder, cluster) if options.disks else {}
+        for disk in disks.values():
+            disk.folder.mkdir(parents=True)
+            disk.mount()
+            stack.callback(disk.unmount)
+        stack.push_async_callback(cluster.close)
+        say("starting the servers")
+        await cluster.start()
+        where = _where(state, cluster.bootstrap_servers, cluster.registry_url)
+        recipe = _recipe(rates)
+        log = await _applied(stack, cluster, where, recipe)
+        clocks = Clocks(folder / "clocks")
+        clocks.prepare()
+        fleet = Fleet(recipe, where, folder / "logs")
+        watch = Watch(log)
+        following = watch.follow()
+        stack.callback(following.cancel)
+        stack.push_async_callback(fleet.close)
+        say("starting the services")
+        await fleet.start()
+        assert await watch.until(lambda: watch.version >= 2, START_S), "nothing is trained"
+        yield World(cluster, fleet, watch, clocks, rates, disks, Counter()), log
+
+
+async def _applied(
+    stack: AsyncExitStack, cluster: Cluster, where: Where, recipe: Recipe
+) -> EventLog:
+    """The namespace, made; its log, by the door that nothing troubles."""
+    direct = _where(where.state, cluster.direct, cluster.registry_url)
+    connection = await stack.enter_async_context(connect(direct, "operator-0"))
+    log = await connection.writing_log(Topics(NAMESPACE, tuple(recipe.policies), recipe.partitions))
+    await apply(log, recipe)
+    return log
+
+
+def _where(state: Path, bootstrap_servers: str, registry_url: str) -> Where:
+    return Where(state, bootstrap_servers, registry_url, namespace=NAMESPACE)
+
+
+def _disks(options: Options, folder: Path, cluster: Cluster) -> dict[str, Disk]:
+    state = folder / "state"
+    disks = {
+        "blobs": Disk(state / "blobs", DISK_BYTES["blobs"]),
+        "checkpoints": Disk(state / NAMESPACE / "checkpoints", DISK_BYTES["checkpoints"]),
+    }
+    for number in range(1, options.brokers + 1):
+        disks[f"broker-{number}"] = Disk(cluster.data(number), BROKER_DISK_BYTES)
+    return disks
+
+
+def _recipe(rates: Path) -> Recipe:
+    path = str(rates)
+    return read_recipe(
+        str(Path(__file__).parent / "recipe.toml"),
+        [
+            f"environments.default.options.rates={path}",
+            f"policies.default.engine.options.rates={path}",
+        ],
+    )

@@ -1,0 +1,177 @@
+"""Follows a namespace's log from outside: what is open, who wrote last, and how long a gap was.
+
+A *gap* is measured for each kill -9 of a service's process, by the timestamps of the records: from
+the kill to the first record that a successor writes in each partition which the killed process
+was writing (within the last two seconds), the longest of them. For services that aren't shared by
+partitions it is the first record of any successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded
+from schemas.topics import BATCHES, DEAD_LETTERS, POLICIES, RESULTS, TASKS
+from services.kafka.broker import Partition, Record
+from services.log import EventLog
+
+RECENT_S = 2.0
+SHARED = ("agent", "env", "inference")
+"""Services whose processes share partitions, and write where they read."""
+ANY = -1
+"""Stands for all partitions of the other services."""
+
+
+@dataclass
+class Gap:
+    """One kill -9, and when its partitions moved again."""
+
+    service: str
+    pid: int
+    at: float
+    """Epoch seconds."""
+    alone: bool
+    """Nothing else was wrong from the kill until it was mended."""
+    moved: dict[int, float | None]
+    """Partition to seconds after the kill."""
+
+    @property
+    def seconds(self) -> float | None:
+        """None while it lasts, and where the killed process had written nothing of late."""
+        times = [after for after in self.moved.values() if after is not None]
+        return max(times) if times and len(times) == len(self.moved) else None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a partition still waits."""
+        return bool(self.moved) and self.seconds is None
+
+
+@dataclass
+class Watch:
+    """What has been read so far."""
+
+    log: EventLog
+    records: int = 0
+    by_topic: Counter[str] = field(default_factory=Counter)
+    open_tasks: set[int] = field(default_factory=set)
+    tasks: int = 0
+    """Submitted."""
+    low_mark: int = 0
+    """Tasks below it are decided by batches."""
+    batch: int = 0
+    version: int = -1
+    gaps: list[Gap] = field(default_factory=list)
+    _ended: set[int] = field(default_factory=set)
+    _last: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
+    """Service and partition to the last writer, and when."""
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _following: asyncio.Task[None] | None = None
+
+    def follow(self) -> asyncio.Task[None]:
+        """Begins to read, for ever."""
+        self._following = asyncio.create_task(self._follow(), name="watch")
+        self._following.add_done_callback(lambda _: self._news.set())
+        return self._following
+
+    async def until(self, holds: Callable[[], bool], bound_s: float) -> bool:
+        """Waits until `holds`, asked after every read. False where it doesn't within the bound."""
+        try:
+            async with asyncio.timeout(bound_s):
+                while not holds():
+                    self._news.clear()
+                    if self._following is not None and self._following.done():
+                        self._following.result()
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def killed(self, service: str, pid: int, at: float, *, alone: bool) -> Gap:
+        """Notes a kill, from which a gap is measured."""
+        mine = {
+            partition: None
+            for (name, partition), (writer, when) in self._last.items()
+            if name == service and writer == pid and at - when < RECENT_S
+        }
+        gap = Gap(service, pid, at, alone, dict(mine))
+        self.gaps.append(gap)
+        return gap
+
+    async def flows(self, services: Iterable[str], bound_s: float) -> bool:
+        """Waits until each of these services has written of late: all are at work."""
+
+        def holds() -> bool:
+            since = time.time() - RECENT_S / 2
+            return {name for (name, _), (_, at) in self._last.items() if at > since} >= wanted
+
+        wanted = set(services)
+        return await self.until(holds, bound_s)
+
+    async def mended(self, gap: Gap, bound_s: float) -> bool:
+        """Waits until a gap has ended. False where it doesn't within the bound."""
+        return await self.until(lambda: not gap.lasts, bound_s)
+
+    def disturb(self) -> None:
+        """Something else goes wrong now: the gaps that last are not its kill's alone."""
+        for gap in self.gaps:
+            if gap.lasts:
+                gap.alone = False
+
+    async def _follow(self) -> None:
+        topics = self.log.topics
+        reader = self.log.broker.reader()
+        try:
+            await reader.assign(
+                {
+                    Partition(placed.name, number): 0
+                    for placed in topics
+                    if placed.topic is not DEAD_LETTERS
+                    for number in range(placed.partitions)
+                }
+            )
+            while True:
+                for item in await reader.read():
+                    if isinstance(item, Record):
+                        await self._on_record(item)
+                self._news.set()
+        finally:
+            await reader.close()
+
+    async def _on_record(self, record: Record) -> None:
+        topic = self.log.topics.by_name(record.partition.topic).topic
+        self.records += 1
+        self.by_topic[topic.name] += 1
+        if topic is TASKS:
+            self.tasks += 1
+            if record.offset not in self._ended:
+                self.open_tasks.add(record.offset)
+        elif topic in (RESULTS, BATCHES, POLICIES):
+            self._on_event((await self.log.decode(record)).event)
+        source = next((text for name, text in record.headers if name == "ce_source"), b"")
+        service, _, pid = source.decode().rpartition(f"-{socket.gethostname()}-")
+        if service:
+            place = record.partition.number if service in SHARED else ANY
+            self._on_progress(service, place, int(pid), record.timestamp)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, TaskEnded):
+            self._ended.add(event.task)
+            self.open_tasks.discard(event.task)
+        elif isinstance(event, BatchAssembled):
+            self.batch = max(self.batch, event.version)
+            self.low_mark = max(self.low_mark, event.low_mark)
+        elif isinstance(event, PolicyPublished):
+            self.version = max(self.version, event.version)
+
+    def _on_progress(self, service: str, place: int, pid: int, at: float) -> None:
+        self._last[service, place] = pid, at
+        for gap in reversed(self.gaps[-32:]):
+            waits = gap.service == service and gap.moved.get(place, 0.0) is None
+            if waits and gap.pid != pid and at >= gap.at:
+                gap.moved[place] = at - gap.at
