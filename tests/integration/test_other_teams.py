@@ -62,34 +62,40 @@ def write_garbage(servers: str, namespace: str) -> int:
     return written + 1
 
 
-def submit_foreign_task(servers: str, registry: SchemaRegistryClient, namespace: str) -> None:
-    """A task by Confluent's own serializer, whose environment the recipe does not have."""
-    topic = f"{namespace}.tasks.v1"
+def write_foreign(
+    servers: str, registry: SchemaRegistryClient, topic: str, *events: dict[str, Any]
+) -> None:
+    """Events by Confluent's own serializer."""
     latest = registry.get_latest_version(f"{topic}-value")
     serialize = AvroSerializer(
         registry,
         latest.schema.schema_str,
         conf={"auto.register.schemas": False, "use.latest.version": True},
     )
+    producer = Producer({"bootstrap.servers": servers})
+    for event in events:
+        producer.produce(topic, serialize(event, SerializationContext(topic, MessageField.VALUE)))
+    assert producer.flush(30) == 0
+
+
+def a_task(task_id: str, **more: Any) -> dict[str, Any]:
+    """A team's task, with what has no default alone."""
     sampling = {
         "max_tokens": 1,
         "stop_ids": b"",
         "allowed": b"",
     }  # fastavro writes no bytes default
-    task = {
+    return {
         "source": "team",
-        "task_id": "1",
+        "task_id": task_id,
         "item_id": "1",
         "agent": "default",
-        "environment": {"use": "not-there"},
         "roles": {"policy": {"policy": "default", "sampling": sampling}},
         "max_turns": 1,
         "max_tokens": 1,
         "deadline_s": 10,
+        **more,
     }
-    producer = Producer({"bootstrap.servers": servers})
-    producer.produce(topic, serialize(task, SerializationContext(topic, MessageField.VALUE)))
-    assert producer.flush(30) == 0
 
 
 def read_all(servers: str, topic: str) -> Iterator[Any]:
@@ -140,7 +146,10 @@ def run_among_others(
     }
     headrace(("apply", *RECIPE), environment)
     write_garbage(servers, namespace)
-    submit_foreign_task(servers, registry, namespace)
+    cancelled = {"source": "team", "task_id": "2", "reason": "by its own team"}
+    write_foreign(servers, registry, f"{namespace}.cancellations.v1", cancelled)
+    tasks = a_task("1", environment={"use": "not-there"}), a_task("2")
+    write_foreign(servers, registry, f"{namespace}.tasks.v1", *tasks)
 
     summary = json.loads(headrace(("run", *RECIPE, "--json"), environment))
     assert summary["restarts"] == 0, summary
@@ -161,11 +170,16 @@ def run_among_others(
         assert events, f"{name} holds no event"
         if topic.name == "results":
             results = events
-    refused = [result for result in results if result["source"] == "team"]
-    assert [result["closed_by"] for result in refused] == ["refused"]
-    failure = refused[0]["outcomes"][0]["failure"]
+    theirs = {result["task_id"]: result for result in results if result["source"] == "team"}
+    assert {name: one["closed_by"] for name, one in theirs.items()} == {
+        "1": "refused",
+        "2": "cancelled",
+    }
+    failure = theirs["1"]["outcomes"][0]["failure"]
     assert (failure["origin"], failure["code"]) == ("operator", "unknown_environment")
     assert "not-there" in failure["message"]
+    failure = theirs["2"]["outcomes"][0]["failure"]
+    assert (failure["code"], failure["message"]) == ("cancelled", "by its own team")
 
     letters = [
         ({key: value.decode() for key, value in message.headers() or ()}, message.value())
