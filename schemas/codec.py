@@ -2,12 +2,11 @@
 
 A value is the byte 0, the writer's schema id (4 bytes, big-endian) and the Avro body. Whoever may
 write to a topic may be wrong or hostile, and fastavro trusts its input. So a record's size and its
-writer's schema are bounded before anything is decoded, every byte must be used, and fields are
-checked against their ranges. Whatever the bytes, `decode` raises only DecodeError.
+writer's schema are bounded before anything is decoded, and so is the number of its values; every
+byte must be used, and fields are checked against their ranges. Whatever the bytes, `decode` raises
+only DecodeError.
 
-Not guaranteed: packed fields (`packed.py`) and JSON texts are not looked into, and a record of
-MAX_RECORD_BYTES made of the smallest possible items takes some 300 times that in memory (who may
-write a topic is a matter of the broker's ACLs).
+Not guaranteed: packed fields (`packed.py`) and JSON texts are not looked into.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from schemas.errors import DecodeError, TooLarge, UnknownSchema
 from schemas.events import Event
 from schemas.schema_check import BadSchema, check_schema
 from schemas.topics import MAX_RECORD_BYTES
+from schemas.weigh import MAX_VALUES, UNWEIGHED_BYTES, TooManyValues, weigher
 
 AVRO = Path(__file__).parent / "avro"
 """The folder of the newest schema of each event."""
@@ -73,6 +73,7 @@ class _Parsed:
     schema: Any
     canonical: str
     """Parsing canonical form: where it is equal, so are the bytes."""
+    weigh: Callable[[bytes, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class _Plan:
 
     writer: Any
     reader: Any | None
+    weigh: Callable[[bytes, int], int]
 
 
 class Codec:
@@ -135,7 +137,16 @@ class Codec:
                 f"{event_type.__name__} {event.event_id} has {body.tell()} bytes; a record has at"
                 f" most {MAX_RECORD_BYTES}: put what is large into the blob store"
             )
-        return body.getvalue()
+        value = body.getvalue()
+        if len(value) > UNWEIGHED_BYTES:
+            try:
+                _own_schema(event_type).weigh(value, _FRAME.size)
+            except TooManyValues:
+                raise TooLarge(
+                    f"{event_type.__name__} {event.event_id} has over {MAX_VALUES} values: put what"
+                    f" is large into the blob store"
+                ) from None
+        return value
 
     def decode(self, event_type: type[E], value: bytes | None) -> E:
         """The event in a record's value.
@@ -154,6 +165,11 @@ class Codec:
         plan = self._plans.get((event_type, schema_id))
         if plan is None:
             plan = self._plan(event_type, schema_id, value)
+        if len(value) > UNWEIGHED_BYTES:
+            try:
+                plan.weigh(value, _FRAME.size)
+            except TooManyValues:
+                raise DecodeError(f"a {name} of over {MAX_VALUES} values", value) from None
         body = io.BytesIO(value)
         body.seek(_FRAME.size)
         try:
@@ -182,7 +198,7 @@ class Codec:
             )
         ours = _own_schema(event_type)
         same = writer.canonical == ours.canonical
-        plan = _Plan(writer.schema, None if same else ours.schema)
+        plan = _Plan(writer.schema, None if same else ours.schema, writer.weigh)
         self._plans[event_type, schema_id] = plan
         return plan
 
@@ -206,7 +222,8 @@ def _foreign_schema(avsc_text: str) -> _Parsed | _Unusable:
 
 def _parse(schema: Mapping[str, Any]) -> _Parsed:
     parsed = fastavro.parse_schema(_without_logical_types(schema))
-    return _Parsed(parsed, fastavro.schema.to_parsing_canonical_form(parsed))
+    canonical = fastavro.schema.to_parsing_canonical_form(parsed)
+    return _Parsed(parsed, canonical, weigher(parsed))
 
 
 def _without_logical_types(schema: Any) -> Any:

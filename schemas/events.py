@@ -207,6 +207,22 @@ class TaskSubmitted(Event):
     """Anything the submitter wants to find again."""
 
 
+class TaskCancelled(Event):
+    """Nobody wants the task any more: what waits is not started, what runs ends, unrewarded.
+
+    It holds for the task of that source and id whether it was submitted before or is later. One
+    that has ended stays as it is.
+    """
+
+    id_fields = ("source", "task_id")
+    key_fields = ("source", "task_id")
+
+    source: str
+    task_id: str
+    reason: str = ""
+    """Why, for people: it goes into the outcomes."""
+
+
 class EpisodeStarted(Event):
     """The scheduler admitted one sample of a task, or refuses it by `verdict`."""
 
@@ -671,6 +687,7 @@ class PolicyPublished(Event):
 EVENTS: tuple[type[Event], ...] = (
     RunStateEntered,
     TaskSubmitted,
+    TaskCancelled,
     EpisodeStarted,
     GenerationRequested,
     GenerationCompleted,

@@ -51,6 +51,7 @@ class Topic(Generic[E]):
 
 RUNS = Topic("runs", events.RunStateEntered, "operator", "forever", single=True)
 TASKS = Topic("tasks", events.TaskSubmitted, "any team", "long", single=True)
+CANCELLATIONS = Topic("cancellations", events.TaskCancelled, "any team", "long", single=True)
 EPISODES = Topic("episodes", events.EpisodeStarted, "scheduler, fenced", "days")
 PROMPTS = Topic("prompts", events.GenerationRequested, "agent", "days", per_policy=True)
 GENERATIONS = Topic("generations", events.GenerationCompleted, "inference", "days")
@@ -81,6 +82,7 @@ DEAD_LETTERS: Topic[Event] = Topic("dead-letters", None, "any consumer", "long",
 TOPICS: tuple[Topic[Event], ...] = (
     RUNS,
     TASKS,
+    CANCELLATIONS,
     EPISODES,
     PROMPTS,
     GENERATIONS,

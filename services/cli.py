@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from services.commands.inspect import recipe, status, tail, topics
-from services.commands.operate import apply, down, submit, up
+from services.commands.operate import apply, cancel, down, submit, up
 from services.commands.run import run, serve
 from services.commands.show import show
 
@@ -55,7 +55,7 @@ def cli(context: click.Context, debug: bool) -> None:
         logging.getLogger("services.kafka.librdkafka").setLevel(logging.CRITICAL)
 
 
-for command in (run, serve, up, down, apply, submit, status, show, tail, topics, recipe):
+for command in (run, serve, up, down, apply, submit, cancel, status, show, tail, topics, recipe):
     cli.add_command(command)
 
 

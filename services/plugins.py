@@ -34,6 +34,11 @@ def load(kind: str, use: str, builtins: Mapping[str, str]) -> Any:
             f"{kind} {use!r}: no module {error.name!r}; modules are looked for in the current "
             f"folder and among the installed packages"
         ) from error
+    except Exception as error:  # whatever a module of the user's own raises as it is imported
+        raise UsageError(
+            f"{kind} {use!r}: module {module_name} can't be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     try:
         return getattr(module, attribute)
     except AttributeError:

@@ -60,8 +60,12 @@ class ShardContext:
         partition: Partition,
         ledger: Ledger,
         writer: FencedWriter | None,
+        deaths: int = 0,
     ) -> None:
         self.partition = partition
+        self.deaths = deaths
+        """Owners before this one that died one after the other, with something open that still is.
+        0 where the worker doesn't count them."""
         self.caught_up = False
         self._home = home
         self._ledger = ledger

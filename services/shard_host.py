@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import Counter
 
-from services.errors import HeadraceError
-from services.kafka.broker import (
-    METADATA_LIMIT,
-    Committed,
-    End,
-    FencedWriter,
-    Partition,
-    Record,
-)
+from services.commit_note import CommitNote
+from services.kafka.broker import Committed, End, FencedWriter, Partition, Record
 from services.ledger import Ledger
 from services.log import EventLog, handling, reached
 from services.shard import CLOSE_S, Shard, ShardContext
@@ -46,15 +38,22 @@ class ShardHost:
     companions: Sequence[Partition]
     ledger: Ledger
     writer: FencedWriter | None
+    commit: Callable[[Committed], Awaitable[None]] | None = None
+    """Commits at once, where owners are counted: before the shard begins to work, it is one."""
     intake: asyncio.Queue[Record | End] = field(
         default_factory=lambda: asyncio.Queue(maxsize=INTAKE)
     )
     committed: Committed | None = None
     pump: asyncio.Task[None] | None = None
     closed: bool = False
+    handed_over: bool = False
+    """It was ended in order: what is open is not its doing."""
 
     def __post_init__(self) -> None:
         self._noted: Mapping[Partition, int] = dict(self.positions)
+        self._deaths = self.context.deaths
+        self._suspects_end: int | None = None
+        """Where the main partition ended as the shard began to work: what killed lies before."""
         places = (self.context.partition, *self.companions)
         self._handled = {place: HANDLED.labels(place.topic) for place in places}
 
@@ -71,6 +70,9 @@ class ShardHost:
 
     async def _maybe_caught_up(self) -> None:
         if not self.behind and not self.context.caught_up:
+            self._suspects_end = self.next_offset
+            if self.commit is not None:
+                await self.commit(self.place())
             self.context.caught_up = True
             await self.shard.on_caught_up()
 
@@ -100,9 +102,23 @@ class ShardHost:
         """What to commit: the oldest record that is not done, or the next one."""
         oldest = self.ledger.oldest()
         if oldest is not None:
-            return Committed(oldest.offset, _note(oldest.positions))
-        positions = self.positions if self.context.caught_up else self._noted
-        return Committed(self.next_offset, _note(positions))
+            offset, positions = oldest.offset, oldest.positions
+        else:
+            offset = self.next_offset
+            positions = self.positions if self.context.caught_up else self._noted
+        return Committed(offset, CommitNote(positions, self._owners(offset)).text())
+
+    def _owners(self, offset: int) -> int:
+        """How many owners what is open from `offset` on has had, which have not let go of it.
+
+        All that was open as the shard began to work being done, those before it are forgiven.
+        """
+        if self.commit is None:
+            return 0
+        begun = self._suspects_end is not None
+        if self._suspects_end is not None and offset >= self._suspects_end:
+            self._deaths = 0
+        return self._deaths + (begun and not self.handed_over)
 
     async def close(self, *, lost: bool) -> None:
         """Ends the shard, bounded. What was read and not handled is read by the next owner."""
@@ -120,27 +136,3 @@ class ShardHost:
         while not self.intake.empty():
             self.intake.get_nowait()
         await self.context.close(lost=lost)
-
-
-def _note(positions: Mapping[Partition, int]) -> str:
-    """The companions' positions as commit metadata: offsets in the order of their partitions."""
-    text = json.dumps([positions[place] for place in sorted(positions)], separators=(",", ":"))
-    if len(text) > METADATA_LIMIT:
-        raise HeadraceError(
-            f"the positions of {len(positions)} partitions take {len(text)} bytes of commit "
-            f"metadata, more than the {METADATA_LIMIT} that a broker takes: use fewer partitions"
-        )
-    return text
-
-
-def read_note(metadata: str, places: Sequence[Partition]) -> dict[Partition, int] | None:
-    """The positions noted beside a commit; None where nothing is noted."""
-    if not metadata:
-        return None
-    offsets = json.loads(metadata)
-    if len(offsets) != len(places):
-        raise HeadraceError(
-            f"a commit notes {len(offsets)} companion positions where {len(places)} are read: "
-            f"it was made with another recipe or number of partitions"
-        )
-    return dict(zip(sorted(places), offsets, strict=True))

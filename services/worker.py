@@ -12,6 +12,10 @@ Then `on_caught_up` says that the shard knows all that its predecessor knew, and
 The commit of a partition is its oldest record that is not done, with the companions' positions
 *as they stood when that record was first read*: what it caused lies after them. A record is done
 when its handler has returned, unless the shard holds it.
+
+Where deaths are counted, the commit also notes how many owners have worked on what is open and not
+handed it over in order. A shard's owner notes itself before it begins to work. So the next one
+knows how many died of it, perhaps, until all that was open as the last one began is done.
 """
 
 from __future__ import annotations
@@ -19,15 +23,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from prometheus_client import Gauge
 
+from services.commit_note import read_note
+from services.errors import DependencyError
 from services.kafka.broker import Committed, End, Partition, Record, Subscription
 from services.ledger import Ledger
 from services.log import EventLog, resolve_starts
 from services.shard import Shard, ShardContext
-from services.shard_host import ShardHost, read_note
+from services.shard_host import ShardHost
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +65,13 @@ class Worker:
         companions: Companions = _no_companions,
         fenced: str | None = None,
         companions_first: bool = False,
+        count_deaths: bool = False,
     ) -> None:
         """`fenced` names the sole writer that a shard's sends go through; None sends plainly.
 
         With `companions_first` a shard is caught up once its companions are, wherever its main
         partition stands: for a main topic of which only the beginning is wanted in memory.
+        With `count_deaths` a shard is told how many owners may have died of what it takes up.
         """
         self.log = log
         self._topics = tuple(topics)
@@ -71,6 +80,8 @@ class Worker:
         self._companions = companions
         self._fenced = fenced
         self._companions_first = companions_first
+        self._count_deaths = count_deaths
+        self._crashed = False
         self._stopping = stopping
         self._hosts: dict[Partition, ShardHost] = {}
         self._readers: dict[Partition, ShardHost] = {}
@@ -98,6 +109,11 @@ class Worker:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for finished in done:
                 finished.result()
+        except DependencyError:
+            raise
+        except BaseException:
+            self._crashed = True
+            raise
         finally:
             for task in (*running[1:], stop):
                 task.cancel()
@@ -157,6 +173,10 @@ class Worker:
                     if (held := self._hosts.get(partition)) is not None:
                         held.committed = place
 
+    async def _commit_now(self, partition: Partition, place: Committed) -> None:
+        assert self._subscription is not None
+        await self._subscription.commit({partition: place})
+
     async def _on_assigned(self, places: Mapping[Partition, Committed]) -> None:
         for partition, committed in places.items():
             await self._take_over(partition, committed)
@@ -166,7 +186,8 @@ class Worker:
         writer = await broker.fenced(self._fenced) if self._fenced else None
         starts = self._companions(partition)
         noted = [place for place, start in starts.items() if start == "committed"]
-        positions = read_note(committed.metadata, noted) or dict.fromkeys(noted, 0)
+        note = read_note(committed.metadata, noted)
+        positions = dict(note.positions)
         resolved, ends = await resolve_starts(
             broker,
             {
@@ -180,7 +201,7 @@ class Worker:
             behind.pop(partition, None)
         logger.info("take over %s/%d from %d", partition.topic, partition.number, committed.offset)
         ledger = Ledger()
-        context = ShardContext(self, partition, ledger, writer)
+        context = ShardContext(self, partition, ledger, writer, note.owners)
         shard = self._make_shard(context)
         companions = list(starts)
         host = ShardHost(
@@ -193,6 +214,7 @@ class Worker:
             companions,
             ledger,
             writer,
+            partial(self._commit_now, partition) if self._count_deaths else None,
         )
         self._hosts[partition] = host
         self._readers |= dict.fromkeys(companions, host)
@@ -217,6 +239,7 @@ class Worker:
         if host.companions:
             await self._reader.unassign(host.companions)
         await host.close(lost=lost)
+        host.handed_over = not self._crashed
         for place in host.companions:
             del self._readers[place]
         if host.writer is not None:

@@ -7,7 +7,8 @@ advantages. It is pure: the same rewards give the same advantages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import fmean, pstdev
+from math import fsum, sqrt
+from statistics import fmean
 
 Advantage = Callable[[Sequence[float]], list[float]]
 
@@ -22,13 +23,22 @@ ADVANTAGES = {
 """The built-in estimators by the recipe's name."""
 
 
+def deviation(rewards: Sequence[float]) -> float:
+    """The population's standard deviation, in float64. 0 exactly where the rewards are equal.
+
+    `statistics.pstdev` is exact and ten times slower: it calculates in fractions.
+    """
+    squares = [difference * difference for difference in dr_grpo(rewards)]
+    return sqrt(fsum(squares) / len(rewards))
+
+
 def grpo(rewards: Sequence[float]) -> list[float]:
     """(reward - mean) / (deviation + 1e-6), the deviation over the whole group (population).
 
     GRPO, DeepSeekMath (arXiv 2402.03300), section 4.1.2. All 0 where the rewards are equal, so
     also in a group of one.
     """
-    scale = pstdev(rewards) + GRPO_EPSILON
+    scale = deviation(rewards) + GRPO_EPSILON
     return [advantage / scale for advantage in dr_grpo(rewards)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean
 
 from schemas.events import (
     EpisodeEnded,
@@ -25,7 +25,7 @@ from schemas.packed import pack_f32
 from schemas.recipe import Groups, Recipe
 from services.errors import HeadraceError
 from services.plugins import load
-from stream_jobs.advantages import ADVANTAGES, Advantage
+from stream_jobs.advantages import ADVANTAGES, Advantage, deviation
 from stream_jobs.filters import FILTERS, Filter, Group
 
 REWARD_LIMIT = 1e30
@@ -119,7 +119,7 @@ class _Scorer:
             advantages=advantages,
             tokens=tuple(sample.use.tokens for sample in counted),
             mean=fmean(rewards),
-            deviation=pstdev(rewards),
+            deviation=deviation(rewards),
         )
         measured = {"mean": group.mean, "deviation": group.deviation}
         reason = "too_few_samples" if len(counted) < minimum else self._filtered(group)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from random import Random
@@ -52,6 +53,15 @@ class EpisodeStopped(BaseException):
     def __init__(self, ending: Literal["turn_limit", "token_limit", "overflow"]) -> None:
         super().__init__(ending)
         self.ending = ending
+
+
+@contextmanager
+def exits_contained() -> Iterator[None]:
+    """Makes an exit of the agent's code an error: as SystemExit a task would end the process."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as exit:
+        raise RuntimeError(f"the agent's code raised {type(exit).__name__}: {exit}") from exit
 
 
 class Runtime(Protocol):
@@ -198,7 +208,8 @@ class Episode:
 
         async def run(index: int, branch: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
             _branch.set(_Branch(f"{path}.{index}."))
-            return await branch()
+            with exits_contained():
+                return await branch()
 
         tasks = [asyncio.create_task(run(i, branch)) for i, branch in enumerate(branches, 1)]
         try:

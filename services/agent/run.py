@@ -24,7 +24,7 @@ from schemas.events import (
     ObservationRecorded,
     Ref,
 )
-from services.agent.episode import Episode, EpisodeStopped
+from services.agent.episode import Agent, Episode, EpisodeStopped, exits_contained
 from services.agent.records import AgentSetup, outcome_of, trajectory_of
 from services.clock import now
 from services.shard import ShardClosed
@@ -71,7 +71,7 @@ class EpisodeRun:
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._failures: list[Failure] = []
         self._moved = asyncio.Event()
-        self._cancelled = False
+        self._cancelled: Failure | None = None
         self._episode: Episode | None = None
         self._action: ActionRequested | None = None
 
@@ -89,10 +89,15 @@ class EpisodeRun:
         else:
             recorded.setdefault(answer.call, answer)
 
-    def cancel(self) -> None:
+    def cancel(self, reason: str) -> None:
         """Ends the episode as cancelled."""
-        self._cancelled = True
+        self._cancelled = self._cancelled or cancelled(reason)
         self._moved.set()
+
+    def stop(self) -> None:
+        """Ends the run without a word: the episode's outcome is in the log."""
+        if self.task is not None:
+            self.task.cancel()
 
     async def run(self) -> None:
         """Runs to the outcome's delivery."""
@@ -155,7 +160,8 @@ class EpisodeRun:
         while True:
             attempt = self.attempt
             try:
-                return await self._one_attempt(), None
+                ending = await self._one_attempt()
+                return ending, self._cancelled if ending == "cancelled" else None
             except AttemptFailed as failed:
                 failure = failed.failure
             except TimeoutError:
@@ -172,10 +178,10 @@ class EpisodeRun:
         """Runs the agent's coroutine until it ends or something outside ends it."""
         self._moved.clear()
         self._action = None
-        if self._cancelled:
+        if self._cancelled is not None:
             return "cancelled"
         self._episode = Episode(self, self.setup.options)
-        agent = asyncio.ensure_future(self.setup.agent(self._episode))
+        agent = asyncio.create_task(_play(self.setup.agent, self._episode))
         moved = asyncio.create_task(self._moved.wait())
         left_s = max(0.0, self.started.deadline / 1000 - now())
         try:
@@ -186,7 +192,7 @@ class EpisodeRun:
             if not finished:
                 agent.cancel()
                 await asyncio.wait({agent}, timeout=AGENT_CLOSE_S)
-        if self._cancelled:
+        if self._cancelled is not None:
             return "cancelled"
         if not finished:
             if self._moved.is_set():
@@ -201,8 +207,6 @@ class EpisodeRun:
         if isinstance(error, EpisodeStopped):
             return error.ending
         if isinstance(error, AttemptFailed | ShardClosed):
-            raise error
-        if not isinstance(error, Exception | asyncio.CancelledError):
             raise error
         where = f"task {self.started.task}, sample {self.started.sample}"
         logger.error("the agent's code failed (%s)", where, exc_info=error)
@@ -224,13 +228,9 @@ class EpisodeRun:
         )
 
     async def _close_environment(self) -> None:
-        last = self._action
-        if last is None:
-            return
-        self._action = None
-        closing = {"kind": "close", "index": last.index + 1, "call": f"{last.call}.close"}
-        blank = {"payload": "{}", "artifacts": ()}
-        await self.outlet.send(last.model_copy(update={**closing, **blank}))
+        last, self._action = self._action, None
+        if last is not None:
+            await self.outlet.send(close_after(last))
 
     async def _record_trajectory(self, ending: Ending) -> Ref | None:
         """Writes what there is of the last attempt; None where nothing was done."""
@@ -250,6 +250,12 @@ class EpisodeRun:
         return await self.outlet.send(trajectory)
 
 
+async def _play(agent: Agent, episode: Episode) -> None:
+    """Runs an agent's code. Where it asks the process to end, that is its failure, no more."""
+    with exits_contained():
+        await agent(episode)
+
+
 def _error_of(agent: asyncio.Future[None]) -> BaseException | None:
     """What an agent's coroutine raised: CancelledError too, where its own code leaked one."""
     try:
@@ -260,3 +266,15 @@ def _error_of(agent: asyncio.Future[None]) -> BaseException | None:
 
 def _too_large(error: TooLarge) -> Failure:
     return Failure(origin="operator", code="too_large", message=str(error))
+
+
+def cancelled(reason: str) -> Failure:
+    """Why an episode was cancelled: somebody asked for it."""
+    return Failure(origin="operator", code="cancelled", message=reason[:MESSAGE])
+
+
+def close_after(action: ActionRequested) -> ActionRequested:
+    """What ends the environment of an attempt whose last action is this one."""
+    closing = {"kind": "close", "index": action.index + 1, "call": f"{action.call}.close"}
+    blank = {"payload": "{}", "artifacts": ()}
+    return action.model_copy(update={**closing, **blank})

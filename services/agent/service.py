@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from schemas.recipe import Recipe
 from schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS, Topic
 from services.agent.agents import BUILTIN
+from services.agent.cancellations import Cancellations
+from services.agent.child_process import ChildProcess
+from services.agent.isolation import Isolation, MakeChild
 from services.agent.records import AgentSetup
 from services.agent.shard import AgentShard
 from services.context import ServiceContext
@@ -20,9 +25,14 @@ from services.worker import CompanionStart, Worker
 COMPANIONS: tuple[Topic[Any], ...] = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS)
 
 
-async def run(context: ServiceContext) -> None:
-    """Runs episodes until `context.stopping` is set."""
+async def run(context: ServiceContext, make_child: MakeChild | None = None) -> None:
+    """Runs episodes until `context.stopping` is set.
+
+    `make_child` starts a child for episodes that may kill; None makes it a process.
+    """
     agents = load_agents(context.recipe)
+    cancellations = Cancellations(context.log)
+    isolation = Isolation(make_child or partial(ChildProcess.start, context.recipe))
     topics = context.log.topics
 
     answers = [topics.name(topic) for topic in COMPANIONS]
@@ -34,11 +44,23 @@ async def run(context: ServiceContext) -> None:
         context.log,
         topics=[topics.name(EPISODES)],
         consumer_group=context.consumer_group("agent"),
-        make_shard=lambda shard: AgentShard(shard, agents, context.ending),
+        make_shard=lambda shard: AgentShard(
+            shard, agents, context.ending, isolation, cancellations
+        ),
         companions=companions,
+        count_deaths=True,
         stopping=context.stopping,
     )
-    await worker.run()
+    following = asyncio.create_task(cancellations.follow(), name="cancellations")
+    working = asyncio.create_task(worker.run(), name="episodes")
+    try:
+        done, _ = await asyncio.wait({following, working}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in (following, working):
+            task.cancel()
+        await asyncio.gather(following, working, return_exceptions=True)
 
 
 def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:

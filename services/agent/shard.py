@@ -23,8 +23,11 @@ from schemas.events import (
     TaskEnded,
     TaskSubmitted,
 )
+from services.agent.cancellations import Cancellations
+from services.agent.isolation import DEATHS, Isolation, Suspect
 from services.agent.records import AgentSetup
 from services.agent.run import Answer, EpisodeRun
+from services.cancelled import TaskId, id_of
 from services.log import Delivery
 from services.shard import ShardContext
 
@@ -32,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 LIVE = Gauge("headrace_live_episodes", "Episodes that run in this worker.")
 ENDED = Counter("headrace_episodes_ended_total", "Episodes ended by this worker.", ["ending"])
+
+RUN_ENDING = "the run is ending"
 
 Key = tuple[int, int]
 """Task number, sample."""
@@ -53,14 +58,23 @@ class AgentShard:
     """Starts, answers, outcomes and results of one partition in; episodes run to their end."""
 
     def __init__(
-        self, context: ShardContext, agents: Mapping[str, AgentSetup], ending: asyncio.Event
+        self,
+        context: ShardContext,
+        agents: Mapping[str, AgentSetup],
+        ending: asyncio.Event,
+        isolation: Isolation,
+        cancellations: Cancellations,
     ) -> None:
         """`agents` by their keys in the recipe. Once `ending` is set, episodes end cancelled."""
         self._context = context
         self._agents = agents
         self._ending = ending
+        self._isolation = isolation
+        self._cancellations = cancellations
         self._tasks: dict[int, _Task] = {}
-        self._runs: dict[Key, EpisodeRun] = {}
+        self._numbers: dict[TaskId, int] = {}
+        """Of the tasks that run; a duplicate's is not among them."""
+        self._runs: dict[Key, EpisodeRun | Suspect] = {}
         self._early_answers: dict[Key, list[Answer]] = {}
         self._early_outcomes: dict[int, dict[int, EpisodeEnded]] = {}
         self._ended: set[int] = set()
@@ -78,18 +92,30 @@ class AgentShard:
             self._on_result(event)
 
     async def on_caught_up(self) -> None:
-        """Takes up each unfinished episode where the log leaves it."""
+        """Takes up each unfinished episode where the log leaves it; apart if owners died of one."""
+        apart = self._context.deaths >= DEATHS
         for task in list(self._tasks.values()):
             for sample in list(task.starts):
-                self._launch(task, sample)
+                self._launch(task, sample, apart=apart)
             self._maybe_close(task)
+        suspects = [run for run in self._runs.values() if isinstance(run, Suspect)]
+        if suspects:
+            logger.warning(
+                "%d owners of partition %d died: its %d open episodes run apart",
+                self._context.deaths,
+                self._context.partition.number,
+                len(suspects),
+            )
+            self._context.spawn(self._isolation.run(self._context, suspects), "suspects")
         self._early_answers.clear()
         self._early_outcomes.clear()
         self._ended.clear()
+        self._cancellations.tell(self._on_cancelled)
         self._context.spawn(self._cancel_when_ending(), "ending")
 
     async def aclose(self) -> None:
         """Nothing to say: unfinished episodes are taken up by the next owner."""
+        self._cancellations.forget(self._on_cancelled)
         LIVE.dec(len(self._runs))
         self._runs.clear()
 
@@ -101,6 +127,8 @@ class AgentShard:
         if task is None:
             outcomes = self._early_outcomes.pop(event.task, {})
             task = self._tasks[event.task] = _Task(event.submitted, outcomes=outcomes)
+            if event.verdict is None:
+                self._numbers[id_of(event.submitted)] = event.task
         if event.sample in task.starts:
             return
         task.starts[event.sample] = delivery
@@ -133,13 +161,15 @@ class AgentShard:
         task = self._tasks.pop(result.task, None)
         if task is None:
             return
+        if self._numbers.get(id_of(task.submitted)) == result.task:
+            del self._numbers[id_of(task.submitted)]
         for sample in task.starts:
             self._stop((result.task, sample))
         for release in task.releases:
             release()
 
-    def _launch(self, task: _Task, sample: int) -> None:
-        """Runs an episode, unless its outcome is in the log."""
+    def _launch(self, task: _Task, sample: int, *, apart: bool = False) -> None:
+        """Runs an episode, unless its outcome is in the log. `apart` leaves it to the isolation."""
         if sample in task.outcomes:
             return
         delivery = task.starts[sample]
@@ -151,12 +181,16 @@ class AgentShard:
         for answer in self._early_answers.pop((started.task, sample), ()):
             answers.setdefault(answer.attempt, {}).setdefault(answer.call, answer)
         setup = self._agents[started.submitted.agent]
-        run = EpisodeRun(self._context, started, delivery.recorded_at, setup, answers)
+        kind = Suspect if apart else EpisodeRun
+        run = kind(self._context, started, delivery.recorded_at, setup, answers)
         self._runs[started.task, sample] = run
         LIVE.inc()
         if self._ending.is_set():
-            run.cancel()
-        run.task = self._context.spawn(run.run(), f"episode {started.task}/{sample}")
+            run.cancel(RUN_ENDING)
+        if (reason := self._cancellations.reason(started.submitted)) is not None:
+            run.cancel(reason)
+        if isinstance(run, EpisodeRun):
+            run.task = self._context.spawn(run.run(), f"episode {started.task}/{sample}")
 
     async def _refuse(self, started: EpisodeStarted, verdict: Failure) -> None:
         """Ends what the scheduler would not have run."""
@@ -180,8 +214,7 @@ class AgentShard:
         run = self._runs.pop(key, None)
         if run is not None:
             LIVE.dec()
-            if run.task is not None:
-                run.task.cancel()
+            run.stop()
 
     def _maybe_close(self, task: _Task) -> None:
         """Writes the task's TaskEnded once every sample's outcome is in the log."""
@@ -211,10 +244,17 @@ class AgentShard:
             )
         )
 
+    def _on_cancelled(self, task_id: TaskId, reason: str) -> None:
+        number = self._numbers.get(task_id)
+        if number is not None:
+            for sample in self._tasks[number].starts:
+                if (run := self._runs.get((number, sample))) is not None:
+                    run.cancel(reason)
+
     async def _cancel_when_ending(self) -> None:
         await self._ending.wait()
         for run in self._runs.values():
-            run.cancel()
+            run.cancel(RUN_ENDING)
 
 
 def _closed_by(outcomes: tuple[EpisodeEnded, ...]) -> Any:

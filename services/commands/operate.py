@@ -1,4 +1,4 @@
-"""`up`, `down`, `apply`, `submit`: what changes a broker or a namespace."""
+"""`up`, `down`, `apply`, `submit`, `cancel`: what changes a broker or a namespace."""
 
 from __future__ import annotations
 
@@ -145,3 +145,62 @@ async def _submit(where: Any, source: str, lines: list[str]) -> list[tuple[int, 
 
     async with open_namespace(where, f"submit-{source}", writing=True) as (log, life):
         return await send_tasks(log, read_tasks(life.recipe(), source, lines))
+
+
+_TOLD = {
+    "queued": "cancelled before it began",
+    "running": "cancelled: its episodes end now",
+    "ended": "had ended already: nothing changes",
+    "unknown": "not submitted: it will not run, should it come",
+}
+
+
+@click.command()
+@click.argument("tasks", metavar="[TASK]...", nargs=-1)
+@click.option("--source", help="Take TASK for the ids that this source gave them, not for numbers.")
+@click.option("--all-queued", is_flag=True, help="Cancel every task that waits to be started.")
+@click.option("--reason", default="", help="Why: it goes into the outcomes.")
+@json_option
+@where_options
+def cancel(
+    tasks: tuple[str, ...],
+    source: str | None,
+    all_queued: bool,
+    reason: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Cancel TASKs, by the numbers that `headrace submit` printed, or by --source and its ids.
+
+    What waits is not started, what runs ends; neither is rewarded or trained on. Prints each
+    task's number, source, id, and what becomes of it. Cancelling twice is as good as once.
+
+    \b
+    Examples:
+      headrace cancel 17 18 --reason "wrong image"
+      headrace cancel --source team-search query-17
+      headrace cancel --all-queued --namespace exp-7
+    """
+    import asyncio
+
+    where = where_of(options)
+    for one in asyncio.run(_cancel(where, tasks, source, all_queued, reason)):
+        if as_json:
+            tree = {"task": one.number, "source": one.source, "task_id": one.task_id}
+            print_json({**tree, "state": one.state}, indent=None)
+        else:
+            number = "-" if one.number is None else one.number
+            click.echo(f"{number}\t{one.source}\t{one.task_id}\t{_TOLD[one.state]}")
+
+
+async def _cancel(
+    where: Any, tasks: tuple[str, ...], source: str | None, all_queued: bool, reason: str
+) -> list[Any]:
+    from services.cancel import check_named, find_tasks, send_cancellations
+    from services.namespaces import open_namespace
+
+    check_named(tasks, source, all_queued=all_queued)
+    async with open_namespace(where, "cancel", writing=True) as (log, _):
+        standings = await find_tasks(log, tasks, source, all_queued=all_queued)
+        await send_cancellations(log, standings, reason)
+        return standings

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from schemas.events import EpisodeStarted, Failure, TaskSubmitted
+from schemas.events import EpisodeStarted, Failure, TaskCancelled, TaskSubmitted
 from schemas.frontier import Frontier
 from schemas.recipe import Recipe
+from services.cancelled import CancelledTasks, TaskId, id_of
 
 MAX_TASK_CHARACTERS = 1_000_000
 """Most of one task, written out: each of its episodes carries it whole, within a record's limit."""
@@ -26,6 +27,7 @@ MAX_NAME = 1_000
 """Most characters of a name of a task that is not run."""
 MAX_SAMPLES = 4_096
 """Most samples of one task: they start in one transaction."""
+RUN_ENDING = "the run is ending"
 
 
 @dataclass(slots=True)
@@ -71,7 +73,10 @@ class SchedulerCore:
             for name, policy in recipe.policies.items()
             if policy.training is not None
         }
-        self._queue: deque[tuple[int, TaskSubmitted]] = deque()
+        self._queue: OrderedDict[int, TaskSubmitted] = OrderedDict()
+        self._queued: dict[TaskId, int] = {}
+        """Number of each task in the queue."""
+        self._cancelled = CancelledTasks()
         self._verdicts: deque[tuple[int, TaskSubmitted, Failure]] = deque()
         self._started: dict[int, _Started] = {}
         self._live = 0
@@ -114,12 +119,20 @@ class SchedulerCore:
         verdict = self._refusal(submitted)
         if verdict is None and duplicate:
             verdict = _refused("duplicate", "a task of this source and id was submitted before")
+        if verdict is None and (reason := self._cancelled.reason(submitted)) is not None:
+            verdict = _cancelled(reason)
         if verdict is None and self._ending:
-            verdict = _CANCELLED
+            verdict = _cancelled(RUN_ENDING)
         if verdict is not None:
             self._verdicts.append((number, submitted, verdict))
         else:
-            self._queue.append((number, submitted))
+            self._queue[number] = submitted
+            self._queued[id_of(submitted)] = number
+
+    def on_cancelled(self, event: TaskCancelled) -> None:
+        """Nobody wants a task any more. One that was started is its owner's matter."""
+        if self._cancelled.add(event) and (number := self._queued.get(id_of(event))) is not None:
+            self._verdicts.append((number, self._dequeue(number), _cancelled(event.reason)))
 
     def on_started(self, started: EpisodeStarted) -> None:
         """A start, as the log has it: one's own, or a predecessor's."""
@@ -164,8 +177,8 @@ class SchedulerCore:
     def end(self) -> None:
         """The run is ending: what waits, and what is yet to come, is cancelled."""
         self._ending = True
-        self._verdicts.extend((number, task, _CANCELLED) for number, task in self._queue)
-        self._queue.clear()
+        for number in list(self._queue):
+            self._verdicts.append((number, self._dequeue(number), _cancelled(RUN_ENDING)))
 
     def next_start(self, now_s: float) -> list[EpisodeStarted]:
         """The next task's starts, all its samples; empty where nothing may start now.
@@ -178,10 +191,10 @@ class SchedulerCore:
             return [_start(number, 0, _without_bulk(submitted), now_s, verdict)]
         if not self._queue or self.wait_s(now_s) > 0:
             return []
-        number, submitted = self._queue[0]
+        number, submitted = next(iter(self._queue.items()))
         if not self._fits(submitted):
             return []
-        self._queue.popleft()
+        self._dequeue(number)
         if self._limits.starts_per_s is not None:
             begin = max(self._next_start_s, now_s)
             self._next_start_s = begin + submitted.samples / self._limits.starts_per_s
@@ -212,6 +225,12 @@ class SchedulerCore:
             for policy in self._policies.values():
                 policy.undecided.discard(old)
 
+    def _dequeue(self, number: int) -> TaskSubmitted:
+        submitted = self._queue.pop(number)
+        if self._queued.get(id_of(submitted)) == number:
+            del self._queued[id_of(submitted)]
+        return submitted
+
     def _fits(self, submitted: TaskSubmitted) -> bool:
         if self._live and self._live + submitted.samples > self._limits.live_episodes:
             return False
@@ -240,9 +259,6 @@ class SchedulerCore:
         return _bad_json(submitted)
 
 
-_CANCELLED = Failure(origin="operator", code="cancelled", message="the run is ending")
-
-
 def _bad_json(submitted: TaskSubmitted) -> Failure | None:
     """Refuses a task whose JSON fields hold no objects."""
     texts = {"payload": submitted.payload, "options": submitted.options}
@@ -265,6 +281,10 @@ def _without_bulk(submitted: TaskSubmitted) -> TaskSubmitted:
     changes |= {"samples": 1, "payload": "{}", "options": "{}", "environment": None}
     changes |= {"roles": {}, "artifacts": (), "labels": {}}
     return submitted.model_copy(update=changes)
+
+
+def _cancelled(reason: str) -> Failure:
+    return _refused("cancelled", reason[:MAX_NAME])
 
 
 def _refused(code: str, message: str) -> Failure:

@@ -15,10 +15,11 @@ from schemas.events import (
     EpisodeStarted,
     GroupClosed,
     PolicyPublished,
+    TaskCancelled,
     TaskSubmitted,
 )
 from schemas.frontier import Frontier
-from schemas.topics import BATCHES, EPISODES, GROUPS, OUTCOMES, POLICIES, TASKS
+from schemas.topics import BATCHES, CANCELLATIONS, EPISODES, GROUPS, OUTCOMES, POLICIES, TASKS
 from services.clock import now
 from services.context import ServiceContext
 from services.kafka.broker import Partition
@@ -39,7 +40,10 @@ ROOM = Gauge("headrace_room_groups", "Groups that may start now.", ["policy"])
 async def run(context: ServiceContext) -> None:
     """Admits tasks until `context.stopping` is set. Fenced where another takes over."""
     topics = context.log.topics
-    starts: dict[Partition, CompanionStart] = {Partition(topics.name(POLICIES), 0): "first"}
+    starts: dict[Partition, CompanionStart] = {
+        Partition(topics.name(POLICIES), 0): "first",
+        Partition(topics.name(CANCELLATIONS), 0): "first",
+    }
     for number in range(topics.partitions):
         starts[Partition(topics.name(EPISODES), number)] = "committed"
         starts[Partition(topics.name(OUTCOMES), number)] = "committed"
@@ -96,6 +100,8 @@ class SchedulerShard:
             self._core.on_batch(event.policy, event.version, Frontier(event.low_mark, runs))
             for number in list(self._releases):
                 self._release(number)
+        elif isinstance(event, TaskCancelled):
+            self._core.on_cancelled(event)
         elif isinstance(event, PolicyPublished):
             self._core.on_policy(event.policy, event.version)
         self._wake.set()

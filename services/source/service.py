@@ -18,7 +18,7 @@ from schemas.recipe import Recipe
 from schemas.topics import EPISODES, TASKS
 from services.context import ServiceContext
 from services.kafka.broker import Partition
-from services.log import CaughtUp, EventReader
+from services.log import TAIL, CaughtUp, EventReader, Start
 from services.plugins import load
 from services.source.data import BUILTIN
 from services.tasks import Item, TaskMaker
@@ -98,6 +98,8 @@ class _Backlog:
         self._moved = asyncio.Event()
         self._caught_up = asyncio.Event()
         self._started = -1
+        self._ended_unrun: set[int] = set()
+        """Tasks with a verdict, as a cancelled one has: they go before their turn."""
 
     def add(self, number: int) -> None:
         """Notes a task just submitted."""
@@ -119,13 +121,19 @@ class _Backlog:
         topics = self._log.topics
         name = topics.name(EPISODES)
         places = [Partition(name, number) for number in range(topics.partitions)]
-        reader = EventReader(self._log, dict.fromkeys(places, "tail"))
+        # What was started last, and all that has gone before its turn since: no more than waits.
+        back = TAIL + 2 * len(self._waiting)
+        starts: dict[Partition, Start] = {
+            place: max(first, end - back)
+            for place, (first, end) in (await self._log.broker.ends(places)).items()
+        }
+        reader = EventReader(self._log, starts)
         try:
             async for item in reader:
                 if isinstance(item, CaughtUp):
                     self._caught_up.set()
-                elif isinstance(item.event, EpisodeStarted) and item.event.verdict is None:
-                    self._started = max(self._started, item.event.task)
+                elif isinstance(item.event, EpisodeStarted):
+                    self._on_started(item.event)
                 self._drop_started()
         finally:
             await reader.aclose()
@@ -136,9 +144,19 @@ class _Backlog:
             self._moved.clear()
             await self._moved.wait()
 
+    def _on_started(self, started: EpisodeStarted) -> None:
+        if started.verdict is None:
+            self._started = max(self._started, started.task)
+        elif started.submitted.source == SOURCE and started.task > self._started:
+            self._ended_unrun.add(started.task)
+
     def _drop_started(self) -> None:
         while self._waiting and self._waiting[0] <= self._started:
-            self._waiting.popleft()
+            self._ended_unrun.discard(self._waiting.popleft())
+        if not self._ended_unrun.isdisjoint(self._waiting):
+            unrun = self._ended_unrun.intersection(self._waiting)
+            self._waiting = deque(number for number in self._waiting if number not in unrun)
+            self._ended_unrun -= unrun
         self._moved.set()
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from services.weights import weights_digest
 from services.worker import Worker
 from stream_jobs import assemble_batches
 from stream_jobs.groups import GroupAssembler
+from tests.simulation.loop_child import LoopChild
 from tests.simulation.virtual_time import VirtualTimeLoop
 
 RESTART_S = 0.5
@@ -43,6 +45,13 @@ SERVICES: dict[str, tuple[Callable[[ServiceContext], Awaitable[None]], int]] = {
 """Service to what it runs and how many processes of it there are."""
 
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+def this_process() -> Process:
+    """The one that the running task belongs to."""
+    process = _process.get()
+    assert process is not None
+    return process
 
 
 class Process:
@@ -191,6 +200,11 @@ async def assemble_groups(context: ServiceContext) -> None:
     ).run()
 
 
+async def run_agent(context: ServiceContext) -> None:
+    """The agent worker, whose children are no processes."""
+    await agent.run(context, partial(LoopChild.start, context.recipe))
+
+
 async def train(context: ServiceContext) -> None:
     """Stands in for the trainer: publishes version n a moment after batch n."""
     work = asyncio.create_task(_train(context))
@@ -255,7 +269,7 @@ SERVICES.update(
     {
         "source": (source.run, 1),
         "scheduler": (scheduler.run, 2),
-        "agent": (agent.run, 2),
+        "agent": (run_agent, 2),
         "env": (env.run, 2),
         "inference": (inference.run, 2),
         "assemble-groups": (assemble_groups, 2),

@@ -7,6 +7,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from schemas import packed
 from schemas.errors import TooLarge
 from schemas.events import (
@@ -248,10 +250,13 @@ def test_cancelling_ends_without_reward() -> None:
 
     async def cancel(run: EpisodeRun) -> None:
         await asyncio.sleep(0)
-        run.cancel()
+        run.cancel("enough")
+        run.cancel("again")
 
     outcome, _ = play(world, meanwhile=cancel)
     assert (outcome.ending, outcome.reward) == ("cancelled", None)
+    assert outcome.failure is not None
+    assert (outcome.failure.code, outcome.failure.message) == ("cancelled", "enough")
 
 
 def test_an_agents_bug_is_no_reward() -> None:
@@ -263,6 +268,26 @@ def test_an_agents_bug_is_no_reward() -> None:
     assert outcome.failure is not None
     assert (outcome.ending, outcome.reward, outcome.failure.code) == ("failed", None, "agent_error")
     assert "oops" in outcome.failure.message
+
+
+class Odd(BaseException):
+    """No Exception: agents' code should not raise one, and may."""
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), Odd()])
+@pytest.mark.parametrize("gathered", [False, True])
+def test_an_agent_that_exits_ends_its_episode_alone(raised: BaseException, gathered: bool) -> None:
+    async def exiting(episode: Episode) -> None:
+        async def leave() -> None:
+            await episode.reset()
+            raise raised
+
+        await (episode.gather(leave) if gathered else leave())
+
+    outcome, _ = play(World(), task(attempts=1), exiting)
+    assert outcome.failure is not None
+    assert (outcome.ending, outcome.failure.code) == ("failed", "agent_error")
+    assert type(raised).__name__ in outcome.failure.message
 
 
 def test_parallel_calls_have_paths_that_replay() -> None:

@@ -16,7 +16,8 @@ from services import cli
 from services.settings import RECIPES, Where
 
 COMMANDS = (
-    "run", "serve", "up", "down", "apply", "submit", "status", "show", "tail", "topics", "recipe",
+    "run", "serve", "up", "down", "apply", "submit", "cancel", "status", "show", "tail", "topics",
+    "recipe",
 )  # fmt: skip
 
 
@@ -74,6 +75,9 @@ def test_the_help_of_each_command_has_examples(
         (["serve", "trainer", "null", "--policy", "nope"], "no policy 'nope'"),
         (["apply", "null", "--kafka-property", "x"], "key=value"),
         (["recipe", "--set", "a=1"], "NAME"),
+        (["cancel"], "name the tasks"),
+        (["cancel", "1", "--all-queued"], "name the tasks"),
+        (["cancel", "query-1"], "is no task number"),
     ],
 )
 def test_usage_errors_exit_2(

@@ -8,7 +8,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.events import EnvironmentUse, EpisodeStarted, Sampling, TaskSubmitted, Use
+from schemas.events import (
+    EnvironmentUse,
+    EpisodeStarted,
+    Sampling,
+    TaskCancelled,
+    TaskSubmitted,
+    Use,
+)
 from schemas.frontier import Frontier
 from schemas.recipe import Recipe
 from services.scheduler.core import MAX_TASK_CHARACTERS, SchedulerCore
@@ -150,6 +157,74 @@ def test_ending_cancels_what_waits_and_what_comes() -> None:
     core.on_task(1, task(1))
     starts = start_all(core)
     assert [s.verdict.code for s in starts if s.verdict] == ["cancelled", "cancelled"]
+
+
+def cancel(number: int, source: str = "test") -> TaskCancelled:
+    return TaskCancelled(source=source, task_id=str(number), reason="a mistake")
+
+
+def test_a_cancelled_task_that_waits_is_started_with_a_verdict_at_once() -> None:
+    core = SchedulerCore(recipe())  # no room before version 0
+    for number in range(3):
+        core.on_task(number, task(number))
+    core.on_cancelled(cancel(1))
+    core.on_cancelled(cancel(1))
+    core.on_cancelled(cancel(2, source="another"))
+    (start,) = start_all(core)
+    assert (start.task, start.sample, start.submitted.samples) == (1, 0, 1)
+    assert start.verdict is not None
+    assert (start.verdict.origin, start.verdict.code) == ("operator", "cancelled")
+    assert start.verdict.message == "a mistake"
+    assert core.queued == 2
+    core.on_policy("default", 0)
+    assert numbers(start_all(core)) == [0, 2]
+    end(core, 1, samples=1)
+    assert core.finished(1)
+
+
+def test_a_task_cancelled_before_it_is_submitted_is_not_run() -> None:
+    core = SchedulerCore(recipe())
+    core.on_policy("default", 0)
+    core.on_cancelled(cancel(0))
+    core.on_task(0, task(0))
+    assert [start.verdict.code for start in start_all(core) if start.verdict] == ["cancelled"]
+
+
+def test_cancelling_what_was_started_or_never_submitted_changes_nothing() -> None:
+    core = SchedulerCore(recipe())
+    core.on_policy("default", 0)
+    core.on_task(0, task(0))
+    assert numbers(start_all(core)) == [0]
+    core.on_cancelled(cancel(0))
+    core.on_cancelled(cancel(99))
+    assert start_all(core) == []
+    assert core.live == 2
+
+
+@given(st.lists(st.one_of(st.integers(0, 9), st.integers(0, 9).map(lambda n: -1 - n))))
+def test_whatever_is_cancelled_when_each_task_starts_once_and_in_order(acts: list[int]) -> None:
+    """Tasks come in order; n >= 0 cancels task n, n < 0 lets that many version's rooms open."""
+    core = SchedulerCore(recipe(groups=1, max_staleness=0))
+    cancelled: set[int] = set()
+    starts: list[EpisodeStarted] = []
+    submitted = version = 0
+    for act in [*acts, *[-10] * 20]:
+        if submitted < 10:
+            core.on_task(submitted, task(submitted))
+            submitted += 1
+        if act >= 0:
+            core.on_cancelled(cancel(act))
+            cancelled.add(act)
+        else:
+            core.on_policy("default", version)
+            core.on_batch("default", version, Frontier(submitted))
+            version += 1
+        starts += start_all(core)
+    run = [start.task for start in starts if start.verdict is None and start.sample == 0]
+    verdicts = [start.task for start in starts if start.verdict is not None]
+    assert sorted(run + verdicts) == list(range(submitted))
+    assert run == sorted(run)
+    assert set(verdicts) <= cancelled
 
 
 def test_a_task_is_finished_when_it_has_ended_and_is_decided() -> None:

@@ -12,6 +12,7 @@ from schemas.topics import TOPICS, Topics
 TABLE = """
 runs         RunStateEntered     namespace      1 -      operator                 forever
 tasks        TaskSubmitted       source,task_id 1 -      any-team                 long
+cancellations TaskCancelled      source,task_id 1 -      any-team                 long
 episodes     EpisodeStarted      task           P -      scheduler,fenced         days
 prompts      GenerationRequested task           P policy agent                    days
 generations  GenerationCompleted task           P -      inference                days
@@ -54,6 +55,7 @@ def test_a_namespace_s_topics() -> None:
     assert [(topic.name, topic.partitions) for topic in placed] == [
         ("demo.runs.v1", 1),
         ("demo.tasks.v1", 1),
+        ("demo.cancellations.v1", 1),
         ("demo.episodes.v1", 4),
         ("demo.prompts.a.v1", 4),
         ("demo.prompts.b.v1", 4),

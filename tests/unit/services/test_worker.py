@@ -496,3 +496,89 @@ def test_what_a_former_shard_had_fetched_is_not_given_to_its_successor() -> None
             assert [what for what in returned.story if what != "caught up"] == [1, 2]
 
     run(test)
+
+
+async def killed_with_a_record_open(place: Place, name: str, **settings: Any) -> int:
+    """Deaths that a member is told of, which is then killed with record 0 open."""
+    async with member(place, name, held={0}, count_deaths=True, **settings) as one:
+        shard = await one.shard()
+        await shard.until("caught up")
+        return int(shard.context.deaths)
+
+
+def test_an_owner_is_told_how_many_died_before_it() -> None:
+    async def test(place: Place) -> None:
+        await place.write(action(0))
+        settings = {"companions": with_companion}
+        told = [await killed_with_a_record_open(place, str(n), **settings) for n in range(4)]
+        assert told == [0, 1, 2, 3]
+        assert await place.commit_of() == Committed(0, '{"at":[0],"owners":4}')
+
+    run(test)
+
+
+def test_who_hands_over_in_order_has_not_died() -> None:
+    async def test(place: Place) -> None:
+        await place.write(action(0))
+        await killed_with_a_record_open(place, "one")
+        async with member(place, "two", held={0}, count_deaths=True) as two:
+            await (await two.shard()).until("caught up")
+            await two.stop()
+        assert await killed_with_a_record_open(place, "three") == 1
+
+    run(test)
+
+
+def test_who_ends_by_a_failure_has_died() -> None:
+    class Failing(Notebook):
+        async def on_caught_up(self) -> None:
+            raise ZeroDivisionError("a bug")
+
+    async def test(place: Place) -> None:
+        await place.write(action(0))
+        make = lambda context: Failing(context, {0})  # noqa: E731
+        async with member(place, make=make, count_deaths=True) as one:
+            with pytest.raises(ZeroDivisionError):
+                await one.running
+        assert await killed_with_a_record_open(place, "two") == 1
+
+    run(test)
+
+
+def test_deaths_are_forgotten_once_all_that_was_open_is_done() -> None:
+    async def test(place: Place) -> None:
+        await place.write(action(0), action(1))
+        assert await killed_with_a_record_open(place, "one") == 0
+        async with member(place, "two", held={0, 1, 2}, count_deaths=True) as two:
+            shard = await two.shard()
+            await shard.until("caught up")
+            await place.write(action(2))
+            await shard.until(2)
+            shard.releases[0]()
+            await asyncio.sleep(COMMITTED)
+            assert (await place.commit_of()).metadata == '{"at":[],"owners":2}'
+            shard.releases[1]()
+            await asyncio.sleep(COMMITTED)
+            assert (await place.commit_of()) == Committed(2, '{"at":[],"owners":1}')
+        async with member(place, "three", count_deaths=True) as three:
+            assert (await three.shard()).context.deaths == 1
+
+    run(test)
+
+
+def test_a_zombie_that_comes_back_undoes_no_count() -> None:
+    async def test(place: Place) -> None:
+        await place.write(action(0))
+        async with member(place, "zombie", held={0}, count_deaths=True) as zombie:
+            await (await zombie.shard()).until("caught up")
+            zombie.client.freeze()
+            await asyncio.sleep(20)  # longer than its session
+            async with member(place, "two", held={0}, count_deaths=True) as two:
+                shard = await two.shard()
+                await shard.until("caught up")
+                assert shard.context.deaths == 1
+                zombie.client.thaw()
+                await asyncio.sleep(COMMITTED)
+                assert (await place.commit_of()).metadata == '{"at":[],"owners":2}'
+
+    run(test)

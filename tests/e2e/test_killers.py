@@ -1,0 +1,50 @@
+"""Agents that kill their worker, on a real broker: their tasks end as poison, the run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import infra.local
+from schemas.events import EpisodeEnded
+from services.namespaces import open_namespace
+from services.settings import Where, read_recipe
+from tests.checker import Facts, examine, read_all
+from tests.e2e import harness
+
+RECIPE = harness.RECIPES / "killers.toml"
+KILLERS = {3, 8}
+RUN_S = 120.0
+
+
+def test_what_kills_its_worker_ends_as_poison_and_the_run_ends_well(
+    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+) -> None:
+    place = Where(
+        tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace
+    )
+    recipe = read_recipe(str(RECIPE), [])
+
+    async def main() -> None:
+        arguments = (
+            *("run", str(RECIPE), "--check", "episodes==24", "--check", "failures==4"),
+            *("--check", "restarts>=3", "--check", "restarts<=4"),
+            *("--state", str(tmp_path), "--namespace", namespace),
+            *("--bootstrap-servers", local_stack.bootstrap_servers),
+            *("--registry-url", local_stack.registry_url),
+        )
+        async with harness.headrace(*arguments) as run:
+            assert await run.ends(RUN_S) == 0, run.said
+        async with open_namespace(place, "test") as (log, _):
+            deliveries, undecodable = await read_all(log)
+        report = examine(recipe, deliveries, undecodable=undecodable)
+        assert not report.violations, str(report)
+        for one in Facts.of(deliveries).all(EpisodeEnded):
+            outcome = one.event
+            code = outcome.failure.code if outcome.failure else outcome.ending
+            assert code == ("poison" if outcome.task in KILLERS else "finished")
+
+    try:
+        harness.run_bounded(main())
+        harness.gone(tmp_path, 1.0)
+    finally:
+        harness.end_all_of(tmp_path)

@@ -1,0 +1,96 @@
+"""A child process in the loop: what runs suspects where there are no real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+from schemas.errors import TooLarge
+from schemas.events import Event, Ref
+from schemas.recipe import Recipe
+from services.agent.isolation import Suspect
+from services.agent.run import Answer, EpisodeRun
+from services.agent.service import load_agents
+
+child: ContextVar[LoopChild | None] = ContextVar("child", default=None)
+"""The child that a task runs in."""
+
+
+class LoopChild:
+    """Runs each suspect as a task. Whoever calls `die` in one ends them all."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._agents = load_agents(recipe)
+        self._runs: dict[Suspect, EpisodeRun] = {}
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def start(cls, recipe: Recipe) -> LoopChild:
+        """As a process would: a moment later."""
+        await asyncio.sleep(0.3)
+        return cls(recipe)
+
+    def die(self) -> None:
+        """Ends it as a fault would."""
+        if not self._death.done():
+            self._death.set_result("SIGKILL")
+        for run in self._runs.values():
+            run.stop()
+
+    async def run(self, suspects: Sequence[Suspect]) -> str | None:
+        """As Child has it."""
+        child.set(self)
+        for suspect in suspects:
+            setup = self._agents[suspect.started.submitted.agent]
+            outlet = _Relay(suspect)
+            started, at = suspect.started, suspect.recorded_at
+            run = EpisodeRun(outlet, started, at, setup, {suspect.attempt: {}})
+            self._runs[suspect] = run
+            suspect.host = self
+            if suspect.cancelled is not None:
+                run.cancel(suspect.cancelled)
+            run.task = asyncio.create_task(self._run(suspect, run))
+        child.set(None)
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        await asyncio.wait(tasks)
+        return self._death.result() if self._death.done() else None
+
+    async def _run(self, suspect: Suspect, run: EpisodeRun) -> None:
+        await run.run()
+        suspect.ended = True
+
+    def answer(self, suspect: Suspect, answer: Answer) -> None:
+        """Hands an answer on."""
+        self._runs[suspect].on_answer(answer)
+
+    def cancel(self, suspect: Suspect, reason: str) -> None:
+        """Has an episode end as cancelled."""
+        self._runs[suspect].cancel(reason)
+
+    def stop(self, suspect: Suspect) -> None:
+        """Has an episode end without a word."""
+        self._runs[suspect].stop()
+
+    async def aclose(self) -> None:
+        """Ends what runs."""
+        for run in self._runs.values():
+            run.stop()
+
+
+class _Relay:
+    def __init__(self, suspect: Suspect) -> None:
+        self._suspect = suspect
+
+    async def send(self, event: Event) -> Ref:
+        sent: asyncio.Future[Ref] = asyncio.get_running_loop().create_future()
+
+        def on_sent(result: Ref | TooLarge) -> None:
+            if not sent.done():
+                if isinstance(result, Ref):
+                    sent.set_result(result)
+                else:
+                    sent.set_exception(result)
+
+        self._suspect.relay(event, on_sent)
+        return await sent

@@ -1,0 +1,174 @@
+"""Suspects are run apart by halves: those that kill end as poison, and nobody else is harmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from math import log2
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import TooLarge
+from schemas.events import ActionRequested, EpisodeEnded, Event, ObservationRecorded, Ref
+from services.agent.isolation import CHILDREN, Isolation, Suspect
+from services.agent.records import AgentSetup
+from services.agent.run import Answer
+from tests.unit.agent.test_run import World, play, start, task
+
+NOWHERE = Ref(topic="t", partition=0, offset=0, digest=bytes(16))
+SETUP = AgentSetup(lambda _: asyncio.sleep(0), {}, None, {})
+
+
+class Context:
+    """A ShardContext that keeps what was sent, and waits for what was spawned."""
+
+    def __init__(self) -> None:
+        self.sent: list[Event] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def send(self, event: Event) -> Ref:
+        self.sent.append(event)
+        return NOWHERE
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self.tasks.append(asyncio.create_task(work))
+
+    async def finished(self) -> None:
+        while self.tasks:
+            await self.tasks.pop()
+
+
+class Host:
+    """A child that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def answer(self, suspect: Suspect, answer: Answer) -> None:
+        self.told.append(answer)
+
+    def cancel(self, suspect: Suspect, reason: str) -> None:
+        self.told.append(reason)
+
+    def stop(self, suspect: Suspect) -> None:
+        self.told.append("stop")
+
+
+class Children:
+    """Makes children that die as soon as they come to a killer; those before it have ended."""
+
+    def __init__(self, killers: set[int]) -> None:
+        self.killers = killers
+        self.made = self.live = self.most = 0
+
+    async def __call__(self) -> Any:
+        children = self
+        children.made += 1
+        children.live += 1
+        children.most = max(children.most, children.live)
+
+        class Fake:
+            async def run(self, suspects: Sequence[Suspect]) -> str | None:
+                for suspect in suspects:
+                    await asyncio.sleep(0)
+                    if suspect.started.sample in children.killers:
+                        return "SIGSEGV"
+                    suspect.ended = True
+                return None
+
+            async def aclose(self) -> None:
+                children.live -= 1
+
+        return Fake()
+
+
+def suspect_of(context: Context, sample: int = 2, answers: Any = None) -> Suspect:
+    started = start(task()).model_copy(update={"sample": sample})
+    return Suspect(context, started, 0.0, SETUP, answers or {})  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 60), st.sets(st.integers(0, 59), max_size=4))
+def test_those_that_kill_end_as_poison_and_all_others_go_on(count: int, chosen: set[int]) -> None:
+    killers = {sample for sample in chosen if sample < count}
+    children, context = Children(killers), Context()
+
+    async def main() -> list[Suspect]:
+        suspects = [suspect_of(context, sample) for sample in range(count)]
+        context.spawn(Isolation(children).run(context, suspects), "")  # type: ignore[arg-type]
+        await context.finished()
+        return suspects
+
+    suspects = asyncio.run(main())
+    ended = {event.sample: event for event in context.sent if isinstance(event, EpisodeEnded)}
+    assert ended.keys() == killers
+    for outcome in ended.values():
+        assert outcome.failure is not None
+        assert (outcome.failure.origin, outcome.failure.code) == ("operator", "poison")
+        assert "SIGSEGV" in outcome.failure.message
+        assert (outcome.ending, outcome.reward, outcome.trajectory) == ("failed", None, None)
+    assert {one.started.sample for one in suspects if one.ended} == set(range(count)) - killers
+    assert children.live == 0
+    assert children.most <= CHILDREN
+    assert children.made <= 1 + len(killers) * 2 * (log2(count) + 1)
+
+
+def test_what_was_answered_is_not_asked_again_and_the_rest_is() -> None:
+    first = World()
+    play(first)
+    reset, prompt = first.requests()[:2]
+    recorded = first.answer(reset)
+    assert isinstance(recorded, ObservationRecorded)
+    results: list[Ref | TooLarge] = []
+
+    async def main() -> None:
+        context, host = Context(), Host()
+        suspect = suspect_of(context, answers={0: {recorded.call: recorded}})
+        suspect.host = host
+        suspect.relay(reset, results.append)
+        assert (context.sent, host.told) == ([], [recorded])
+        suspect.relay(prompt, results.append)
+        await context.finished()
+        assert context.sent == [prompt]
+        answer = first.answer(prompt)
+        assert answer is not None
+        suspect.on_answer(answer)
+        suspect.on_answer(answer)  # another worker's, of the same id
+        assert host.told == [recorded, answer]
+
+    asyncio.run(main())
+    assert len(results) == 2
+
+
+def test_the_environment_of_a_poison_is_closed() -> None:
+    first = World()
+    play(first)
+    step = first.of(ActionRequested)[1]
+
+    async def main() -> list[Event]:
+        context = Context()
+        suspect = suspect_of(context)
+        suspect.relay(step, lambda _: None)
+        await context.finished()
+        await suspect.end_as_poison("SIGKILL")
+        return context.sent
+
+    _, close, outcome = asyncio.run(main())
+    assert isinstance(close, ActionRequested)
+    assert (close.kind, close.index) == ("close", step.index + 1)
+    assert isinstance(outcome, EpisodeEnded)
+
+
+def test_a_suspect_that_waits_for_a_child_is_cancelled_and_stopped_all_the_same() -> None:
+    async def main() -> None:
+        suspect, host = suspect_of(Context()), Host()
+        suspect.cancel("enough")
+        assert suspect.cancelled == "enough"
+        suspect.host = host
+        suspect.cancel("again")
+        suspect.stop()
+        assert host.told == ["enough", "stop"]
+        assert suspect.ended
+
+    asyncio.run(main())

@@ -1,0 +1,75 @@
+"""A record's values are counted before they are made; what holds too many is refused unmade."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from schemas.codec import DecodeError, TooLarge, avsc
+from schemas.events import EVENTS, Event, Exclusion, GroupClosed
+from schemas.weigh import MAX_VALUES, UNWEIGHED_BYTES, TooManyValues, weigher
+from tests.unit.schemas.test_codec import codec, framed, models
+
+GROUP = GroupClosed(
+    task=1, policy="p", item_id="i", epoch=0, verdict="dropped", estimator="grpo", ended=0
+)
+
+
+def weigh(event_type: type[Event], body: bytes) -> int:
+    text = json.dumps(avsc(event_type)).replace("timestamp-millis", "none")
+    return weigher(fastavro.parse_schema(json.loads(text)))(body, 0)
+
+
+def values(held: Any) -> int:
+    """How many values a field's content is: a map's entry is a record of its key and value."""
+    if isinstance(held, BaseModel):
+        return 1 + sum(values(getattr(held, name)) for name in type(held).model_fields)
+    if isinstance(held, dict):
+        return sum(2 + values(value) for value in held.values())
+    return sum(map(values, held)) if isinstance(held, tuple) else 1
+
+
+@pytest.mark.parametrize("event_type", EVENTS, ids=lambda event_type: event_type.__name__)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_every_value_is_counted(event_type: type[Event], data: st.DataObject) -> None:
+    event = data.draw(models(event_type))
+    assert weigh(event_type, codec().encode(event)[5:]) == values(event)
+
+
+@given(event_type=st.sampled_from(EVENTS), body=st.binary(max_size=100))
+def test_bytes_that_do_not_fit_are_walked_to_some_end(event_type: type[Event], body: bytes) -> None:
+    assert weigh(event_type, body) >= 0
+
+
+def test_a_length_that_no_bytes_follow_ends_the_walk() -> None:
+    assert weigh(GroupClosed, b"\2" + b"\xff" * 9 + b"\1") == 3  # the record and two of its fields
+    assert weigh(GroupClosed, b"\2\1") == 3  # a length of -1
+
+
+def test_many_small_items_are_refused_before_they_are_made() -> None:
+    items = [{"sample": 0, "reason": ""}] * MAX_VALUES
+    value = framed(
+        EVENTS.index(GroupClosed) + 1, avsc(GroupClosed), GROUP.model_dump() | {"excluded": items}
+    )
+    with pytest.raises(TooManyValues):
+        weigh(GroupClosed, value[5:])
+    with pytest.raises(DecodeError, match="a GroupClosed of over 200000 values"):
+        codec().decode(GroupClosed, value)
+
+
+def test_what_nobody_could_read_is_not_written() -> None:
+    many = GROUP.model_copy(update={"excluded": (Exclusion(sample=0, reason=""),) * MAX_VALUES})
+    with pytest.raises(TooLarge, match="over 200000 values"):
+        codec().encode(many)
+
+
+def test_what_is_large_and_of_few_values_passes() -> None:
+    large = GROUP.model_copy(update={"reason": "x" * (2 * UNWEIGHED_BYTES)})
+    assert codec().decode(GroupClosed, codec().encode(large)) == large
