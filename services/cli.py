@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from services.commands.dead_letters import dead_letters
 from services.commands.inspect import recipe, status, tail, topics
 from services.commands.operate import apply, cancel, down, submit, up
 from services.commands.run import run, serve
@@ -55,7 +56,10 @@ def cli(context: click.Context, debug: bool) -> None:
         logging.getLogger("services.kafka.librdkafka").setLevel(logging.CRITICAL)
 
 
-for command in (run, serve, up, down, apply, submit, cancel, status, show, tail, topics, recipe):
+COMMANDS = (
+    run, serve, up, down, apply, submit, cancel, status, show, tail, topics, dead_letters, recipe,
+)  # fmt: skip
+for command in COMMANDS:
     cli.add_command(command)
 
 

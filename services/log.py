@@ -41,6 +41,9 @@ Start = int | Literal["first", "tail"]
 TAIL = 64
 """Offsets before the end that a `tail` covers: the last record of a fenced writer is among them."""
 
+WHY = "__connect.errors."
+"""Prefix of the headers that say why a record was parked, and where it lay: Kafka Connect's."""
+
 SENT = Counter("headrace_events_sent_total", "Events sent and durable.", ["event"])
 DEAD = Counter("headrace_dead_letters_total", "Records that were no event.", ["topic"])
 
@@ -174,7 +177,7 @@ class EventLog:
             "stage": "VALUE_CONVERTER",
             "exception.message": reason,
         }
-        headers = [(f"__connect.errors.{name}", text.encode()) for name, text in where.items()]
+        headers = [(f"{WHY}{name}", text.encode()) for name, text in where.items()]
         name = self.topics.name(DEAD_LETTERS)
         await self.broker.send(
             Outgoing(name, record.key or b"", record.value or b"", [*record.headers, *headers])

@@ -9,7 +9,7 @@ from typing import Any
 from schemas.topics import PlacedTopic, Topics
 from services.errors import DecodeError, UsageError
 from services.kafka.broker import Partition, Record
-from services.log import EventLog
+from services.log import WHY, EventLog
 from services.namespaces import open_namespace
 from services.readable import readable
 from services.settings import Where
@@ -57,9 +57,9 @@ def find_topic(topics: Topics, name: str) -> PlacedTopic:
 
     UsageError names those that there are.
     """
-    named = {_short(placed): placed for placed in topics}
+    named = {short_name(placed): placed for placed in topics}
     for placed in topics:
-        if name in (placed.name, _short(placed)):
+        if name in (placed.name, short_name(placed)):
             return placed
     of_policies = [placed for placed in topics if placed.topic.name == name]
     if len(of_policies) == 1:
@@ -67,7 +67,8 @@ def find_topic(topics: Topics, name: str) -> PlacedTopic:
     raise UsageError(f"no topic {name!r} in {topics.namespace}; it has: {', '.join(named)}")
 
 
-def _short(placed: PlacedTopic) -> str:
+def short_name(placed: PlacedTopic) -> str:
+    """A topic's name without namespace and version: `results`, `batches.default`."""
     return placed.topic.name if placed.policy is None else f"{placed.topic.name}.{placed.policy}"
 
 
@@ -88,9 +89,9 @@ async def tree_of(log: EventLog, record: Record) -> dict[str, Any]:
 
 def _raw(record: Record, error: DecodeError) -> dict[str, Any]:
     headers = {
-        name.removeprefix("__connect.errors."): text.decode(errors="replace")
+        name.removeprefix(WHY): text.decode(errors="replace")
         for name, text in record.headers
-        if name.startswith("__connect.errors.")
+        if name.startswith(WHY)
     }
     value = record.value or b""
     reason = headers or {"reason": error.reason}

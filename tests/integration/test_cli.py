@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 import infra.local
 
@@ -115,6 +116,41 @@ def test_apply_submit_look(operator: Operator, namespace: str) -> None:
     assert isinstance(status, dict)
     assert (status["state"], status["tasks_submitted"], status["tasks_ended"]) == ("started", 2, 0)
     assert status["lags"]["scheduler"] == 2
+
+
+def test_a_dead_letter_is_put_back_once(operator: Operator, namespace: str, kafka: str) -> None:
+    operator("apply", "null")
+    operator("submit", "-", stdin='{"item_id": "a", "task_id": "x"}')
+    park_first_task(kafka, namespace)
+
+    (kind,) = operator.json("dead-letters", "list")  # type: ignore[misc]
+    assert (kind["reason"], kind["count"], kind["retried"]) == ("a bug", 1, 0)
+    shown = operator("dead-letters", "show", "0").stdout
+    assert f"{namespace}.tasks.v1/0@0" in shown
+    assert "can be put back" in shown
+
+    assert "put back" in operator("dead-letters", "retry", "0").stdout
+    assert "put back already" in operator("dead-letters", "retry", "0", code=1).stdout
+    assert "holds 0 to" in operator("dead-letters", "retry", "9", code=2).stderr
+    again = operator("show", "1").stdout
+    assert "task:submit/x" in again
+
+
+def park_first_task(servers: str, namespace: str) -> None:
+    """Writes a dead letter of the first task, as a consumer with a bug would."""
+    settings = {"bootstrap.servers": servers, "group.id": "parking"}
+    consumer = Consumer(settings)
+    consumer.assign([TopicPartition(f"{namespace}.tasks.v1", 0, 0)])
+    message = consumer.poll(20)
+    consumer.close()
+    assert message is not None
+    why = {"topic": message.topic(), "partition": "0", "offset": "0", "exception.message": "a bug"}
+    headers = [(f"__connect.errors.{name}", str(text).encode()) for name, text in why.items()]
+    producer = Producer({"bootstrap.servers": servers})
+    producer.produce(
+        f"{namespace}.dead-letters.v1", message.value(), message.key(), headers=headers
+    )
+    assert producer.flush(20) == 0
 
 
 def test_serve_refuses_another_recipe_and_no_run(operator: Operator) -> None:

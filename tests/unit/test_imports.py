@@ -31,6 +31,7 @@ OPERATING = (
     "services.cli",
     "services.commands",
     "services.connect",
+    "services.dead_letters",
     "services.namespaces",
     "services.run",
     "services.serve",
