@@ -174,6 +174,8 @@ class Training(Settings):
     clip_high: float = Field(default=0.2, gt=0)
     importance_cap: float = Field(default=2.0, gt=0)
     """Truncation of the importance weight between the trainer's and the engine's old policy."""
+    entropy_bonus: float = Field(default=0.0, ge=0)
+    """Coefficient of the policy's entropy a token, in nats, which training then raises as well."""
     updates: Positive = 1
     """Optimizer updates a batch: it is cut into that many minibatches."""
     max_tokens: Positive = 16_384

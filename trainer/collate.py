@@ -76,17 +76,23 @@ def _allowed(draws: Sequence[Draw], vocabulary: int) -> tuple[Tensor | None, lis
     return masks, [numbers[draw.allowed] for draw in draws]
 
 
-def processed_logprobs(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Logprobs [N] of the trained tokens, and entropies [N], from logits [N, V].
+def processed_distribution(logits: Tensor, inputs: Inputs) -> Tensor:
+    """Logprobs [N, V] of all that could have been drawn, from logits [N, V].
 
-    The distribution is the one that was drawn from: masked to the allowed ids, then divided by
-    the temperature, in float32.
+    The distribution is the one that was drawn from: masked to the allowed ids, whose logprobs
+    alone are finite, then divided by the temperature, in float32.
     """
     scores = logits.float() / inputs.temperature
     if inputs.allowed is not None:
         scores = scores.masked_fill(~inputs.allowed[inputs.allowed_set], -torch.inf)
-    distribution = scores.log_softmax(-1)
-    logprobs = distribution.gather(1, inputs.targets.unsqueeze(1)).squeeze(1)
-    detached = distribution.detach()
-    entropies = -(detached.exp() * detached.clamp(min=-1e9)).sum(-1)
-    return logprobs, entropies
+    return scores.log_softmax(-1)
+
+
+def drawn_logprobs(distribution: Tensor, inputs: Inputs) -> Tensor:
+    """Logprobs [N] of the trained tokens, from `processed_distribution`."""
+    return distribution.gather(1, inputs.targets.unsqueeze(1)).squeeze(1)
+
+
+def entropy(distribution: Tensor) -> Tensor:
+    """Entropies [N] in nats, from `processed_distribution`. Forbidden ids add nothing."""
+    return -(distribution.exp() * distribution.clamp(min=-1e9)).sum(-1)

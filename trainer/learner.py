@@ -19,8 +19,8 @@ from torch import Tensor
 from schemas.recipe import Policy
 from services.errors import HeadraceError, UsageError
 from services.plugins import load
-from trainer.collate import Inputs, collate, processed_logprobs
-from trainer.losses import LOSSES, Loss, MicroBatch
+from trainer.collate import Inputs, collate, drawn_logprobs, entropy, processed_distribution
+from trainer.losses import LOSSES, Loss, MicroBatch, entropy_bonus
 from trainer.metrics import Totals
 from trainer.models import (
     DTYPES,
@@ -167,10 +167,14 @@ class Learner:
         return collate(sequences, self.vocabulary, self.device)
 
     def _logprobs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Of the trained tokens: logprobs [N], and entropies [N] of what they were drawn from."""
         reduced = self._dtype != torch.float32
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=reduced):
             logits = self._logits_of(inputs)
-        return processed_logprobs(logits, inputs)
+        distribution = processed_distribution(logits, inputs)
+        # Over a large vocabulary the entropy's gradient needs memory: only where it is used.
+        spread = distribution if self._settings.entropy_bonus else distribution.detach()
+        return drawn_logprobs(distribution, inputs), entropy(spread)
 
     def _backward(
         self,
@@ -185,9 +189,9 @@ class Learner:
         micro_batch = MicroBatch(
             inputs.behaviour, proximal, inputs.advantages, update.tokens, self._settings
         )
-        loss = self._loss(micro_batch, logprobs)
+        loss = self._loss(micro_batch, logprobs) - entropy_bonus(micro_batch, entropies)
         loss.backward()  # type: ignore[no-untyped-call]
-        totals.add(micro_batch, loss.detach(), logprobs.detach(), entropies)
+        totals.add(micro_batch, loss.detach(), logprobs.detach(), entropies.detach())
 
     def _step(self, totals: Totals) -> None:
         """One optimizer update, unless something is not finite: then UnusableBatch.

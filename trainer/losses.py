@@ -58,3 +58,12 @@ def grpo(batch: MicroBatch, logprobs: Tensor) -> Tensor:
 def importance(batch: MicroBatch) -> Tensor:
     """The truncated importance weight of each token, [N]."""
     return (batch.proximal - batch.behaviour).exp().clamp(max=batch.settings.importance_cap)
+
+
+def entropy_bonus(batch: MicroBatch, entropies: Tensor) -> Tensor:
+    """What every loss is lowered by, from entropies [N]: a scalar, 0 at the coefficient 0.
+
+    The coefficient times the mean over all tokens, as the surrogate's: PPO (arXiv 1707.06347),
+    equation 9.
+    """
+    return batch.settings.entropy_bonus * entropies.sum() / batch.denominator

@@ -15,7 +15,7 @@ from schemas.packed import pack_i32
 from schemas.recipe import Policy
 from services.errors import UsageError
 from services.weights import model_folder, weights_digest
-from trainer.collate import collate, processed_logprobs
+from trainer.collate import collate, drawn_logprobs, entropy, processed_distribution
 from trainer.learner import Learner, Stopped
 from trainer.losses import MicroBatch
 from trainer.models import load_model
@@ -121,15 +121,49 @@ def test_the_logprobs_are_those_of_the_whole_model_by_temperature_and_mask() -> 
 def test_a_forbidden_id_gets_no_gradient() -> None:
     inputs = collate([sequence(0)], 258, torch.device("cpu"))
     logits = torch.randn(3, 258, requires_grad=True)
-    logprobs, _ = processed_logprobs(logits, inputs)
+    logprobs = drawn_logprobs(processed_distribution(logits, inputs), inputs)
     [gradient] = torch.autograd.grad(logprobs.sum(), logits)
     assert torch.isfinite(gradient).all()
     assert set(gradient.any(dim=0).nonzero().flatten().tolist()) == set(ACTIONS)
 
 
-def test_how_tokens_fall_into_micro_batches_changes_only_rounding() -> None:
+def test_the_entropys_gradient_is_that_of_its_closed_form() -> None:
+    """dH / d logit = -p (log p + H) / temperature on what is allowed, and 0 elsewhere."""
+    inputs = collate([sequence(0, 2), sequence(1, 1, OPEN)], 258, torch.device("cpu"))
+    logits = (3 * torch.randn(3, 258, generator=torch.Generator().manual_seed(0))).requires_grad_()
+
+    [gradient] = torch.autograd.grad(entropy(processed_distribution(logits, inputs)).sum(), logits)
+
+    assert inputs.allowed is not None
+    for row, temperature in enumerate([0.5, 0.5, 1.0]):
+        allowed = inputs.allowed[inputs.allowed_set[row]]
+        p = (logits.detach()[row, allowed] / temperature).softmax(-1)
+        spread = -(p * p.log()).sum()
+        expected = -p * (p.log() + spread) / temperature
+        torch.testing.assert_close(gradient[row, allowed], expected, rtol=1e-4, atol=1e-6)
+        assert not gradient[row, ~allowed].any()
+
+
+def test_the_bonus_alone_raises_the_entropy() -> None:
+    """The later advantages are 0, so there is no other gradient."""
+    one = learner(entropy_bonus=0.1)
+    for _ in range(5):
+        one.train([update(sequence(9))])
+    equal = [sequence(seed) for seed in range(4)]
+    for other in equal:
+        other.advantages[:] = 0.0
+
+    metrics = [one.train([update(*equal)]) for _ in range(5)]
+
+    assert metrics[0]["loss"] == pytest.approx(-0.1 * metrics[0]["entropy"])
+    assert metrics[-1]["entropy"] > metrics[0]["entropy"]
+
+
+@pytest.mark.parametrize("bonus", [0.0, 0.05])
+def test_how_tokens_fall_into_micro_batches_changes_only_rounding(bonus: float) -> None:
     batch = [update(*(sequence(seed, 1 + seed % 4) for seed in range(12)))]
-    whole, cut = learner(max_tokens=4096), learner(max_tokens=8)
+    whole = learner(max_tokens=4096, entropy_bonus=bonus)
+    cut = learner(max_tokens=8, entropy_bonus=bonus)
     one, many = whole.train(batch), cut.train(batch)
     for name, value in one.items():
         assert many[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name

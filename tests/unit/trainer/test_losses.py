@@ -9,7 +9,7 @@ import torch
 
 from schemas.recipe import Training
 from services.plugins import load
-from trainer.losses import LOSSES, Loss, MicroBatch, grpo
+from trainer.losses import LOSSES, Loss, MicroBatch, entropy_bonus, grpo
 
 
 def micro_batch(
@@ -74,6 +74,12 @@ def test_micro_batches_add_up_to_the_whole() -> None:
 
     whole = part(slice(None))
     assert whole.item() == pytest.approx(sum(part(s).item() for s in (slice(5), slice(5, 12))))
+
+
+def test_the_entropy_bonus_is_a_mean_over_the_whole_updates_tokens() -> None:
+    """Two of eight tokens lie in this micro-batch; the coefficient is 0.1."""
+    batch = micro_batch([0.0] * 2, [0.0] * 2, [0.0] * 2, 8, entropy_bonus=0.1)
+    assert entropy_bonus(batch, torch.tensor([1.0, 0.5])).item() == pytest.approx(0.1 * 1.5 / 8)
 
 
 def naive(batch: MicroBatch, new: torch.Tensor) -> torch.Tensor:
