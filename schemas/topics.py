@@ -98,6 +98,18 @@ TOPICS: tuple[Topic[Event], ...] = (
 )  # type: ignore[assignment]
 
 
+def topic_of(name: str) -> Topic[Event]:
+    """The row of the table that a name on the broker belongs to, whatever its namespace.
+
+    KeyError where it is no name of ours.
+    """
+    parts = name.split(".")
+    for topic in TOPICS:
+        if parts[1:2] == [topic.name] and parts[-1] == "v1" and len(parts) == 3 + topic.per_policy:
+            return topic
+    raise KeyError(name)
+
+
 @dataclass(frozen=True)
 class PlacedTopic:
     """A topic of one namespace, as the broker has it."""

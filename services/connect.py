@@ -47,8 +47,8 @@ class Connection:
     """Who is connected: the CloudEvents source of what it writes."""
 
     def log(self, topics: Topics) -> EventLog:
-        """The typed log of a namespace, to read from."""
-        return EventLog(self.broker, topics, Codec(), self.registry, self.source)
+        """The typed log of a namespace, to read from: it leaves no trace there."""
+        return EventLog(self.broker, topics, Codec(), self.registry, self.source, read_only=True)
 
     async def writing_log(self, topics: Topics) -> EventLog:
         """The typed log of a namespace, with every topic's schema registered.

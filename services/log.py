@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
@@ -20,8 +20,8 @@ from prometheus_client import Counter
 
 from schemas.codec import Codec, UnknownSchema
 from schemas.events import EVENTS, Event, Ref
-from schemas.topics import DEAD_LETTERS, PlacedTopic, Topics
-from services.errors import DecodeError, RecordsLost
+from schemas.topics import DEAD_LETTERS, Topic, Topics, topic_of
+from services.errors import DecodeError, HeadraceError, RecordsLost
 from services.kafka.broker import (
     Broker,
     End,
@@ -80,12 +80,24 @@ class EventLog:
     """Typed events in and out of one namespace's topics."""
 
     def __init__(
-        self, broker: Broker, topics: Topics, codec: Codec, registry: SchemaSource, source: str
+        self,
+        broker: Broker,
+        topics: Topics,
+        codec: Codec,
+        registry: SchemaSource,
+        source: str,
+        *,
+        read_only: bool = False,
     ) -> None:
-        """`source` is the worker's id: the CloudEvents source of all that it writes."""
+        """`source` is the worker's id: the CloudEvents source of all that it writes.
+
+        With `read_only` what is no event is passed over with a warning: who only looks at a
+        namespace leaves no trace in it.
+        """
         self.broker = broker
         self.topics = topics
         self.source = source
+        self._read_only = read_only
         self._codec = codec
         self._registry = registry
         self._sent = {event: SENT.labels(event.__name__) for event in EVENTS}
@@ -126,7 +138,7 @@ class EventLog:
 
     async def decode(self, record: Record) -> Delivery[Event]:
         """The event in a record of this namespace. DecodeError where there is none."""
-        event = await self._event(record)
+        event = await self._event(self._topic(record), record)
         assert record.value is not None
         trace = next((text for name, text in record.headers if name == "traceparent"), b"")
         return Delivery(
@@ -138,18 +150,17 @@ class EventLog:
             trace.decode("ascii", "replace"),
         )
 
-    async def _event(self, record: Record) -> Event:
-        placed = self._placed(record)
-        if placed.topic.event is None:
-            raise DecodeError(f"{placed.name} holds no events", record.value)
+    async def _event(self, topic: Topic[Event], record: Record) -> Event:
+        if topic.event is None:
+            raise DecodeError(f"{record.partition.topic} holds no events", record.value)
         try:
-            return self._codec.decode(placed.topic.event, record.value)
+            return self._codec.decode(topic.event, record.value)
         except UnknownSchema as unknown:
             schema = await asyncio.to_thread(self._registry.schema, unknown.schema_id)
             if schema is None:
                 raise
             self._codec.add_schema(unknown.schema_id, schema)
-            return self._codec.decode(placed.topic.event, record.value)
+            return self._codec.decode(topic.event, record.value)
 
     async def decode_or_dead_letter(self, record: Record) -> Delivery[Event] | None:
         """As `decode`; what is no event is parked whole in `dead-letters`, and None returned."""
@@ -160,7 +171,7 @@ class EventLog:
             return None
 
     async def dead_letter(self, record: Record, reason: str) -> None:
-        """Parks a record: its key, value and headers as they are, and why."""
+        """Parks a record: its key, value and headers as they are, and why. Not if `read_only`."""
         logger.warning(
             "dead letter: %s/%d@%d: %s",
             record.partition.topic,
@@ -168,6 +179,8 @@ class EventLog:
             record.offset,
             reason,
         )
+        if self._read_only:
+            return
         DEAD.labels(record.partition.topic).inc()
         where = {
             "topic": record.partition.topic,
@@ -184,9 +197,10 @@ class EventLog:
         )
 
     async def fetch(self, refs: Sequence[Ref]) -> list[Event]:
-        """The events that references name, in the order asked.
+        """The events that references name, in the order asked. They may lie in other namespaces.
 
-        RecordsLost where one is gone, or is no longer the record that was referred to.
+        RecordsLost where one is gone, or is no longer the record that was referred to;
+        HeadraceError where its topic is none of ours.
         """
         places = [Position(Partition(ref.topic, ref.partition), ref.offset) for ref in refs]
         events = []
@@ -196,12 +210,16 @@ class EventLog:
                     f"{ref.topic}/{ref.partition}@{ref.offset} is not the record that was "
                     f"referred to: its digest differs. Was the topic made anew?"
                 )
-            events.append(await self._event(record))
+            try:
+                topic = topic_of(ref.topic)
+            except KeyError:
+                raise HeadraceError(f"a reference names {ref.topic}: no topic of ours") from None
+            events.append(await self._event(topic, record))
         return events
 
-    def _placed(self, record: Record) -> PlacedTopic:
+    def _topic(self, record: Record) -> Topic[Event]:
         try:
-            return self.topics.by_name(record.partition.topic)
+            return self.topics.by_name(record.partition.topic).topic
         except KeyError:
             raise DecodeError(
                 f"{record.partition.topic} is no topic of {self.topics.namespace}", record.value
@@ -237,6 +255,20 @@ class EventReader:
     async def aclose(self) -> None:
         """Closes the reader beneath."""
         await self._reader.close()
+
+
+async def read_all(
+    log: EventLog, starts: Mapping[Partition, Start]
+) -> AsyncGenerator[Delivery[Event], None]:
+    """All that these partitions hold now, merged; in offset order within a partition."""
+    reader = EventReader(log, starts)
+    try:
+        async for item in reader:
+            if isinstance(item, CaughtUp):
+                return
+            yield item
+    finally:
+        await reader.aclose()
 
 
 async def resolve_starts(

@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from schemas.events import BatchAssembled
 from schemas.topics import BATCHES
@@ -25,7 +26,7 @@ from services.log import CaughtUp, Delivery, EventReader
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.learner import Learner, Stopped
 from trainer.loader import PreparedBatch, load_batch
-from trainer.publish import History, Publisher, Stored, store
+from trainer.publish import CHECK_S, History, Publisher, Stored, mend, store
 from trainer.sequences import UnusableBatch
 
 logger = logging.getLogger(__name__)
@@ -115,9 +116,7 @@ class Trainer:
         if self._stored is not None or newest is None or self._version < newest.version:
             return
         self._stored = await self._store()
-        if self._stored.digest != newest.digest:
-            logger.warning("version %d came out otherwise than published", self._version)
-            await self._publisher.publish(self._version, "resumed", self._stored)
+        await self._publisher.publish_if_other(newest, self._stored)
 
     async def _train_all(
         self, batches: AsyncGenerator[Delivery[BatchAssembled]], stopping: asyncio.Task[bool]
@@ -128,7 +127,7 @@ class Trainer:
         try:
             while True:
                 started = loop.time()
-                await asyncio.wait({fetching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                await self._first_of(fetching, stopping)
                 if stopping.done():
                     return
                 prepared = fetching.result()
@@ -197,8 +196,8 @@ class Trainer:
         if self._stored is None:
             await self._publish_if_resumed()
             return
-        if made.updates:
-            self._stored = await self._store()
+        # Of a batch that changed nothing too: it finds out whether the store still has them.
+        self._stored = await self._store()
         await self._publisher.publish(
             self._version,
             "skipped" if made.skipped else "trained",
@@ -219,6 +218,19 @@ class Trainer:
         checkpoint = Checkpoint(self._version, self._offset, self._stored.digest)
         await self._in_thread(lambda: self._checkpoints.save(checkpoint, self._learner.save))
         self._saved = self._version
+
+    async def _first_of(self, *waits: asyncio.Task[Any]) -> None:
+        """Waits for one of these, and keeps the newest weights in the store meanwhile."""
+        while True:
+            done, _ = await asyncio.wait(
+                waits, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return
+            if self._stored is not None:
+                await self._in_thread(
+                    partial(mend, self._context.blobs, self._stored, self._learner.weights)
+                )
 
     async def _store(self) -> Stored:
         return await self._in_thread(lambda: store(self._context.blobs, self._learner.weights()))

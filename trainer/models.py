@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -20,18 +21,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def load_model(folder: Path, seed: int) -> Any:
     """The folder's model in float32: its weights where there are any, else random by `seed`.
 
-    UsageError where transformers can't make a model of the folder.
+    UsageError where transformers can't make a model of the folder, or its weights are not whole.
     """
     torch.manual_seed(seed)
     try:
         if any(folder.glob("*.safetensors")):
-            return AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
+            if missing := sorted(found["missing_keys"]):
+                raise ValueError(f"its weights lack {', '.join(missing[:3])}")
+            return model
         configuration = AutoConfig.from_pretrained(folder, local_files_only=True)
         make: Any = AutoModelForCausalLM.from_config
         return make(configuration, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"model folder {folder} can't be loaded: {error}") from error
 
 

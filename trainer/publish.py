@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass, field
 from math import isfinite
 from typing import Literal
@@ -11,13 +12,17 @@ from typing import Literal
 from schemas.events import Blob, PolicyPublished, Ref
 from schemas.topics import POLICIES
 from services.blobs import BlobStore
+from services.errors import BlobError
 from services.kafka.broker import FencedWriter, Partition
-from services.log import CaughtUp, EventLog, EventReader
+from services.log import EventLog, read_all
 from services.weights import weights_digest
 
 logger = logging.getLogger(__name__)
 
 SAFETENSORS = "application/vnd.safetensors"
+CHECK_S = 60.0
+"""How often an idle trainer looks whether the blob store still has the newest weights: without
+them no worker serves the version, and no batch may ever come."""
 
 
 @dataclass(slots=True)
@@ -43,15 +48,12 @@ class History:
 async def read_history(log: EventLog, policy: str) -> History:
     """The policy's publications so far. Only a fenced writer knows that no more will come."""
     history = History()
-    reader = EventReader(log, {Partition(log.topics.name(POLICIES), 0): "first"})
-    try:
-        async for item in reader:
-            if isinstance(item, CaughtUp):
-                break
-            if isinstance(item.event, PolicyPublished) and item.event.policy == policy:
-                history.add(item.event)
-    finally:
-        await reader.aclose()
+    place = Partition(log.topics.name(POLICIES), 0)
+    async with aclosing(read_all(log, {place: "first"})) as deliveries:
+        async for delivery in deliveries:
+            event = delivery.event
+            if isinstance(event, PolicyPublished) and event.policy == policy:
+                history.add(event)
     return history
 
 
@@ -68,6 +70,15 @@ def store(blobs: BlobStore, weights: bytes) -> Stored:
     return Stored(blobs.put(weights, SAFETENSORS), weights_digest(weights))
 
 
+def mend(blobs: BlobStore, stored: Stored, weights: Callable[[], bytes]) -> None:
+    """Stores weights again where the store has lost or damaged them. Blocks."""
+    try:
+        blobs.get(stored.blob)
+    except BlobError as error:
+        logger.error("the newest weights are stored again: %s", error)
+        store(blobs, weights())
+
+
 @dataclass(frozen=True, slots=True)
 class Publisher:
     """The sole writer of one policy's versions."""
@@ -82,6 +93,12 @@ class Publisher:
     context: int
     """Context length in tokens."""
     tokenizer: Blob
+
+    async def publish_if_other(self, newest: PolicyPublished, stored: Stored) -> None:
+        """Publishes the newest version again where its weights came out otherwise."""
+        if (stored.digest, stored.blob) != (newest.digest, newest.full):
+            logger.warning("version %d came out otherwise than published", newest.version)
+            await self.publish(newest.version, "resumed", stored)
 
     async def publish(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from schemas.recipe import Policy
@@ -16,11 +17,16 @@ from services.weights import model_folder
 from trainer.learner import Learner
 from trainer.loop import Trainer
 from trainer.models import DTYPES, load_model, weights_file
-from trainer.publish import Publisher, Stored, read_history, store
+from trainer.publish import CHECK_S, History, Publisher, mend, read_history, store
 
 
-async def run(context: ServiceContext, policy: str | None = None) -> None:
+async def run(
+    context: ServiceContext, policy: str | None = None, skipped: Collection[int] = ()
+) -> None:
     """Trains `policy` until `context.stopping`; None is the recipe's only one.
+
+    `skipped` are versions whose batches are not trained on whatever they hold, since a recorded
+    run that is trained again skipped them.
 
     Fenced where another trainer has taken over. DependencyError where the log or the blob store
     is out of reach.
@@ -31,6 +37,7 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
     writer = await context.log.broker.fenced(f"{context.namespace}.trainer.{name}")
     try:
         history = await read_history(context.log, name)
+        history.skipped.update(skipped)
         tokenizer = await asyncio.to_thread(
             context.blobs.put, folder / "tokenizer.json", "application/json"
         )
@@ -51,11 +58,7 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
                 learner = await loop.run_in_executor(torch_thread, Learner, folder, settings)
                 await Trainer(context, publisher, history, learner, torch_thread).run()
             return
-        if history.newest is None:
-            await publisher.publish(
-                0, "initial", await asyncio.to_thread(_initial, context, settings)
-            )
-        await context.stopping.wait()
+        await _serve_untrained(context, publisher, history, settings)
     finally:
         await writer.close()
 
@@ -71,7 +74,24 @@ def _only(context: ServiceContext, policy: str | None) -> str:
     return policy
 
 
-def _initial(context: ServiceContext, settings: Policy) -> Stored:
-    """Version 0 of a policy that is not trained."""
+async def _serve_untrained(
+    context: ServiceContext, publisher: Publisher, history: History, settings: Policy
+) -> None:
+    """Publishes version 0, once and for all, and keeps its weights in the store."""
+    stored = await asyncio.to_thread(lambda: store(context.blobs, _initial_weights(settings)))
+    if history.newest is None:
+        await publisher.publish(0, "initial", stored)
+    else:
+        await publisher.publish_if_other(history.newest, stored)
+    while True:
+        try:
+            async with asyncio.timeout(CHECK_S):
+                await context.stopping.wait()
+            return
+        except TimeoutError:
+            await asyncio.to_thread(mend, context.blobs, stored, lambda: _initial_weights(settings))
+
+
+def _initial_weights(settings: Policy) -> bytes:
     model = load_model(model_folder(settings.model), settings.seed)
-    return store(context.blobs, weights_file(model, DTYPES[settings.dtype]))
+    return weights_file(model, DTYPES[settings.dtype])

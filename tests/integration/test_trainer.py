@@ -62,7 +62,10 @@ RECIPE = Recipe.model_validate(
 class Bench:
     """One namespace of a broker, with a state folder and a blob store."""
 
-    def __init__(self, broker: Broker, folder: Path, namespace: str = "test") -> None:
+    def __init__(
+        self, broker: Broker, folder: Path, namespace: str = "test", recipe: Recipe = RECIPE
+    ) -> None:
+        self.recipe = recipe
         codec = Codec()
         for schema_id, event_type in enumerate(EVENTS, 1):
             codec.register(event_type, schema_id)
@@ -77,13 +80,24 @@ class Bench:
 
     def context(self) -> ServiceContext:
         return ServiceContext(
-            self.log, RECIPE, self.blobs, "test", self.state, asyncio.Event(), asyncio.Event()
+            self.log, self.recipe, self.blobs, "test", self.state, asyncio.Event(), asyncio.Event()
         )
 
-    async def submit(self, version: int, samples: int = 4, **changes: Any) -> BatchAssembled:
+    async def submit(
+        self,
+        version: int,
+        samples: int = 4,
+        advantages: Sequence[float] | None = None,
+        **changes: Any,
+    ) -> BatchAssembled:
         """Writes a batch of made-up trajectories, the same ones for the same version."""
         random = Random(version)
         made = [await self.sample(version, number, random, **changes) for number in range(samples)]
+        if advantages is not None:
+            made = [
+                one.model_copy(update={"advantages": pack_f32([value])})
+                for one, value in zip(made, advantages, strict=True)
+            ]
         batch = BatchAssembled(
             policy="learner",
             version=version,
@@ -174,10 +188,12 @@ class Bench:
             return await self.published(until=until)
 
 
-def on_memory(scenario: Callable[[Bench], Coroutine[Any, Any, None]], folder: Path) -> None:
+def on_memory(
+    scenario: Callable[[Bench], Coroutine[Any, Any, None]], folder: Path, recipe: Recipe = RECIPE
+) -> None:
     async def main() -> None:
         broker = MemoryBroker()
-        bench = Bench(broker, folder)
+        bench = Bench(broker, folder, recipe=recipe)
         await bench.make_topics()
         await scenario(bench)
         await broker.close()

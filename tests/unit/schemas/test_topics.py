@@ -118,3 +118,19 @@ def test_what_is_no_name_is_refused(name: str) -> None:
         Topics(name, [], 1)
     with pytest.raises(ValueError, match="is no name"):
         Topics("demo", [name], 1)
+
+
+def test_a_name_on_the_broker_tells_its_row() -> None:
+    for placed in Topics("some-run", ("default", "judge"), 3):
+        assert topics.topic_of(placed.name) is placed.topic
+    for name in (
+        "runs",
+        "a.runs.v2",
+        "a.runs.default.v1",
+        "a.batches.v1",
+        "a.nope.v1",
+        "",
+        "a.b.c",
+    ):
+        with pytest.raises(KeyError):
+            topics.topic_of(name)

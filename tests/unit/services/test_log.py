@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -16,7 +18,16 @@ from services.errors import DecodeError, RecordsLost
 from services.kafka.broker import Outgoing, Partition, Record
 from services.kafka.memory import MemoryBroker, MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
-from services.log import TAIL, CaughtUp, Delivery, EventLog, EventReader, Start, handling
+from services.log import (
+    TAIL,
+    CaughtUp,
+    Delivery,
+    EventLog,
+    EventReader,
+    Start,
+    handling,
+    read_all,
+)
 
 TOPICS = Topics("unit", ("default",), 2)
 RUNS_PLACE = Partition(TOPICS.name(RUNS), 0)
@@ -207,6 +218,39 @@ def test_references_are_fetched_in_the_order_asked_and_their_digests_checked() -
         bench.cluster.expire(RUNS_PLACE, 1)
         with pytest.raises(RecordsLost):
             await bench.log.fetch([refs[0]])
+
+    run(test)
+
+
+def test_a_reference_may_lead_into_another_namespace() -> None:
+    async def test(bench: Bench) -> None:
+        other = Topics("other", ("default",), 2)
+        await bench.broker.create_topics({t.name: (t.partitions, {}) for t in other})
+        ref = await bench.log.send(started(7))
+        codec = Codec()
+        bench.registry.prepare(codec, other)
+        reader = EventLog(bench.broker, other, codec, bench.registry, "replay")
+        assert await reader.fetch([ref]) == [started(7)]
+
+        position = await bench.broker.send(Outgoing(other.name(DEAD_LETTERS), b"", b"x"))
+        digest = hashlib.sha256(b"x").digest()[:16]
+        foreign = ref.model_copy(
+            update={"topic": position.partition.topic, "offset": position.offset, "digest": digest}
+        )
+        with pytest.raises(DecodeError, match="holds no events"):
+            await reader.fetch([foreign])
+
+    run(test)
+
+
+def test_a_log_that_only_reads_leaves_no_trace() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.put(b"garbage")
+        await bench.log.send(started())
+        looking = EventLog(bench.broker, TOPICS, Codec(), bench.registry, "looker", read_only=True)
+        async with aclosing(read_all(looking, {RUNS_PLACE: "first"})) as deliveries:
+            assert [one.event async for one in deliveries] == [started()]
+        assert await bench.records(Partition(TOPICS.name(DEAD_LETTERS), 0)) == []
 
     run(test)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 from schemas.packed import pack_i32
 from schemas.recipe import Policy
@@ -82,6 +83,30 @@ def test_weights_beside_the_configuration_are_version_0(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(weights)
     loaded = Learner(tmp_path, Policy(model=str(tmp_path), seed=0)).weights()
     assert weights_digest(loaded) == weights_digest(weights)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "pickle", "lacking", "misshapen"])
+def test_weights_that_are_not_whole_are_refused(damage: str, tmp_path: Path) -> None:
+    weights = Learner(FOLDER, Policy(model="tiny-llama")).weights()
+    tensors = load(weights)
+    name = next(iter(tensors))
+    match damage:
+        case "cut":
+            weights = weights[:-100]
+        case "empty":
+            weights = b""
+        case "pickle":
+            weights = pickle.dumps(tensors)
+        case "lacking":
+            weights = save({other: one for other, one in tensors.items() if other != name})
+        case "misshapen":
+            weights = save({**tensors, name: tensors[name][:1].clone()})
+    for file in FOLDER.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(weights)
+
+    with pytest.raises(UsageError, match="can't be loaded"):
+        load_model(tmp_path, 0)
 
 
 def test_published_weights_have_the_policys_dtype_and_fit_the_model() -> None:
