@@ -293,12 +293,23 @@ def load_recipe(
         if key.startswith(ENVIRONMENT_PREFIX):
             keys = key.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
             _override(tree, keys, value, source=key)
+    _override_all(tree, settings)
+    return parse_recipe(tree, str(path))
+
+
+def change_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with keys overridden by `a.b=value`. RecipeError says each thing that is wrong."""
+    tree = recipe.model_dump(mode="json")
+    _override_all(tree, settings)
+    return parse_recipe(tree, "--set")
+
+
+def _override_all(tree: dict[str, Any], settings: Sequence[str]) -> None:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
             raise RecipeError(f"--set {setting}: it takes key=value, as scheduler.live_episodes=64")
         _override(tree, name.split("."), value, source=f"--set {name}")
-    return parse_recipe(tree, str(path))
 
 
 def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:

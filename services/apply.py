@@ -43,9 +43,10 @@ CONSUMERS: dict[str, Topic[Any]] = {
 """Service to the topic that its consumer group shares."""
 
 
-async def apply(log: EventLog, recipe: Recipe) -> RunLife:
+async def apply(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
     """Makes the log's namespace for a recipe, and starts its run unless it has started.
 
+    `reason` is what its record gives for the start.
     UsageError where the namespace has a run of another recipe, or other numbers of partitions.
     """
     existing = await find_run(log)
@@ -57,7 +58,7 @@ async def apply(log: EventLog, recipe: Recipe) -> RunLife:
     await commit_first_places(log.broker, log.topics)
     life = await read_life(log)
     if life.started is None:
-        await log.send(_started(log.topics.namespace, recipe))
+        await log.send(_started(log.topics.namespace, recipe, reason))
         # Read back: of two at once, the first in the log has started the run.
         life = await read_life(log)
     require_same(life, recipe, log.topics.namespace)
@@ -125,12 +126,13 @@ def _configuration(topic: Topic[Any]) -> dict[str, str]:
     }
 
 
-def _started(namespace: str, recipe: Recipe) -> RunStateEntered:
+def _started(namespace: str, recipe: Recipe, reason: str) -> RunStateEntered:
     return RunStateEntered(
         namespace=namespace,
         state="started",
         recipe=recipe.canonical(),
         digest=recipe.digest,
+        reason=reason,
         versions={name: found for name in PACKAGES if (found := _version(name))},
     )
 

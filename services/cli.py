@@ -17,6 +17,7 @@ import click
 from services.commands.dead_letters import dead_letters
 from services.commands.inspect import recipe, status, tail, topics
 from services.commands.operate import apply, cancel, down, submit, up
+from services.commands.replay import replay
 from services.commands.run import run, serve
 from services.commands.show import show
 
@@ -31,6 +32,7 @@ HELP = """The event backbone for reinforcement learning of LLM agents, on Apache
   headrace status                     where a run stands
   headrace tail results               watch a topic
   headrace show 42                    the whole story of task 42
+  headrace replay batches             train again from the log: the same weights, bit by bit
 
 A recipe says *what* a run is: `headrace recipe` lists those that ship. *Where* it runs is said by
 options or by the environment (HEADRACE_BOOTSTRAP_SERVERS, …); with neither, a real Kafka and a
@@ -57,7 +59,8 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    run, serve, up, down, apply, submit, cancel, status, show, tail, topics, dead_letters, recipe,
+    run, serve, up, down, apply, submit, cancel, replay,
+    status, show, tail, topics, dead_letters, recipe,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from schemas.topics import BATCHES, EPISODES, RUNS, Topics
@@ -43,21 +43,34 @@ async def open_namespace(
     """The log and life of the namespace asked for, or else of the run that started last."""
     where = locate(where)
     async with connect(where, source) as connection:
-        existing = await connection.broker.list_topics()
-        if where.namespace is not None:
-            topics = topics_in(existing, where.namespace)
-            life = await read_life(connection.log(topics))
-        else:
-            topics, life = await _newest(connection, existing)
+        topics, life = await find_namespace(connection, where.namespace)
         log = await connection.writing_log(topics) if writing else connection.log(topics)
         yield log, life
 
 
-async def _newest(connection: Connection, existing: Mapping[str, int]) -> tuple[Topics, RunLife]:
+async def find_namespace(
+    connection: Connection, name: str | None, wanted: Callable[[RunLife], bool] = lambda _: True
+) -> tuple[Topics, RunLife]:
+    """The topics and life of the namespace `name`; for None of the wanted run that started last.
+
+    UsageError where there is none.
+    """
+    existing = await connection.broker.list_topics()
+    if name is None:
+        return await _newest(connection, existing, wanted)
+    topics = topics_in(existing, name)
+    return topics, await read_life(connection.log(topics))
+
+
+async def _newest(
+    connection: Connection, existing: Mapping[str, int], wanted: Callable[[RunLife], bool]
+) -> tuple[Topics, RunLife]:
     found = []
     for name in namespaces_in(existing):
         topics = topics_in(existing, name)
-        found.append((topics, await read_life(connection.log(topics))))
+        life = await read_life(connection.log(topics))
+        if wanted(life):
+            found.append((topics, life))
     if not found:
         raise UsageError(
             "this broker has no namespace: `headrace run` or `headrace apply RECIPE` makes one"

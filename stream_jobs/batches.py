@@ -13,7 +13,7 @@ at once: after a crash, `on_batch` with the last batch and `on_group` with all g
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -59,8 +59,13 @@ class _Waiting:
 class BatchAssembler:
     """Groups and published versions of one policy in; batch n out, with its frontier."""
 
-    def __init__(self, recipe: Recipe, policy: str) -> None:
+    def __init__(
+        self, recipe: Recipe, policy: str, recorded: Mapping[int, int] | None = None
+    ) -> None:
+        """`recorded` is of tasks that another run decided, in a replay: the version which that
+        run's trainer stood at. They are as stale as they were then."""
         self._policy = policy
+        self._recorded = recorded or {}
         self._digest = recipe.digest
         self._settings = recipe.policies[policy].batches
         self._version = 0
@@ -143,8 +148,9 @@ class BatchAssembler:
         """The group as the batch after the newest sees it."""
         fresh: list[GroupSample] = []
         dropped: list[Dropped] = []
+        newest = self._recorded.get(group.task, self._version)
         for sample in group.samples:
-            if self._version - sample.oldest_version > self._settings.max_staleness:
+            if newest - sample.oldest_version > self._settings.max_staleness:
                 dropped.append(Dropped(task=group.task, sample=sample.sample, reason="stale"))
             else:
                 fresh.append(sample)

@@ -26,7 +26,8 @@ def load_model(folder: Path, seed: int) -> Any:
     torch.manual_seed(seed)
     try:
         if any(folder.glob("*.safetensors")):
-            model, found = AutoModelForCausalLM.from_pretrained(
+            read: Any = AutoModelForCausalLM.from_pretrained
+            model, found = read(
                 folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
             if missing := sorted(found["missing_keys"]):

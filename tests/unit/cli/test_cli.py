@@ -16,8 +16,8 @@ from services import cli
 from services.settings import RECIPES, Where
 
 COMMANDS = (
-    "run", "serve", "up", "down", "apply", "submit", "cancel", "status", "show", "tail", "topics",
-    "dead-letters", "recipe",
+    "run", "serve", "up", "down", "apply", "submit", "cancel", "replay",
+    "status", "show", "tail", "topics", "dead-letters", "recipe",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.recipe import Recipe, RecipeError, load_recipe, parse_recipe
+from schemas.recipe import Recipe, RecipeError, change_recipe, load_recipe, parse_recipe
 
 SMALLEST = 'name = "demo"\n[policies.default]\nmodel = "tiny-llama"\n'
 
@@ -129,3 +129,17 @@ def test_files_that_are_no_recipe_are_refused(shipped: Path) -> None:
     (shipped / "folder.toml").mkdir()
     with pytest.raises(RecipeError, match=r"folder\.toml can't be read: Is a directory"):
         load_recipe("folder", shipped=shipped)
+
+
+def test_a_recipe_is_changed_by_keys_and_nothing_else(shipped: Path) -> None:
+    recipe = load_recipe("demo", shipped=shipped)
+    assert change_recipe(recipe, []) == recipe
+    changed = change_recipe(
+        recipe, ["policies.default.groups.advantage=rloo", "policies.default.training.loss=a:b"]
+    )
+    policy = changed.policies["default"]
+    assert (policy.groups.advantage, policy.training.loss) == ("rloo", "a:b")  # type: ignore[union-attr]
+    assert change_recipe(changed, ["policies.default.groups.advantage=grpo"]) != recipe
+    for wrong, message in (("nope=1", "nope"), ("tasks", "key=value")):
+        with pytest.raises(RecipeError, match=message):
+            change_recipe(recipe, [wrong])

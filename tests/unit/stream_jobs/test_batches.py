@@ -386,3 +386,17 @@ def test_over_any_order_and_any_crashes(
                 group.samples
             )
     assert set(first) == {*whole, *(task for task, _ in decided)}, "a task is left undecided"
+
+
+def test_a_replayed_group_is_as_stale_as_it_was_when_it_was_recorded() -> None:
+    """Whatever the replay's own version: another run decided them at versions 5, 5 and 6."""
+    recorded = {0: 5, 1: 5, 2: 6}
+    assembler = BatchAssembler(a_recipe(groups=2), "default", recorded)
+    assembler.on_policy(a_publication(0))
+    for task, oldest in ((0, 4), (1, 3), (2, 5)):
+        assembler.on_group(a_group(task, oldest), task)
+    batch = assembler.next_batch(ENDED_S)
+    assert tasks_of(batch) == [0, 2]
+    assert batch is not None
+    assert batch.dropped == (Dropped(task=1, reason="stale"),)
+    assert [sample.oldest_version for sample in batch.samples] == [4, 5], "facts stay facts"

@@ -1,0 +1,227 @@
+"""A run is recorded, its trainer killed amid it; then each part of it is replayed from the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import infra.local
+from schemas.events import BatchAssembled, GroupClosed, PolicyPublished
+from schemas.topics import BATCHES, DEAD_LETTERS, GROUPS, POLICIES, Topics
+from services.kafka.broker import Partition, Record
+from services.kafka.client import KafkaBroker
+from services.namespaces import open_namespace
+from services.replay.recording import read_topic
+from services.settings import Where
+from tests.e2e import harness
+
+RECIPE = harness.RECIPES / "frozen-lake.toml"
+VERSIONS = 6
+RUN_S = 150.0
+COMMAND_S = 120
+MY_AGENTS = """
+    async def polite(episode):
+        observation = await episode.reset()
+        turn = 0
+        while not observation.done:
+            turn += 1
+            text = observation.text if turn < 3 else f"please {observation.text}"
+            generation = await episode.generate(text)
+            observation = await episode.step(generation.text)
+"""
+
+
+class Recorded:
+    """A run that has ended, on the session's broker."""
+
+    def __init__(self, state: Path, stack: infra.local.LocalStack, namespace: str) -> None:
+        self.state = state
+        self.namespace = namespace
+        self.where = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
+        self.environment = {
+            "HEADRACE_STATE": str(state),
+            "HEADRACE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+            "HEADRACE_REGISTRY_URL": stack.registry_url,
+            "HEADRACE_NAMESPACE": namespace,
+        }
+
+    def replay(self, *arguments: str, code: int = 0) -> Any:
+        """What `headrace replay … --json` prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "services.cli", "replay", *arguments, "--json"],
+            env={**os.environ, **self.environment, "PYTHONPATH": f"{os.getcwd()}:{self.state}"},
+            capture_output=True, text=True, timeout=COMMAND_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return json.loads(done.stdout) if done.stdout else done.stderr
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    tmp_path_factory: pytest.TempPathFactory, local_stack: infra.local.LocalStack
+) -> Iterator[Recorded]:
+    """A run of some versions, whose trainer is killed in the middle: it resumes and goes on."""
+    state = tmp_path_factory.mktemp("replay")
+    run = Recorded(state, local_stack, f"recorded-{os.getpid()}")
+    os.environ.update(run.environment)
+    try:
+        harness.run_bounded(_record(run))
+        yield run
+    finally:
+        for name in run.environment:
+            del os.environ[name]
+        harness.end_all_of(state)
+
+
+async def _record(run: Recorded) -> None:
+    settings = (f"stop.versions={VERSIONS}", "policies.default.training.checkpoint_every=2")
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    async with harness.headrace("run", str(RECIPE), *arguments) as command:
+        await command.says("running")
+        assert run.where.bootstrap_servers is not None
+        topics = Topics(run.namespace, ("default",), 4)
+        async with harness.watching(run.where.bootstrap_servers, topics) as watch:
+            await watch.count("policies", 4)
+            harness.kill(harness.child_of(run.state, "trainer").pid)
+            assert await command.ends(RUN_S) == 0, command.said
+
+
+def records(run: Recorded, namespace: str) -> dict[Partition, list[tuple[bytes | None, bytes]]]:
+    """All that a namespace holds, as bytes."""
+
+    async def read() -> dict[Partition, list[tuple[bytes | None, bytes]]]:
+        assert run.where.bootstrap_servers is not None
+        broker = KafkaBroker(run.where.bootstrap_servers, client_id="test")
+        places = [
+            Partition(placed.name, number)
+            for placed in Topics(namespace, ("default",), 4)
+            for number in range(placed.partitions)
+        ]
+        found: dict[Partition, list[tuple[bytes | None, bytes]]] = {p: [] for p in places}
+        behind = {place: end for place, (_, end) in (await broker.ends(places)).items() if end}
+        reader = broker.reader()
+        await reader.assign(dict.fromkeys(places, 0))
+        while behind:
+            for item in await reader.read():
+                if isinstance(item, Record):
+                    found[item.partition].append((item.key, item.value or b""))
+                end = item.offset + 1 if isinstance(item, Record) else item.offset
+                if end >= behind.get(item.partition, end + 1):
+                    del behind[item.partition]
+        await reader.close()
+        await broker.close()
+        return found
+
+    return asyncio.run(asyncio.wait_for(read(), 60))
+
+
+def events(run: Recorded, namespace: str, topic: Any, kind: type[Any]) -> list[Any]:
+    async def read() -> list[Any]:
+        where = Where(
+            run.state, run.where.bootstrap_servers, run.where.registry_url, namespace=namespace
+        )
+        async with open_namespace(where, "test") as (log, _):
+            return [one.event async for one in read_topic(log, topic) if type(one.event) is kind]
+
+    return asyncio.run(asyncio.wait_for(read(), 60))
+
+
+def test_the_same_batches_give_the_same_weights_in_one_go(recorded: Recorded) -> None:
+    """What was trained by two processes, one killed, is what one process makes of the batches."""
+    before = records(recorded, recorded.namespace)
+    replayed = recorded.replay("batches")
+
+    rows = replayed["versions"]
+    assert len(rows) >= VERSIONS + 1
+    assert {(row["batch"], row["same"]) for row in rows} == {("same", True)}
+    assert len({row["replayed"] for row in rows}) > 2, "something was learned"
+    after = records(recorded, recorded.namespace)
+    assert after == before, "the recorded namespace is never written"
+    fresh = records(recorded, replayed["namespace"])
+    [copied] = [found for place, found in fresh.items() if ".batches." in place.topic]
+    [original] = [found for place, found in before.items() if ".batches." in place.topic]
+    assert copied == original[: len(copied)], "byte by byte"
+    assert not fresh[Partition(f"{replayed['namespace']}.{DEAD_LETTERS.name}.v1", 0)]
+    published = events(recorded, recorded.namespace, POLICIES, PolicyPublished)
+    assert {one.version: one.digest.hex() for one in published} == {
+        row["version"]: row["replayed"] for row in rows
+    }
+
+
+def test_another_estimator_gives_other_batches_of_the_same_trajectories(
+    recorded: Recorded,
+) -> None:
+    replayed = recorded.replay("trajectories", "--set", "policies.default.groups.advantage=rloo")
+
+    name = replayed["namespace"]
+    versions = replayed["policies"]["default"]["versions"]
+    assert [row["version"] for row in versions] == list(range(len(versions)))
+    assert {row["status"] for row in versions} == {"initial", "trained"}
+    old = {one.task: one for one in events(recorded, recorded.namespace, GROUPS, GroupClosed)}
+    new = {one.task: one for one in events(recorded, name, GROUPS, GroupClosed)}
+    assert new.keys() == old.keys()
+    others = 0
+    for task, group in new.items():
+        assert (group.verdict, group.mean) == (old[task].verdict, old[task].mean)
+        for ours, theirs in zip(group.samples, old[task].samples, strict=True):
+            assert ours.trajectory == theirs.trajectory
+            others += ours.advantages != theirs.advantages
+    assert others > 0
+    batches = events(recorded, name, BATCHES, BatchAssembled)
+    assert [batch.version for batch in batches] == [row["version"] for row in versions[1:]]
+    assert all(batch.samples for batch in batches[:-1]), "the last one may decide what is left"
+    samples = [(one.task, one.sample) for batch in batches for one in batch.samples]
+    assert len(samples) == len(set(samples)), "each sample is trained once"
+
+
+def test_an_agent_that_has_not_changed_asks_the_same(recorded: Recorded) -> None:
+    replayed = recorded.replay("episodes")
+    assert replayed["episodes"] > 8 * 4 * VERSIONS / 2
+    assert (replayed["divergences"], replayed["no_longer_kept"]) == ([], 0)
+
+
+def test_a_changed_agent_is_shown_where_it_first_asks_otherwise(recorded: Recorded) -> None:
+    (recorded.state / "my_agents.py").write_text(textwrap.dedent(MY_AGENTS))
+    mine = ("--set", "agents.default.use=my_agents:polite")
+    replayed = recorded.replay("episodes", *mine, "--limit", "40", code=1)
+
+    assert replayed["episodes"] == 40
+    assert replayed["divergences"]
+    for one in replayed["divergences"]:
+        assert one["call"] == "6", "reset, then two turns alike, then the third generation"
+        assert one["now"]["text"] == f"please {one['then']['text']}"
+        assert one["now"]["tokens"] == one["then"]["tokens"]
+    first = replayed["divergences"][0]["task"]
+    alone = recorded.replay("episodes", *mine, "--task", str(first), code=1)
+    assert {one["task"] for one in alone["divergences"]} == {first}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["batches", "--until", "999"], 2, "trained default up to version"),
+        (["batches", "--policy", "nope"], 2, "name one with --policy"),
+        (["trajectories", "--set", "tasks.samples=3"], 2, "tasks.samples: 8 -> 3"),
+        (["trajectories", "--tasks", "100000-"], 2, "no ended task from 100000"),
+        (["episodes", "--task", "100000"], 2, "no episode of tasks 100000"),
+    ],
+)
+def test_what_cant_be_replayed_is_said(
+    recorded: Recorded, arguments: list[str], code: int, message: str
+) -> None:
+    assert message in recorded.replay(*arguments, code=code)
+
+
+def test_a_replay_goes_into_no_namespace_that_is_there(recorded: Recorded) -> None:
+    said = recorded.replay("batches", "--into", recorded.namespace, code=2)
+    assert "exists already" in said
