@@ -105,7 +105,8 @@ def losses(deliveries: Iterable[Delivery[Event]]) -> tuple[list[str], list[str]]
     """What is lost and what is doubled among samples, counted apart from the checker.
 
     Every episode that was started must have ended, and every sample of a group's first record must
-    be in one batch, once: trained on or dropped with a reason.
+    be in one batch, once: trained on or dropped with a reason. What a fenced writer writes must be
+    there once.
     """
     facts = Facts.of(deliveries)
     started = {(one.event.task, one.event.sample) for one in facts.all(EpisodeStarted)}
@@ -135,7 +136,16 @@ def losses(deliveries: Iterable[Delivery[Event]]) -> tuple[list[str], list[str]]
         for (_, task, sample), number in decided.items()
         if number > 1
     ]
+    for kind in (EpisodeStarted, BatchAssembled):
+        for records in facts.records[kind].values():
+            if len(records) > 1:
+                places = ", ".join(_place(one) for one in records)
+                doubled.append(f"{kind.__name__} {records[0].event.event_id} at {places}")
     return lost, doubled
+
+
+def _place(one: Delivery[Event]) -> str:
+    return f"{one.partition.number}@{one.offset} ({one.recorded_at:.3f})"
 
 
 def endings(deliveries: Iterable[Delivery[Event]]) -> dict[str, int]:

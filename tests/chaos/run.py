@@ -35,9 +35,9 @@ DRAIN_BOUND_S = 90.0
 """Less than an episode's deadline: what only the deadline ends counts as stuck."""
 GAP_BOUND_S = 45.0
 PHASE_S = (3.0, 8.0)
-MIXED = (0, 1, 1, 2, 2, 3)
+MIXED = (0, 1, 2, 2, 3, 3)
 """How many kinds a phase mixes, each as likely."""
-ROUND_S = 40.0
+ROUND_S = 60.0
 KILLS_A_ROUND = 8
 DISK_BYTES = {"blobs": 4096 * MIB, "checkpoints": 64 * MIB}
 BROKER_DISK_BYTES = 6144 * MIB
@@ -105,7 +105,7 @@ class Chaos:
         running: set[asyncio.Task[None]] = set()
         try:
             while loop.time() < until and not self._enough():
-                mix = self.random.sample(sorted(self.kinds), min(len(self.kinds), self._many()))
+                mix = self._mix()
                 lasts_s = self.random.uniform(*PHASE_S)
                 say(f"{', '.join(mix) or 'nothing'} for {lasts_s:.1f} s")
                 seeds = [self.random.getrandbits(32) for _ in mix]
@@ -127,8 +127,14 @@ class Chaos:
             if isinstance(outcome, Exception):
                 raise outcome
 
-    def _many(self) -> int:
-        return self.random.choice(MIXED)
+    def _mix(self) -> list[str]:
+        """Kinds of one phase. Services are killed in half of those in which there are any."""
+        kinds = sorted(self.kinds)
+        mix = self.random.sample(kinds, min(len(kinds), self.random.choice(MIXED)))
+        killing = "kill-service"
+        if mix and killing in kinds and killing not in mix and self.random.random() < 0.5:
+            mix.append(killing)
+        return mix
 
     async def _inject(self, kind: Kind, random: Random, lasts_s: float) -> None:
         """One kind, for as long as its phase lasts, or longer if its fault does."""
