@@ -25,6 +25,8 @@ from stream_jobs.batches import BatchAssembler
 logger = logging.getLogger(__name__)
 
 SERVICE = "assemble-batches"
+LOOK_S = 5.0
+"""The longest wait for a batch that is due at some time: the clock may be put right meanwhile."""
 
 
 async def run(context: ServiceContext, policy: str | None = None) -> None:
@@ -146,7 +148,7 @@ async def _next(
 
 
 def _seconds_until(moment: float | None) -> float | None:
-    return None if moment is None else max(0.0, moment - now())
+    return None if moment is None else min(LOOK_S, max(0.0, moment - now()))
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:

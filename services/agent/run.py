@@ -27,6 +27,7 @@ from schemas.events import (
 from services.agent.episode import Agent, Episode, EpisodeStopped, exits_contained
 from services.agent.records import AgentSetup, outcome_of, trajectory_of
 from services.clock import now
+from services.errors import DependencyError
 from services.shard import ShardClosed
 
 logger = logging.getLogger(__name__)
@@ -206,7 +207,8 @@ class EpisodeRun:
             return "finished"
         if isinstance(error, EpisodeStopped):
             return error.ending
-        if isinstance(error, AttemptFailed | ShardClosed):
+        # The log out of reach is no failure of the agent's code: the worker ends, to start anew.
+        if isinstance(error, AttemptFailed | ShardClosed | DependencyError):
             raise error
         where = f"task {self.started.task}, sample {self.started.sample}"
         logger.error("the agent's code failed (%s)", where, exc_info=error)

@@ -83,6 +83,8 @@ class SchedulerCore:
         self._seen: dict[int, int] = {}
         self._seen_order: deque[tuple[int, int]] = deque()
         self._next_start_s = 0.0
+        self._interval_s = 0.0
+        """Between the last start and the next one."""
         self._ending = False
 
     @property
@@ -196,15 +198,17 @@ class SchedulerCore:
             return []
         self._dequeue(number)
         if self._limits.starts_per_s is not None:
-            begin = max(self._next_start_s, now_s)
-            self._next_start_s = begin + submitted.samples / self._limits.starts_per_s
+            self._interval_s = submitted.samples / self._limits.starts_per_s
+            self._next_start_s = now_s + self._interval_s
         return [
             _start(number, sample, submitted, now_s, None) for sample in range(submitted.samples)
         ]
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until the limit of starts a second lets the next one through."""
-        return max(0.0, self._next_start_s - now_s) if self._queue else 0.0
+        left_s = self._next_start_s - now_s
+        # It can't be longer, unless the clock was put back: then there is nothing to wait for.
+        return left_s if self._queue and 0.0 < left_s <= self._interval_s else 0.0
 
     def finished(self, number: int) -> bool:
         """Whether nothing about a task can change any more; it is forgotten then."""

@@ -120,6 +120,16 @@ def test_starts_a_second_are_limited() -> None:
     assert numbers(start_all(core, 11.0)) == [1]
 
 
+def test_a_clock_that_was_an_hour_ahead_holds_nothing_up_once_it_is_right() -> None:
+    core = SchedulerCore(recipe(groups=100, starts_per_s=2.0))
+    core.on_policy("default", 0)
+    for number in range(2):
+        core.on_task(number, task(number))
+    assert numbers(start_all(core, 3_610.0)) == [0]
+    assert core.wait_s(10.0) == 0.0
+    assert numbers(start_all(core, 10.0)) == [1]
+
+
 def test_what_cannot_run_is_started_with_a_verdict_as_one_episode() -> None:
     core = SchedulerCore(recipe())
     wrong = {
