@@ -12,6 +12,7 @@ import hashlib
 import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
@@ -39,7 +40,7 @@ E = TypeVar("E", bound=Event, covariant=True)
 Start = int | Literal["first", "tail"]
 """Where a reader begins: an offset, the first that is kept, or shortly before the end."""
 TAIL = 64
-"""Offsets before the end that a `tail` covers: the last record of a fenced writer is among them."""
+"""Offsets before the end that a `tail` covers, or more: the last event is among them."""
 
 WHY = "__connect.errors."
 """Prefix of the headers that say why a record was parked, and where it lay: Kafka Connect's."""
@@ -229,16 +230,21 @@ class EventLog:
 class EventReader:
     """Whole topics as decoded events, merged; in offset order within a partition.
 
-    Yields one CaughtUp, once all that there was at the first step has been read.
+    Yields one CaughtUp, once all that there was at the first step has been read. With `undecided`
+    it waits, for that, until no transaction open at that step hides any of it: so must a sole
+    writer read what it wrote.
     """
 
-    def __init__(self, log: EventLog, starts: Mapping[Partition, Start]) -> None:
+    def __init__(
+        self, log: EventLog, starts: Mapping[Partition, Start], *, undecided: bool = False
+    ) -> None:
         self._log = log
         self._starts = dict(starts)
+        self._undecided = undecided
         self._reader = log.broker.reader()
 
     async def __aiter__(self) -> AsyncIterator[Delivery[Event] | CaughtUp]:
-        positions, ends = await resolve_starts(self._log.broker, self._starts)
+        positions, ends = await resolve_starts(self._log, self._starts, undecided=self._undecided)
         behind = {place: end for place, end in ends.items() if positions[place] < end}
         await self._reader.assign(positions)
         if not behind:
@@ -258,10 +264,10 @@ class EventReader:
 
 
 async def read_all(
-    log: EventLog, starts: Mapping[Partition, Start]
+    log: EventLog, starts: Mapping[Partition, Start], *, undecided: bool = False
 ) -> AsyncGenerator[Delivery[Event], None]:
-    """All that these partitions hold now, merged; in offset order within a partition."""
-    reader = EventReader(log, starts)
+    """All that these partitions hold now, merged; `undecided` as EventReader has it."""
+    reader = EventReader(log, starts, undecided=undecided)
     try:
         async for item in reader:
             if isinstance(item, CaughtUp):
@@ -272,20 +278,56 @@ async def read_all(
 
 
 async def resolve_starts(
-    broker: Broker, starts: Mapping[Partition, Start]
+    log: EventLog, starts: Mapping[Partition, Start], *, undecided: bool = False
 ) -> tuple[dict[Partition, int], dict[Partition, int]]:
-    """The offset that each start means now, and each partition's end."""
-    bounds = await broker.ends(list(starts))
-    positions: dict[Partition, int] = {}
-    for partition, start in starts.items():
-        first, end = bounds[partition]
-        if start == "first":
-            positions[partition] = first
-        elif start == "tail":
-            positions[partition] = max(first, end - TAIL)
-        else:
-            positions[partition] = start
-    return positions, {partition: end for partition, (_, end) in bounds.items()}
+    """The offset that each start means now, and each partition's end (see `Broker.ends`)."""
+    bounds = await log.broker.ends(list(starts), undecided=undecided)
+    tails = {place: bounds[place] for place, start in starts.items() if start == "tail"}
+    positions = {place: first for place, (first, _) in bounds.items()}
+    positions |= {place: start for place, start in starts.items() if isinstance(start, int)}
+    positions |= await _tails(log, tails)
+    return positions, {place: end for place, (_, end) in bounds.items()}
+
+
+async def _tails(
+    log: EventLog, bounds: Mapping[Partition, tuple[int, int]]
+) -> dict[Partition, int]:
+    """Of each partition an offset at or before its last event. What lies near the end may be none,
+    but marks of transactions, records that were taken back, and garbage."""
+    begins: dict[Partition, int] = {}
+    reach, empty = TAIL, list(bounds)
+    while empty:
+        for place in empty:
+            first, end = bounds[place]
+            begins[place] = max(first, end - reach)
+        unsure = {at: (begins[at], bounds[at][1]) for at in empty if begins[at] > bounds[at][0]}
+        empty = await _without_events(log, unsure)
+        reach *= 8
+    return begins
+
+
+async def _without_events(
+    log: EventLog, spans: Mapping[Partition, tuple[int, int]]
+) -> list[Partition]:
+    """The partitions that hold no event from one offset to another."""
+    if not spans:
+        return []
+    behind = {place: end for place, (_, end) in spans.items()}
+    empty = list(spans)
+    reader = log.broker.reader()
+    try:
+        await reader.assign({place: begin for place, (begin, _) in spans.items()})
+        while behind:
+            for item in await reader.read():
+                if isinstance(item, Record) and item.partition in behind:
+                    with suppress(DecodeError):
+                        await log.decode(item)
+                        empty.remove(item.partition)
+                        del behind[item.partition]
+                reached(item, behind)
+    finally:
+        await reader.close()
+    return empty
 
 
 def reached(item: Record | End, behind: dict[Partition, int]) -> bool:

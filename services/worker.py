@@ -123,8 +123,8 @@ class Worker:
                 running[0].cancel()
                 await self._reader.close()
                 await asyncio.gather(*running, stop, return_exceptions=True)
-                if not self._failed.done():
-                    self._failed.cancel()
+                if not self._failed.cancel():
+                    self._failed.exception()  # heard, though another end came first
 
     def fail(self, error: BaseException) -> None:
         """Ends the worker with this error; the first one counts."""
@@ -182,19 +182,19 @@ class Worker:
             await self._take_over(partition, committed)
 
     async def _take_over(self, partition: Partition, committed: Committed) -> None:
-        broker = self.log.broker
-        writer = await broker.fenced(self._fenced) if self._fenced else None
+        writer = await self.log.broker.fenced(self._fenced) if self._fenced else None
         starts = self._companions(partition)
         noted = [place for place, start in starts.items() if start == "committed"]
         note = read_note(committed.metadata, noted)
         positions = dict(note.positions)
         resolved, ends = await resolve_starts(
-            broker,
+            self.log,
             {
                 place: positions[place] if start == "committed" else start
                 for place, start in starts.items()
             }
             | {partition: committed.offset},
+            undecided=writer is not None,
         )
         behind = {place: end for place, end in ends.items() if resolved[place] < end}
         if self._companions_first:

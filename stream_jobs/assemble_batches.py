@@ -68,7 +68,7 @@ def _trained(recipe: Recipe, policy: str | None) -> str:
 async def _last_batch(log: EventLog, policy: str) -> BatchAssembled | None:
     """The newest batch in the log; None before the first."""
     batches = Partition(log.topics.name(BATCHES, policy), 0)
-    reader = EventReader(log, {batches: "tail"})
+    reader = EventReader(log, {batches: "tail"}, undecided=True)
     last: BatchAssembled | None = None
     try:
         async for item in reader:

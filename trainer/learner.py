@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from schemas.recipe import Policy
-from services.errors import HeadraceError, UsageError
+from services.errors import UsageError
 from services.plugins import load
 from trainer.collate import Inputs, collate, drawn_logprobs, entropy, processed_distribution
 from trainer.losses import LOSSES, Loss, MicroBatch, entropy_bonus
@@ -30,11 +30,7 @@ from trainer.models import (
     weights_file,
 )
 from trainer.plan import pack
-from trainer.sequences import TokenSequence, UnusableBatch, UpdateBatch
-
-
-class Stopped(HeadraceError):
-    """Training was asked to stop; the version in the making is dropped."""
+from trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 
 
 class Learner:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from schemas.events import BatchAssembled
 from schemas.topics import BATCHES
@@ -24,10 +24,12 @@ from services.errors import HeadraceError
 from services.kafka.broker import Partition
 from services.log import CaughtUp, Delivery, EventReader
 from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.learner import Learner, Stopped
 from trainer.loader import PreparedBatch, load_batch
 from trainer.publish import CHECK_S, History, Publisher, Stored, mend, store
-from trainer.sequences import UnusableBatch
+from trainer.sequences import Stopped, UnusableBatch
+
+if TYPE_CHECKING:
+    from trainer.learner import Learner  # torch, which the loop has no need of
 
 logger = logging.getLogger(__name__)
 

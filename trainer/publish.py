@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from math import isfinite
 from typing import Literal
@@ -12,10 +14,11 @@ from typing import Literal
 from schemas.events import Blob, PolicyPublished, Ref
 from schemas.topics import POLICIES
 from services.blobs import BlobStore
+from services.context import ServiceContext
 from services.errors import BlobError
 from services.kafka.broker import FencedWriter, Partition
 from services.log import EventLog, read_all
-from services.weights import weights_digest
+from services.weights import model_folder, weights_digest
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +52,8 @@ async def read_history(log: EventLog, policy: str) -> History:
     """The policy's publications so far. Only a fenced writer knows that no more will come."""
     history = History()
     place = Partition(log.topics.name(POLICIES), 0)
-    async with aclosing(read_all(log, {place: "first"})) as deliveries:
+    # Another policy's trainer may have a transaction open there, before one's own newest record.
+    async with aclosing(read_all(log, {place: "first"}, undecided=True)) as deliveries:
         async for delivery in deliveries:
             event = delivery.event
             if isinstance(event, PolicyPublished) and event.policy == policy:
@@ -144,3 +148,33 @@ class Publisher:
             wait_s,
             step_s,
         )
+
+
+@asynccontextmanager
+async def sole_publisher(
+    context: ServiceContext, policy: str
+) -> AsyncIterator[tuple[Publisher, History]]:
+    """Takes over as the policy's sole writer; only then is its history complete."""
+    settings = context.recipe.policies[policy]
+    folder = model_folder(settings.model)
+    writer = await context.log.broker.fenced(f"{context.namespace}.trainer.{policy}")
+    try:
+        history = await read_history(context.log, policy)
+        tokenizer = await asyncio.to_thread(
+            context.blobs.put, folder / "tokenizer.json", "application/json"
+        )
+        configuration = json.loads((folder / "config.json").read_text())
+        yield (
+            Publisher(
+                context.log,
+                writer,
+                policy,
+                base=settings.model,
+                dtype=settings.dtype,
+                context=int(configuration.get("max_position_embeddings", 0)),
+                tokenizer=tokenizer,
+            ),
+            history,
+        )
+    finally:
+        await writer.close()

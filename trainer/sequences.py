@@ -28,6 +28,10 @@ class UnusableBatch(HeadraceError):
     """A batch that can't be trained on: its trajectories are malformed, or it diverges."""
 
 
+class Stopped(HeadraceError):
+    """Training was asked to stop; the version in the making is dropped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """How a token was drawn: all that its processed logprob depends on."""

@@ -6,7 +6,6 @@ Being the sole writer comes first: only then is what it reads of its own publica
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +16,7 @@ from services.weights import model_folder
 from trainer.learner import Learner
 from trainer.loop import Trainer
 from trainer.models import DTYPES, load_model, weights_file
-from trainer.publish import CHECK_S, History, Publisher, mend, read_history, store
+from trainer.publish import CHECK_S, History, Publisher, mend, sole_publisher, store
 
 
 async def run(
@@ -34,23 +33,8 @@ async def run(
     name = _only(context, policy)
     settings = context.recipe.policies[name]
     folder = model_folder(settings.model)
-    writer = await context.log.broker.fenced(f"{context.namespace}.trainer.{name}")
-    try:
-        history = await read_history(context.log, name)
+    async with sole_publisher(context, name) as (publisher, history):
         history.skipped.update(skipped)
-        tokenizer = await asyncio.to_thread(
-            context.blobs.put, folder / "tokenizer.json", "application/json"
-        )
-        configuration = json.loads((folder / "config.json").read_text())
-        publisher = Publisher(
-            context.log,
-            writer,
-            name,
-            base=settings.model,
-            dtype=settings.dtype,
-            context=int(configuration.get("max_position_embeddings", 0)),
-            tokenizer=tokenizer,
-        )
         if settings.training is not None:
             # One thread for all of torch: the loop stays alive, and nothing runs in parallel.
             with ThreadPoolExecutor(1, thread_name_prefix="torch") as torch_thread:
@@ -59,8 +43,6 @@ async def run(
                 await Trainer(context, publisher, history, learner, torch_thread).run()
             return
         await _serve_untrained(context, publisher, history, settings)
-    finally:
-        await writer.close()
 
 
 def _only(context: ServiceContext, policy: str | None) -> str:

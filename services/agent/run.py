@@ -48,6 +48,14 @@ class AttemptFailed(BaseException):
         self.failure = failure
 
 
+class _LogLost(BaseException):
+    """A request could not be sent: the worker must end. Like AttemptFailed, no Exception."""
+
+    def __init__(self, error: DependencyError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Sends(Protocol):
     """What a run may do to the log."""
 
@@ -140,6 +148,8 @@ class EpisodeRun:
                 answer = await future
             except TooLarge as error:
                 raise AttemptFailed(_too_large(error)) from error
+            except DependencyError as error:
+                raise _LogLost(error) from error
             finally:
                 self._waiting.pop(request.call, None)
         if not isinstance(answer, kind) or answer.digest != request.digest:
@@ -207,9 +217,11 @@ class EpisodeRun:
             return "finished"
         if isinstance(error, EpisodeStopped):
             return error.ending
-        # The log out of reach is no failure of the agent's code: the worker ends, to start anew.
-        if isinstance(error, AttemptFailed | ShardClosed | DependencyError):
+        if isinstance(error, AttemptFailed | ShardClosed):
             raise error
+        # The log out of reach is no failure of the agent's code: the worker ends, to start anew.
+        if isinstance(error, _LogLost):
+            raise error.error
         where = f"task {self.started.task}, sample {self.started.sample}"
         logger.error("the agent's code failed (%s)", where, exc_info=error)
         raise AttemptFailed(

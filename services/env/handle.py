@@ -117,7 +117,9 @@ class Handle:
                         action = await self._actions.get()
                         fit = False
                         if environment is None and self._broken is None:
-                            environment = await self._begin()
+                            environment = await self._take()
+                            if environment is not None:
+                                await self._rebuild(environment)
                         await self._perform(environment, action)
             except TimeoutError:
                 logger.info("environment of task %d: deadline", self._reset.task)
@@ -125,13 +127,16 @@ class Handle:
                 if environment is not None:
                     await self._setup.give_back(self._reset.environment, environment, fit)
 
-    async def _begin(self) -> Environment | None:
-        """Makes the environment and rebuilds it from the history; notes what went wrong."""
+    async def _take(self) -> Environment | None:
+        """Makes the environment, or notes what went wrong."""
         try:
-            environment = await self._setup.take(self._reset.environment)
+            return await self._setup.take(self._reset.environment)
         except Exception as error:  # as in _act: making it runs an environment's own code
             self._broken = _failure_of(error)
             return None
+
+    async def _rebuild(self, environment: Environment) -> None:
+        """Has it do again what was recorded; notes where it differs."""
         if self._history and not environment.replayable:
             self._broken = _infrastructure("sandbox_lost", "its worker is gone")
         for action, recorded in self._history:
@@ -142,7 +147,6 @@ class Handle:
                 message = f"action {action.index} was answered otherwise when it was recorded"
                 self._broken = observation.failure or _infrastructure("diverged", message)
             self._done, self._last = action.index, recorded
-        return environment
 
     async def _perform(self, environment: Environment | None, action: ActionRequested) -> None:
         """Answers one action: again from the last answer where it is a repetition."""

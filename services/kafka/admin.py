@@ -115,12 +115,13 @@ class Admin:
             lambda found: not any(name in found.topics for name in present),
         )
 
-    async def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and the one after its last committed record."""
+    async def ends(
+        self, partitions: Sequence[Partition], *, undecided: bool = False
+    ) -> dict[Partition, tuple[int, int]]:
+        """Each partition's first offset and the one after its last committed record, or of all."""
         names = ", ".join(sorted({place.topic for place in partitions}))
-        return await self._patiently(
-            f"can't find the ends of {names}", partial(self._ends, partitions)
-        )
+        ask = self._open_ends if undecided else self._ends
+        return await self._patiently(f"can't find the ends of {names}", partial(ask, partitions))
 
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float
@@ -147,7 +148,7 @@ class Admin:
         bounds = await self.ends(list(positions))
         beyond = [place for place, offset in positions.items() if offset > bounds[place][1]]
         if beyond:  # Of what a transaction keeps open, the end for readers is short.
-            bounds |= await self._patiently("can't find ends", partial(self._open_ends, beyond))
+            bounds |= await self.ends(beyond, undecided=True)
         for place, offset in positions.items():
             first, end = bounds[place]
             if not first <= offset <= end:

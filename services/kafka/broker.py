@@ -171,7 +171,7 @@ class Broker(Protocol):
     async def fenced(self, writer: str) -> FencedWriter:
         """Takes over as the sole writer of that name; the predecessor is cut off on return.
 
-        Then all that it wrote is decided and seen: what is read to the `ends` now is complete.
+        Then all that it wrote is decided: what is read to the `undecided` ends now is complete.
         """
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
@@ -189,10 +189,14 @@ class Broker(Protocol):
     async def list_topics(self) -> dict[str, int]:
         """Every topic's number of partitions, by name."""
 
-    async def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+    async def ends(
+        self, partitions: Sequence[Partition], *, undecided: bool = False
+    ) -> dict[Partition, tuple[int, int]]:
         """Each partition's first offset, and the one where all that is committed ends.
 
-        The latter is where `End` comes. A gap may lie before it, and an open transaction at it.
+        The latter is where `End` comes. A gap may lie before it, and an open transaction at it,
+        with records behind that are committed and not seen yet: `undecided` asks for the end of
+        those too, where `End` comes once the transaction is decided.
         """
 
     async def offsets_at(

@@ -126,9 +126,11 @@ class KafkaBroker:
         """Every topic's number of partitions, by name; Kafka's own left out."""
         return await self._admin.list_topics()
 
-    async def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and the offset after its last committed record."""
-        return await self._admin.ends(partitions)
+    async def ends(
+        self, partitions: Sequence[Partition], *, undecided: bool = False
+    ) -> dict[Partition, tuple[int, int]]:
+        """Each partition's first offset and the one after its last committed record, or of all."""
+        return await self._admin.ends(partitions, undecided=undecided)
 
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float

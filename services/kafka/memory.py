@@ -172,9 +172,11 @@ class MemoryBroker:
             lambda: {name: len(logs) for name, logs in self._state.topics.items()}
         )
 
-    async def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and the end of what is committed."""
-        return await self._process.call(lambda: self._state.ends(partitions))
+    async def ends(
+        self, partitions: Sequence[Partition], *, undecided: bool = False
+    ) -> dict[Partition, tuple[int, int]]:
+        """Each partition's first offset and the end of what is committed; or of all."""
+        return await self._process.call(lambda: self._state.ends(partitions, undecided=undecided))
 
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float

@@ -70,10 +70,14 @@ class State:
             )
         return logs[partition.number]
 
-    def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and its last stable offset."""
+    def ends(
+        self, partitions: Sequence[Partition], *, undecided: bool
+    ) -> dict[Partition, tuple[int, int]]:
+        """Each partition's first offset and its last stable offset, or its last of all."""
         logs = [self.log(partition) for partition in partitions]
-        return {log.partition: (log.first, log.stable_end) for log in logs}
+        return {
+            log.partition: (log.first, log.end if undecided else log.stable_end) for log in logs
+        }
 
     async def decided(self, positions: Sequence[Position], limit_s: float) -> None:
         """Waits, bounded, while any of the positions lies in a transaction not yet marked."""

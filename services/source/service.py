@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 
 from schemas.events import EpisodeStarted, TaskSubmitted
@@ -127,16 +127,28 @@ class _Backlog:
             place: max(first, end - back)
             for place, (first, end) in (await self._log.broker.ends(places)).items()
         }
+        # Where other teams' refused tasks are all that lies there, it says nothing.
+        if not await self._read(starts, enough=len(places)):
+            await self._read(dict.fromkeys(places, "first"), enough=0)
+
+    async def _read(self, starts: Mapping[Partition, Start], enough: int) -> bool:
+        """Follows for ever; False where fewer partitions than enough have shown a start by now."""
+        shown: set[Partition] = set()
         reader = EventReader(self._log, starts)
         try:
             async for item in reader:
                 if isinstance(item, CaughtUp):
+                    if len(shown) < enough:
+                        return False
                     self._caught_up.set()
                 elif isinstance(item.event, EpisodeStarted):
                     self._on_started(item.event)
+                    if item.event.verdict is None:
+                        shown.add(item.partition)
                 self._drop_started()
         finally:
             await reader.aclose()
+        return True
 
     async def _until_below(self, most: int) -> None:
         await self._caught_up.wait()

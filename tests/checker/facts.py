@@ -92,7 +92,7 @@ async def read_all(log: EventLog) -> tuple[list[Delivery[Event]], int]:
     deliveries, undecodable = [], 0
     reader = log.broker.reader()
     try:
-        positions, ends = await resolve_starts(log.broker, starts)
+        positions, ends = await resolve_starts(log, starts)
         behind = {place: end for place, end in ends.items() if positions[place] < end}
         await reader.assign({place: positions[place] for place in behind})
         while behind:

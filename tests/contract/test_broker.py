@@ -294,6 +294,24 @@ def test_an_open_transaction_holds_readers_back(log: Log, namespace: str) -> Non
     run(main)
 
 
+def test_the_undecided_end_counts_what_an_open_transaction_hides(log: Log, namespace: str) -> None:
+    async def main() -> None:
+        async with a_place(log, namespace) as place:
+            await log.leave_open(f"{namespace}.other", place.outgoing("never decided"))
+            writer = await place.broker.fenced(f"{namespace}.writer")
+            await writer.write([place.outgoing("one's own")])
+            assert (await place.broker.ends([place.at()]))[place.at()] == (0, 0)
+            reader = place.broker.reader()
+            await reader.assign({place.at(): 0})
+            assert values(await what_comes(reader)) == []
+            _, end = (await place.broker.ends([place.at()], undecided=True))[place.at()]
+            assert end == 3
+            await place.broker.fenced(f"{namespace}.other")  # Aborts: a mark more.
+            assert values(await read_to(reader, End(place.at(), end + 1))) == ["one's own"]
+
+    run(main)
+
+
 def test_reading_begins_at_the_offset_asked(log: Log, namespace: str) -> None:
     async def main() -> None:
         async with a_place(log, namespace, partitions=2) as place:

@@ -3,108 +3,135 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Mapping
+import shutil
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from schemas.codec import Codec
-from schemas.events import BatchAssembled, PolicyPublished, TaskEnded
-from schemas.recipe import Recipe
-from schemas.topics import BATCHES, POLICIES, RESULTS, Topics
+from schemas.events import TaskEnded
+from schemas.topics import RESULTS, Topics
 from services.agent import service as agent
 from services.apply import apply
-from services.blobs import LocalBlobStore
-from services.clock import now
 from services.context import ServiceContext
 from services.env import service as env
 from services.errors import DependencyError
 from services.inference import service as inference
-from services.kafka.broker import Partition
 from services.kafka.memory import MemoryBroker, MemoryCluster
-from services.kafka.memory_faults import Faults
 from services.kafka.memory_registry import MemoryRegistry
-from services.log import CaughtUp, Delivery, EventLog, EventReader
+from services.log import Delivery, EventLog
 from services.scheduler import service as scheduler
 from services.shard import ShardContext
 from services.source import service as source
-from services.weights import weights_digest
 from services.worker import Worker
 from stream_jobs import assemble_batches
 from stream_jobs.groups import GroupAssembler
+from tests.simulation.blobs import SharedBlobs
+from tests.simulation.chronicle import Chronicle
+from tests.simulation.learner import DigestLearner
 from tests.simulation.loop_child import LoopChild
-from tests.simulation.virtual_time import VirtualTimeLoop
+from tests.simulation.scenario import Scenario
+from tests.simulation.virtual_time import OWNER, loop
+from trainer.loop import Trainer
+from trainer.publish import sole_publisher
 
 RESTART_S = 0.5
-LATENCY_S = 0.004
-"""Mean virtual seconds of each way to the log."""
-SERVICES: dict[str, tuple[Callable[[ServiceContext], Awaitable[None]], int]] = {}
-"""Service to what it runs and how many processes of it there are."""
-
-_process: ContextVar[Process | None] = ContextVar("process", default=None)
-
-
-def this_process() -> Process:
-    """The one that the running task belongs to."""
-    process = _process.get()
-    assert process is not None
-    return process
+UNUSABLE_IN = 6
+"""One in so many batches can't be trained on, where that is on."""
 
 
 class Process:
-    """One service's process: started again whenever it ends before the run does."""
+    """One service's process: started again whenever it ends before it is told to."""
 
     def __init__(self, run: Run, service: str, number: int) -> None:
         self.service = service
+        self.number = number
         self.name = f"{service}-{number}"
-        self.starts = 0
+        self.starts = self.life = 0
         self.client: MemoryBroker | None = None
+        self.clock_error_s = 0.0
+        self.frozen = False
         self._run = run
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._stopping = asyncio.Event()
         self._supervisor = asyncio.create_task(self._supervise(), name=self.name)
 
     async def stop(self) -> None:
-        """Ends it in order. Raises what it failed with, if a restart is no answer to that."""
+        """Ends it in order, and for good. Raises what it failed with, if that is no restart's."""
         self._stopping.set()
         await self._supervisor
 
+    def done(self) -> bool:
+        """Whether it has ended for good."""
+        return self._supervisor.done()
+
+    def failure(self) -> BaseException | None:
+        """What it ended with, if a restart is no answer to that."""
+        return self._supervisor.exception() if self._supervisor.done() else None
+
     def kill(self) -> None:
         """Ends it as SIGKILL does: first nothing reaches the log any more."""
+        self.life += 1
         if self.client is not None:
             self.client.kill()
         for task in list(self._tasks):
             task.cancel()
+        self.thaw()
+
+    def freeze(self) -> None:
+        """Stops it, as SIGSTOP does."""
+        if not self.frozen and self.client is not None:
+            self.frozen = True
+            self.client.freeze()
+            loop().freeze(self)
+
+    def thaw(self) -> None:
+        """Lets it run on, as SIGCONT does."""
+        if self.frozen and self.client is not None:
+            self.frozen = False
+            loop().thaw(self)
+            self.client.thaw()
 
     def own(self, task: asyncio.Task[Any]) -> None:
         """Counts a task as part of this process."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    def work_s(self) -> float:
+        """Seconds that an update of the learner takes; now and then more than it may."""
+        return loop().random.choice([0.05, 0.3, 0.3, 6.0])
 
     async def _supervise(self) -> None:
         finished = False
         while not finished and not self._stopping.is_set():
             self.starts += 1
-            self.client = self._run.cluster.client(f"{self.name}-{self.starts}")
-            _process.set(self)
+            self.life += 1
+            self.frozen = False
+            self.client = self._run.cluster.client(f"{self.name}.{self.starts}")
+            OWNER.set(self)
             main = asyncio.create_task(self._main(self.client))
-            _process.set(None)
+            OWNER.set(None)
             stop = asyncio.create_task(self._stopping.wait())
             await asyncio.wait({main, stop}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
-            with suppress(asyncio.CancelledError, DependencyError):  # killed, or cut off
-                await main
-                finished = self.service == "source"
+            with suppress(asyncio.CancelledError):  # killed
+                try:
+                    await main
+                except DependencyError as error:
+                    self._run.chronicle.note(f"exits: {error}", self.name)
+                else:
+                    finished = self.service == "source"
+            self.thaw()
             self.client.kill()
             if not finished and not self._stopping.is_set():
                 await asyncio.sleep(RESTART_S)
 
     async def _main(self, client: MemoryBroker) -> None:
-        service, _ = SERVICES[self.service]
-        context = self._run.context(client, f"{self.name}-{self.starts}", self._stopping)
+        service = SERVICES[self.service]
+        context = self._run.context(client, f"{self.name}.{self.starts}", self._stopping)
         try:
             await service(context)
         finally:
@@ -114,18 +141,19 @@ class Process:
 class Run:
     """A namespace in memory, and the processes that work on it."""
 
-    def __init__(self, recipe: Recipe, folder: Path) -> None:
-        self.recipe = recipe
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualTimeLoop)
-        loop.set_task_factory(_task_of_process)
-        self.cluster = MemoryCluster(faults=Faults(loop.random, latency_s=LATENCY_S))
+    def __init__(self, scenario: Scenario, folder: Path, chronicle: Chronicle) -> None:
+        self.scenario = scenario
+        self.recipe = scenario.recipe
+        self.chronicle = chronicle
+        loop().__dict__["simulation_run"] = self
+        self.cluster = MemoryCluster(faults=scenario.faults)
+        recipe = self.recipe
         self.topics = Topics(recipe.name, tuple(recipe.policies), recipe.partitions)
         self.ending = asyncio.Event()
         self.processes: list[Process] = []
-        self._folder = folder
+        self.folder = folder
+        self.blobs = SharedBlobs(folder / "blobs", scenario.blob_faults, chronicle)
         self._registry = MemoryRegistry()
-        self._blobs = LocalBlobStore(folder / "blobs")
 
     def log(self, client: MemoryBroker, name: str) -> EventLog:
         """The typed log, as one process sees it."""
@@ -136,39 +164,51 @@ class Run:
     def context(self, client: MemoryBroker, name: str, stopping: asyncio.Event) -> ServiceContext:
         """A process's surroundings."""
         log = self.log(client, name)
-        return ServiceContext(
-            log, self.recipe, self._blobs, name, self._folder, stopping, self.ending
-        )
+        state = self.folder / name.partition(".")[0]
+        return ServiceContext(log, self.recipe, self.blobs, name, state, stopping, self.ending)
 
     async def start(self) -> EventLog:
         """Makes the namespace and starts all processes; returns a log to look on."""
         log = self.log(self.cluster.client("test"), "test")
         await apply(log, self.recipe)
-        for service, (_, count) in SERVICES.items():
-            self.processes += [Process(self, service, number) for number in range(count)]
+        for service, count in self.scenario.processes.items():
+            for _ in range(count):
+                self.add(service)
         return log
+
+    def add(self, service: str) -> Process:
+        """Starts one more process of a service."""
+        number = sum(process.service == service for process in self.processes)
+        process = Process(self, service, number)
+        self.processes.append(process)
+        return process
+
+    def running(self, service: str | None = None) -> list[Process]:
+        """The processes, of one service perhaps, that have not ended for good."""
+        return [
+            process
+            for process in self.processes
+            if not process.done() and service in (None, process.service)
+        ]
 
     async def stop(self) -> None:
         """Ends all processes in order."""
         await asyncio.gather(*(process.stop() for process in self.processes))
 
 
-def _task_of_process(
-    loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
-) -> asyncio.Task[Any]:
-    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
-    process = _process.get()
-    if process is not None:
-        process.own(task)
-    return task
+def this_process() -> Process:
+    """The one that the running task belongs to."""
+    owner = OWNER.get()
+    assert isinstance(owner, Process)
+    return owner
 
 
 class _GroupShard:
     """The core of the Faust job, hosted by Worker: a result's groups, durable before the next."""
 
-    def __init__(self, shard: ShardContext, recipe: Recipe) -> None:
+    def __init__(self, shard: ShardContext, assembler: GroupAssembler) -> None:
         self._shard = shard
-        self._assembler = GroupAssembler(recipe)
+        self._assembler = assembler
         self._early: list[tuple[Delivery[TaskEnded], Callable[[], None]]] = []
 
     async def on_event(self, delivery: Delivery[TaskEnded]) -> None:
@@ -191,11 +231,12 @@ class _GroupShard:
 
 async def assemble_groups(context: ServiceContext) -> None:
     """Stands in for `stream_jobs.assemble_groups`, which needs a real Kafka."""
+    assembler = GroupAssembler(context.recipe)
     await Worker(
         context.log,
         topics=[context.log.topics.name(RESULTS)],
         consumer_group=context.consumer_group("assemble-groups"),
-        make_shard=lambda shard: _GroupShard(shard, context.recipe),
+        make_shard=lambda shard: _GroupShard(shard, assembler),
         stopping=context.stopping,
     ).run()
 
@@ -206,74 +247,41 @@ async def run_agent(context: ServiceContext) -> None:
 
 
 async def train(context: ServiceContext) -> None:
-    """Stands in for the trainer: publishes version n a moment after batch n."""
-    work = asyncio.create_task(_train(context))
-    stop = asyncio.create_task(context.stopping.wait())
-    try:
-        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-    finally:
-        for task in (work, stop):
-            task.cancel()
-        await asyncio.gather(work, stop, return_exceptions=True)
+    """The trainer's own loop, around a learner without a model."""
+    owner = this_process()
+    run: Run = loop().__dict__["simulation_run"]
+
+    def on_saving(half: Path) -> None:
+        if loop().random.random() < run.scenario.crash_while_saving:
+            run.chronicle.fault("dies while it writes a checkpoint", owner.name)
+            folder = half.parent
+            # What SIGKILL leaves behind: this process will clear up, being only cancelled.
+            shutil.copytree(folder, folder.with_name(f"{folder.name}-left"))
+            owner.kill()
+
+    learner = new_learner(run.scenario, on_saving)
+    async with sole_publisher(context, "default") as (publisher, history):
+        thread = ThreadPoolExecutor(1)  # never used: the loop runs what it is given
+        stand_in = cast("Any", learner)
+        await Trainer(context, publisher, history, stand_in, thread).run()
 
 
-async def _train(context: ServiceContext) -> None:
-    log, topics = context.log, context.log.topics
-    writer = await log.broker.fenced(context.consumer_group("trainer"))
-    weights = _weights()
-    digest = weights_digest(weights)
-    blob = context.blobs.put(weights)
-
-    async def publish(version: int, batch: Any) -> None:
-        published = PolicyPublished(
-            policy="default",
-            version=version,
-            status="trained" if version else "initial",
-            batch=batch,
-            digest=digest,
-            full=blob,
-            full_version=version,
-        )
-        await log.send_all(writer, [published])
-
-    newest = -1
-    history = EventReader(log, {Partition(topics.name(POLICIES), 0): "first"})
-    async for item in history:
-        if isinstance(item, CaughtUp):
-            break
-        newest = max(newest, item.event.version)  # type: ignore[attr-defined]
-    await history.aclose()
-    if newest < 0:
-        await publish(0, None)
-    async for item in EventReader(log, {Partition(topics.name(BATCHES, "default"), 0): "first"}):
-        if isinstance(item, Delivery) and isinstance(item.event, BatchAssembled):
-            if item.event.version <= newest:
-                continue
-            began = now()
-            await log.fetch([sample.trajectory for sample in item.event.samples])
-            await asyncio.sleep(max(0.0, began + 0.3 - now()))
-            newest = item.event.version
-            await publish(newest, item.ref)
+def new_learner(
+    scenario: Scenario, on_saving: Callable[[Path], None] = lambda _: None
+) -> DigestLearner:
+    """The learner of a scenario, at version 0."""
+    chance = loop().random if "weights differ" in scenario.misbehaviour else None
+    unusable_in = UNUSABLE_IN if "batches unusable" in scenario.misbehaviour else 0
+    return DigestLearner(chance, unusable_in, on_saving)
 
 
-def _weights() -> bytes:
-    """A sound safetensors file of one number."""
-    header: Mapping[str, Any] = {"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + b"\0"
-
-
-SERVICES.update(
-    {
-        "source": (source.run, 1),
-        "scheduler": (scheduler.run, 2),
-        "agent": (run_agent, 2),
-        "env": (env.run, 2),
-        "inference": (inference.run, 2),
-        "assemble-groups": (assemble_groups, 2),
-        "assemble-batches": (assemble_batches.run, 1),
-        "trainer": (train, 1),
-    }
-)
+SERVICES: dict[str, Callable[[ServiceContext], Awaitable[None]]] = {
+    "source": source.run,
+    "scheduler": scheduler.run,
+    "agent": run_agent,
+    "env": env.run,
+    "inference": inference.run,
+    "assemble-groups": assemble_groups,
+    "assemble-batches": assemble_batches.run,
+    "trainer": train,
+}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +11,14 @@ from schemas.events import EpisodeEnded
 from schemas.recipe import Recipe
 from services.agent.episode import Episode
 from services.agent.isolation import DEATHS
-from services.apply import lags
-from tests.simulation import loop_child, virtual_time, world
-from tests.simulation.history import History, read_history
+from services.log import EventLog
+from tests.simulation import loop_child
 from tests.simulation.processes import Run, this_process
-from tests.simulation.test_flow import until_drained
+from tests.simulation.scenario import calm
+from tests.simulation.simulate import simulate
 
 KILLERS = {2, 7}
 """Numbers of the tasks whose agents kill."""
-SETTLE_S = 200.0
 
 
 async def agent(episode: Episode) -> None:
@@ -37,31 +35,23 @@ async def agent(episode: Episode) -> None:
         observation = await episode.step(generation.text)
 
 
-def recipe() -> Recipe:
-    changes = {"agents": {"default": {"use": f"{__name__}:agent"}}}
-    return Recipe.model_validate(world.recipe().model_dump() | changes)
-
-
-async def play(folder: Path) -> tuple[History, int]:
-    """A run to its end, and how often its agent workers were started."""
-    run = Run(recipe(), folder)
-    log = await run.start()
-    await until_drained(log)
-    await asyncio.sleep(SETTLE_S)
-    await run.stop()
-    history = await read_history(log, recipe())
-    history.check()
-    left = await lags(log.broker, log.topics)
-    assert not any(left.values()), f"not done: {left}"
-    return history, sum(one.starts for one in run.processes if one.service == "agent")
-
-
 @pytest.mark.parametrize("seed", range(5))
-def test_what_kills_its_worker_ends_as_poison_and_harms_no_other(tmp_path: Path, seed: int) -> None:
-    history, starts = virtual_time.run(lambda: play(tmp_path), seed)
-    ended = [one.event for one in history.facts.all(EpisodeEnded)]
+def test_what_kills_its_worker_ends_as_poison_and_harms_no_other(seed: int) -> None:
+    scenario = calm()
+    agents = {"agents": {"wanderer": {"use": f"{__name__}:agent"}}}
+    scenario.recipe = Recipe.model_validate(scenario.recipe.model_dump() | agents)
+    scenario.misbehaviour = frozenset({"agent kills"})
+    starts = []
+
+    async def count(run: Run, log: EventLog) -> None:
+        starts.append(sum(one.starts for one in run.processes if one.service == "agent"))
+
+    result = simulate(seed, scenario=scenario, afterwards=count)
+    assert result.violations == []
+    assert result.facts is not None
+    ended = [one.event for one in result.facts.all(EpisodeEnded)]
     poison = Counter(one.task for one in ended if one.failure and one.failure.code == "poison")
     assert poison == dict.fromkeys(KILLERS, 3)
-    assert history.endings() == {"poison": 6, "finished": 42}
+    assert result.endings == {"poison": 6, "finished": 42}
     # Two workers; each task of KILLERS is found out by so many deaths, or with the other.
-    assert starts <= 2 + len(KILLERS) * (DEATHS + 1)
+    assert starts[0] <= 2 + len(KILLERS) * (DEATHS + 1)

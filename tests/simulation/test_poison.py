@@ -4,107 +4,94 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
 from schemas.events import EnvironmentUse, EpisodeEnded, TaskSubmitted
-from schemas.topics import DEAD_LETTERS, MAX_RECORD_BYTES, TRAJECTORIES
-from services.kafka.broker import Outgoing, Partition, Record
+from schemas.topics import DEAD_LETTERS, MAX_RECORD_BYTES
+from services.kafka.broker import Partition, Record
 from services.log import EventLog
 from services.tasks import Item, TaskMaker
-from tests.simulation import virtual_time
-from tests.simulation.history import History, read_history
+from tests.simulation.acts import GARBAGE, NEVER_GARBAGE, no_event
 from tests.simulation.processes import Run
-from tests.simulation.test_flow import ALL_FINISHED, until_drained
-from tests.simulation.world import recipe
+from tests.simulation.scenario import calm
+from tests.simulation.simulate import Result, simulate
 
-GARBAGE = (b"", b"\xffgarbage", b"\0\x7f\xff\xff\xffof a schema that nobody registered", None)
+ALL_FINISHED = {"finished": 48}
 
 
-async def with_foreign_tasks(folder: Path, *tasks: TaskSubmitted) -> History:
+def with_foreign_tasks(*tasks: TaskSubmitted) -> Result:
     """A run to its end, into which another team submits these tasks."""
-    run = Run(recipe(), folder)
-    log = await run.start()
-    await asyncio.sleep(1.0)
-    for task in tasks:
-        await log.send(task)
-    await until_drained(log)
-    await run.stop()
-    history = await read_history(log, recipe())
-    history.check()
-    return history
+
+    async def submit(run: Run, log: EventLog) -> None:
+        await asyncio.sleep(1.0)
+        for task in tasks:
+            await log.send(task)
+
+    result = simulate(0, scenario=calm(), meanwhile=submit)
+    assert result.violations == []
+    return result
 
 
 def a_task(task_id: str, **changes: object) -> TaskSubmitted:
-    made = TaskMaker(recipe(), "team").make(Item("item"), task_id)
+    made = TaskMaker(calm().recipe, "team").make(Item("item"), task_id)
     return made.model_copy(update=changes)
 
 
-async def dead_letters(log: EventLog) -> set[tuple[str, str, bytes]]:
+def dead_letters(run: Run) -> set[tuple[str, str, bytes]]:
     """Topic, offset and value of every dead letter; each must say why it is one."""
-    place = Partition(log.topics.name(DEAD_LETTERS), 0)
-    count = (await log.broker.ends([place]))[place][1]
-    reader = log.broker.reader()
-    await reader.assign({place: 0})
-    found: set[tuple[str, str, bytes]] = set()
-    read = 0
-    while read < count:
-        for item in await reader.read():
-            if isinstance(item, Record):
-                read += 1
-                headers = {name: value.decode() for name, value in item.headers}
-                assert headers["__connect.errors.exception.message"]
-                where = (headers[f"__connect.errors.{name}"] for name in ("topic", "offset"))
-                found.add((*where, item.value or b""))  # type: ignore[arg-type]
-    await reader.close()
-    return found
+    log = run.cluster.state.log(Partition(run.topics.name(DEAD_LETTERS), 0))
+    return {_dead_letter(record) for record in log.read(0, 10_000)[0]}
 
 
-def test_garbage_in_every_topic_is_parked_whole_and_the_run_goes_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        run = Run(recipe(), tmp_path)
-        log = await run.start()
+def _dead_letter(record: Record) -> tuple[str, str, bytes]:
+    headers = {name: value.decode() for name, value in record.headers}
+    assert headers["__connect.errors.exception.message"]
+    topic, offset = (headers[f"__connect.errors.{name}"] for name in ("topic", "offset"))
+    return topic, offset, record.value or b""
+
+
+def test_garbage_in_every_topic_is_parked_whole_and_the_run_goes_on() -> None:
+    written: set[tuple[str, str, bytes]] = set()
+
+    async def write(run: Run, log: EventLog) -> None:
         await asyncio.sleep(1.0)
-        written = set()
-        for placed in log.topics:
-            # Trajectories are read by reference alone; `runs` by what hosts a service.
-            if placed.topic in (DEAD_LETTERS, TRAJECTORIES) or placed.topic.name == "runs":
+        for placed in run.topics:
+            if placed.topic in NEVER_GARBAGE:
                 continue
             for value in GARBAGE:
-                garbage = Outgoing(placed.name, b"key", value, partition=0)  # type: ignore[arg-type]
-                position = await log.broker.send(garbage)
+                position = await log.broker.send(no_event(Partition(placed.name, 0), value))
                 written.add((placed.name, str(position.offset), value or b""))
-        await until_drained(log)
-        await run.stop()
-        assert await dead_letters(log) == written
-        history = await read_history(log, recipe())
-        history.check()
-        assert history.report.undecodable == len(written)
-        assert history.endings() == ALL_FINISHED
 
-    virtual_time.run(main)
+    async def look(run: Run, log: EventLog) -> None:
+        assert dead_letters(run) == written
+
+    result = simulate(0, scenario=calm(), meanwhile=write, afterwards=look)
+    assert result.violations == []
+    assert result.report is not None
+    assert result.report.undecodable == len(written)
+    assert result.endings == ALL_FINISHED
 
 
 @pytest.mark.parametrize("size", [MAX_RECORD_BYTES // 2, MAX_RECORD_BYTES - 2_000])
-def test_a_task_that_is_too_large_for_its_episodes_is_refused(tmp_path: Path, size: int) -> None:
+def test_a_task_that_is_too_large_for_its_episodes_is_refused(size: int) -> None:
     large = a_task("large", payload=json.dumps({"text": "x" * size}))
-    history = virtual_time.run(lambda: with_foreign_tasks(tmp_path, large, a_task("small")))
-    refused = [one.event for one in history.facts.all(EpisodeEnded) if one.event.failure]
+    result = with_foreign_tasks(large, a_task("small"))
+    assert result.facts is not None
+    refused = [one.event for one in result.facts.all(EpisodeEnded) if one.event.failure]
     assert [outcome.failure.code for outcome in refused if outcome.failure] == ["too_large"]
-    assert history.endings()["finished"] == ALL_FINISHED["finished"] + 3
+    assert result.endings["finished"] == ALL_FINISHED["finished"] + 3
 
 
-def test_a_task_that_the_recipe_cannot_run_is_refused_with_the_reason(tmp_path: Path) -> None:
-    tasks = (
+def test_a_task_that_the_recipe_cannot_run_is_refused_with_the_reason() -> None:
+    result = with_foreign_tasks(
         a_task("1", environment=EnvironmentUse(use="not-there")),
         a_task("2", agent="not-there"),
         a_task("3", payload="[]"),
         a_task("4", environment=EnvironmentUse(use="default", options='{"odd": 1}'), attempts=2),
         a_task("4"),
     )
-    history = virtual_time.run(lambda: with_foreign_tasks(tmp_path, *tasks))
-    assert history.endings() == ALL_FINISHED | {
+    assert result.endings == ALL_FINISHED | {
         "unknown_environment": 1,
         "unknown_agent": 1,
         "bad_task": 1,

@@ -1,64 +1,135 @@
-"""A policy and an environment of chance, so that an answer given twice differs."""
+"""A world of chance: an engine, environments, agents and a learner, each of which may misbehave.
+
+What is drawn twice differs. What an environment shows follows from all that was done in it, so the
+story that a trajectory tells can be checked (`story.py`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any
 
-from schemas.recipe import Recipe
+from services.agent.agents import multi_turn
+from services.agent.episode import Episode
+from services.errors import DependencyError, InfrastructureError
 from services.inference.engine import EngineSetup, Generation, Prompt
 from services.inference.scripted import ScriptedEngine
 from services.types import Observation, TaskView
+from stream_jobs.filters import Group
+from tests.simulation.virtual_time import OWNER, Owner, loop
 
 LETTERS = "abcdefgh"
 TURNS = 3
+"""Steps of an episode."""
 
 
 class Dice(ScriptedEngine):
-    """Draws tokens by the loop's chance, after a moment: no two generations are alike."""
+    """Draws tokens by the loop's chance, after a moment: no two generations are alike.
+
+    Options, beside those of ScriptedEngine: `fails` and `breaks`, shares of prompts that fail and
+    that end the process.
+    """
 
     def __init__(self, setup: EngineSetup) -> None:
-        super().__init__(setup)
-        self._random = asyncio.get_running_loop().random  # type: ignore[attr-defined]
+        options = dict(setup.options)
+        self._fails: float = options.pop("fails", 0.0)
+        self._breaks: float = options.pop("breaks", 0.0)
+        changed = {"options": options}
+        super().__init__(EngineSetup(**{**_fields(setup), **changed}))
+        self._random = loop().random
 
     async def _continue(self, prompt: Prompt) -> Generation:
         await asyncio.sleep(self._random.uniform(0.005, 0.2))
+        if self._random.random() < self._fails:
+            raise InfrastructureError("engine_failed", "by chance")
+        if self._random.random() < self._breaks:
+            raise DependencyError("the engine broke, by chance: this process must end")
         generation = await super()._continue(prompt)
         generation.tokens[:] = self._random.choices(prompt.allowed, k=len(generation.tokens))
         return generation
 
 
+def _fields(setup: EngineSetup) -> dict[str, Any]:
+    return {name: getattr(setup, name) for name in EngineSetup.__slots__}
+
+
 class Labyrinth:
-    """What it shows follows from the task and all actions so far. Ends after TURNS steps."""
+    """What it shows follows from the task and all actions so far. Ends after TURNS steps.
 
-    replayable = True
+    With `sandbox` it begins at a place of chance and can't be rebuilt; one that `lies` says that
+    it can. `fails` and `hangs` are shares of its answers.
+    """
 
-    def __init__(self) -> None:
-        self._random = asyncio.get_running_loop().random  # type: ignore[attr-defined]
+    def __init__(
+        self, sandbox: bool = False, lies: bool = False, fails: float = 0.0, hangs: float = 0.0
+    ) -> None:
+        self.replayable = not sandbox or lies
+        self._sandbox = sandbox
+        self._fails = fails
+        self._hangs = hangs
+        self._random = loop().random
+        self._owner = OWNER.get()
+        open_environments()[self] = self._owner
 
     async def reset(self, task: TaskView) -> Observation:
-        """Begins at a place of the task's own."""
-        self._path = f"{task.number}/{task.sample}"
+        """Begins: the first letters shown name the place, where that is one of chance."""
+        begin = "".join(self._random.choices(LETTERS, k=3)) if self._sandbox else ""
+        self._path = f"{task.number}/{task.sample}/{begin}"
         self._left = TURNS
-        return await self._look()
+        return await self._look(begin)
 
     async def step(self, action: str) -> Observation:
         """Goes on."""
         self._path += f"/{action}"
         self._left -= 1
-        return await self._look()
+        return await self._look("")
 
     async def aclose(self) -> None:
-        """Nothing to give back."""
+        """Gives itself back."""
+        open_environments().pop(self, None)
 
-    async def _look(self) -> Observation:
+    async def _look(self, begin: str) -> Observation:
         await asyncio.sleep(self._random.uniform(0.001, 0.1))
+        if self._random.random() < self._hangs:
+            await asyncio.sleep(100_000)
+        if self._random.random() < self._fails:
+            raise InfrastructureError("environment_failed", "by chance")
         return Observation(
-            text=where(self._path),
+            text=begin + where(self._path),
             reward=reward(self._path) if self._left < TURNS else None,
             terminated=self._left == 0,
         )
+
+
+def open_environments() -> dict[Labyrinth, Owner | None]:
+    """The environments that are open on this loop, each with its process."""
+    found: dict[Labyrinth, Owner | None] = loop().__dict__.setdefault("open_environments", {})
+    return found
+
+
+class Jury:
+    """A judge, whose score follows from what it is shown."""
+
+    replayable = True
+
+    async def reset(self, task: TaskView) -> Observation:
+        """Has nothing to show."""
+        return Observation()
+
+    async def step(self, action: str) -> Observation:
+        """Can't be acted in."""
+        raise InfrastructureError("no_steps", "a jury only scores", retryable=False)
+
+    async def score(self, payload: Mapping[str, Any]) -> Observation:
+        """The score."""
+        await asyncio.sleep(loop().random.uniform(0.001, 0.1))
+        return Observation(reward=verdict(payload))
+
+    async def aclose(self) -> None:
+        """Nothing to give back."""
 
 
 def where(path: str) -> str:
@@ -71,35 +142,51 @@ def reward(path: str) -> float:
     return _digest(path)[3] / 255
 
 
+def verdict(payload: Mapping[str, Any]) -> float:
+    """What a jury says of it."""
+    return _digest(json.dumps(payload, sort_keys=True))[0] / 255
+
+
 def _digest(path: str) -> bytes:
     return hashlib.sha256(path.encode()).digest()
 
 
-def recipe() -> Recipe:
-    """A recipe of this world."""
-    return Recipe.model_validate(_RECIPE)
+async def wanderer(episode: Episode) -> None:
+    """Observation and answer in turn. `moody`: the share of episodes that don't replay."""
+    if loop().random.random() < episode.task.options.get("moody", 0.0):
+        await _moody(episode)
+    else:
+        await multi_turn(episode)
 
 
-_RECIPE: dict[str, Any] = {
-    "name": "flow",
-    "partitions": 3,
-    "tasks": {
-        "options": {"items": 16},
-        "epochs": 1,
-        "backlog": 6,
-        "samples": 3,
-        "max_turns": TURNS,
-        "max_tokens": 2 * TURNS,
-        "deadline_s": 180,
-    },
-    "environments": {"default": {"use": "tests.simulation.world:Labyrinth", "slots": 16}},
-    "scheduler": {"live_episodes": 20},
-    "policies": {
-        "default": {
-            "model": "tiny-llama",
-            "engine": {"use": "tests.simulation.world:Dice", "slots": 8},
-            "sampling": {"max_tokens": 2, "allowed": list(LETTERS)},
-            "batches": {"groups": 3, "batch_wait_s": 5, "max_staleness": 1, "prefetch": 1},
-        }
-    },
-}
+async def _moody(episode: Episode) -> None:
+    """Acts by the loop's chance, or fails, where it ought to be deterministic."""
+    observation = await episode.reset()
+    while not observation.done:
+        generation = await episode.generate(observation.text)
+        if loop().random.random() < 0.1:
+            raise RuntimeError("an agent's own bug")
+        observation = await episode.step(generation.text + loop().random.choice(LETTERS))
+
+
+async def debater(episode: Episode) -> None:
+    """Asks twice at the same time, takes one of the answers, and has the whole judged."""
+    observation = await episode.reset()
+    said = []
+    while not observation.done:
+        text = observation.text
+        one, other = (episode.new_context(), episode.new_context())
+        answers = await episode.gather(lambda: one.generate(text), lambda: other.generate(text))  # noqa: B023
+        said.append(episode.random.choice(answers).text)
+        observation = await episode.step(said[-1])
+    episode.reward = await episode.score("jury", {"said": said})
+
+
+def drop_all(group: Group) -> str | None:
+    """A filter that keeps nothing."""
+    return "unwanted"
+
+
+def drop_many(group: Group) -> str | None:
+    """A filter that keeps every fourth."""
+    return "unwanted" if group.task % 4 else None

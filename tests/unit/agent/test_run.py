@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -289,6 +290,23 @@ def test_an_agent_that_exits_ends_its_episode_alone(raised: BaseException, gathe
     assert outcome.failure is not None
     assert (outcome.ending, outcome.failure.code) == ("failed", "agent_error")
     assert type(raised).__name__ in outcome.failure.message
+
+
+def test_a_log_out_of_reach_is_not_taken_for_the_agents_bug() -> None:
+    class Away(World):
+        async def send(self, event: Event) -> Ref:
+            if isinstance(event, GenerationRequested):
+                raise DependencyError("the log is away")
+            return await super().send(event)
+
+    async def stubborn(episode: Episode) -> None:
+        with suppress(Exception):
+            await multi_turn(episode)
+
+    world = Away()
+    with pytest.raises(DependencyError, match="the log is away"):
+        play(world, agent=stubborn)
+    assert [type(event) for event in world.sent] == [ActionRequested]  # the reset, and no end
 
 
 def test_parallel_calls_have_paths_that_replay() -> None:

@@ -254,6 +254,27 @@ def test_a_world_that_differs_when_rebuilt_is_a_failure() -> None:
     run(test)
 
 
+def test_it_is_closed_where_it_is_lost_while_it_is_rebuilt() -> None:
+    async def test(bench: Bench) -> None:
+        recorded = [
+            ObservationRecorded(
+                task=1, sample=0, call=str(i + 1), index=i, digest=bytes([i]) * 16, text=str(i)
+            )
+            for i in range(2)
+        ]
+        hang = json.dumps({"action": "hang"})
+        await bench.feed(*recorded, action(0, "reset"), action(1, payload=hang), action(2))
+        await bench.live()
+        while not Counter.made:
+            await asyncio.sleep(0)
+        for task in list(bench.context.tasks):
+            task.cancel()
+        await bench.context.idle()
+        assert Counter.closed == 1
+
+    run(test)
+
+
 def test_closed_episodes_are_not_taken_up() -> None:
     async def test(bench: Bench) -> None:
         await bench.feed(action(0, "reset"), action(1), action(2, "close"))

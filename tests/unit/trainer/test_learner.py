@@ -17,10 +17,10 @@ from schemas.recipe import Policy
 from services.errors import UsageError
 from services.weights import model_folder, weights_digest
 from trainer.collate import collate, drawn_logprobs, entropy, processed_distribution
-from trainer.learner import Learner, Stopped
+from trainer.learner import Learner
 from trainer.losses import MicroBatch
 from trainer.models import load_model
-from trainer.sequences import Draw, TokenSequence, UnusableBatch, UpdateBatch
+from trainer.sequences import Draw, Stopped, TokenSequence, UnusableBatch, UpdateBatch
 
 FOLDER = model_folder("tiny-llama")
 ACTIONS = list(b"LDRU")

@@ -1,0 +1,328 @@
+"""Faults that strike at a moment: what is done to processes, clocks, the log and the disks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+from schemas.events import EnvironmentUse, TaskCancelled, TaskSubmitted
+from schemas.topics import (
+    ACTIONS,
+    BATCHES,
+    DEAD_LETTERS,
+    EPISODES,
+    GENERATIONS,
+    GROUPS,
+    OBSERVATIONS,
+    OUTCOMES,
+    POLICIES,
+    PROMPTS,
+    RUNS,
+    TASKS,
+    TRAJECTORIES,
+    Topic,
+)
+from services.agent.service import COMPANIONS
+from services.apply import shared_partitions
+from services.kafka.broker import Outgoing, Partition, Record
+from services.log import EventLog
+from services.tasks import Item, TaskMaker
+from tests.simulation.processes import Process, Run
+from tests.simulation.virtual_time import loop
+
+GARBAGE = (b"", b"\xffgarbage", b"\0\x7f\xff\xff\xffof a schema that nobody registered", None)
+SOLE_WRITERS = ("scheduler", "assemble-batches", "trainer", "source")
+SCALED = ("agent", "env", "inference", "assemble-groups")
+NEVER_GARBAGE = (RUNS, TRAJECTORIES, DEAD_LETTERS)
+"""Read by reference alone, by what hosts a service, or by nobody."""
+NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, EPISODES, BATCHES, POLICIES)
+"""Written by sole writers, who write each record once; and what `submit again` repeats."""
+EXPIRING = (EPISODES, PROMPTS, GENERATIONS, ACTIONS, OBSERVATIONS)
+"""Kept for days only."""
+
+
+class Acts:
+    """What can be done to a run."""
+
+    def __init__(self, run: Run, log: EventLog) -> None:
+        self._run = run
+        self._log = log
+        self._chance = Random(f"acts {loop().random.random()}")
+        self._background: set[asyncio.Task[None]] = set()
+        self.expired: list[Record] = []
+        """What retention deleted."""
+        self._by_name: dict[str, Callable[[], None]] = {
+            "kill": self.kill,
+            "freeze": self.freeze,
+            "expel": self.expel,
+            "rebalance": self.rebalance,
+            "outage": self.outage,
+            "twin": self.twin,
+            "scale": self.scale,
+            "restart": self.restart,
+            "clock": self.clock,
+            "garbage": self.garbage,
+            "foreign task": self.foreign_task,
+            "submit again": self.submit_again,
+            "cancel": self.cancel,
+            "foreign transaction": self.foreign_transaction,
+            "repeat": self.repeat,
+            "retention": self.retention,
+            "damage": self.damage,
+        }
+
+    async def strike(self) -> None:
+        """Does what the scenario says, at moments of chance."""
+        for name in self._run.scenario.acts:
+            await asyncio.sleep(self._chance.uniform(0.0, self._run.scenario.pause_s))
+            self._by_name[name]()
+
+    async def heal(self) -> None:
+        """Ends all faults that last."""
+        self._run.scenario.faults.heal()
+        self._run.scenario.blob_faults.heal()
+        self._run.scenario.crash_while_saving = 0.0
+        for process in self._run.processes:
+            process.thaw()
+            process.clock_error_s = 0.0
+        await asyncio.gather(*self._background)
+        for service in self._run.scenario.processes:
+            if not self._run.running(service):
+                self._run.add(service)
+
+    def kill(self) -> None:
+        """Kills a process."""
+        process = self._any_process()
+        self._fault("killed", process)
+        process.kill()
+
+    def freeze(self) -> None:
+        """Stops a process for a while; it is a zombie then where that is beyond its session."""
+        process = self._any_process()
+        seconds = self._chance.choice([0.5, 8.0, 15.0])
+        self._fault(f"frozen for {seconds:g} s", process)
+        process.freeze()
+        loop().call_later(seconds, process.thaw)
+
+    def expel(self) -> None:
+        """Has a process lose its sessions, and not hear of it for a while."""
+        process = self._any_process()
+        seconds = self._chance.choice([0.0, 0.5, 4.0])
+        self._fault(f"expelled for {seconds:g} s unheard", process)
+        if process.client is not None:
+            process.client.lose_sessions(seconds)
+
+    def rebalance(self) -> None:
+        """Shares all partitions anew."""
+        self._fault("rebalance")
+        self._run.cluster.rebalance()
+
+    def outage(self) -> None:
+        """Restarts the log."""
+        seconds = self._chance.choice([0.3, 2.0, 8.0, 40.0])
+        self._fault(f"outage for {seconds:g} s")
+        self._run.cluster.outage(seconds)
+
+    def twin(self) -> None:
+        """Starts a second copy of a sole writer, for a while."""
+        twin = self._run.add(self._chance.choice(SOLE_WRITERS))
+        self._fault("twin", twin)
+        self._later(self._chance.uniform(0.5, 8.0), twin)
+
+    def scale(self) -> None:
+        """Changes the number of a service's processes: up by some, or down to one."""
+        service = self._chance.choice(SCALED)
+        running = self._run.running(service)
+        if len(running) > 1 and self._chance.random() < 0.5:
+            for process in running[1:]:
+                self._fault("scaled away", process)
+                self._later(0.0, process)
+        else:
+            for _ in range(self._chance.randint(1, 3)):
+                self._fault("scaled up", self._run.add(service))
+
+    def restart(self) -> None:
+        """Ends a process in order, and starts another in its place."""
+        process = self._any_process()
+        self._fault("restarted in order", process)
+        self._later(0.0, process)
+        self._run.add(process.service)
+
+    def clock(self) -> None:
+        """Sets a process's wall clock wrong."""
+        process = self._any_process()
+        process.clock_error_s = self._chance.choice([-60.0, -5.0, 5.0, 30.0, 120.0])
+        self._fault(f"clock wrong by {process.clock_error_s:+g} s", process)
+
+    def garbage(self) -> None:
+        """Writes what is no event."""
+        placed = self._placed(NEVER_GARBAGE)
+        value = self._chance.choice(GARBAGE)
+        self._fault(f"garbage for {placed.topic}/{placed.number}")
+        self._append(no_event(placed, value))
+
+    def foreign_task(self) -> None:
+        """Another team submits what can't be run."""
+        made = TaskMaker(self._run.recipe, "team").make(
+            Item("item"), f"team-{self._chance.random()}"
+        )
+        task: TaskSubmitted = made.model_copy(
+            update=self._chance.choice(
+                [
+                    {"agent": "not-there"},
+                    {"environment": EnvironmentUse(use="not-there")},
+                    {"environment": EnvironmentUse(use="default", options='{"odd": 1}')},
+                    {"payload": "[]"},
+                    {"samples": 0},
+                    {"payload": json.dumps({"text": "x" * 1_100_000})},
+                    {},
+                ]
+            )
+        )
+        self._fault("foreign task")
+        self._append(self._log.outgoing(task))
+
+    def submit_again(self) -> None:
+        """Somebody submits a task a second time."""
+        if records := self._records(Partition(self._run.topics.name(TASKS), 0)):
+            again = self._chance.choice(records)
+            self._fault(f"submitted again by offset {again.offset}")
+            self._append(_copy(again))
+
+    def cancel(self) -> None:
+        """Somebody cancels a task: one that is there, or one that nobody submits."""
+        tasks = self._records(Partition(self._run.topics.name(TASKS), 0))
+        source, task_id = "nobody", str(self._chance.random())
+        if tasks and self._chance.random() < 0.9:
+            headers = dict(self._chance.choice(tasks).headers)
+            if b"/" in (name := headers.get("ce_id", b"")):
+                source, _, task_id = name.decode().partition("/")
+        self._fault(f"cancelled by name {source}/{task_id}")
+        cancelled = TaskCancelled(source=source, task_id=task_id, reason="by chance")
+        for _ in range(self._chance.choice([1, 1, 1, 2])):
+            self._append(self._log.outgoing(cancelled))
+
+    def foreign_transaction(self) -> None:
+        """Somebody's transaction stays open for a while, and holds all readers back."""
+        placed, state = self._placed(NEVER_GARBAGE), self._run.cluster.state
+        seconds = self._chance.choice([0.05, 2.0, 8.0])
+        self._fault(f"foreign transaction for {seconds:g} s")
+        values = self._chance.choices(GARBAGE, k=self._chance.randint(1, 3))
+        records = [no_event(placed, value) for value in values]
+        writer = f"team {self._chance.random()}"
+        epoch = state.take_over(writer)
+        state.begin(writer, epoch, records, {}, "")
+        decide = state.commit if self._chance.random() < 0.5 else state.abort
+        loop().call_later(seconds, decide, writer, epoch)
+
+    def repeat(self) -> None:
+        """Something that was sent arrives a second time, late."""
+        if records := self._records(self._placed(NEVER_REPEATED)):
+            again = self._chance.choice(records)
+            self._fault(f"repeated by {again.partition.topic}@{again.offset}")
+            self._append(_copy(again))
+
+    def retention(self) -> None:
+        """Deletes what nobody needs any more, as far as topics keep records for days."""
+        needed = self._needed()
+        self._fault("retention")
+        for partition, before in needed.items():
+            self.expired += self._run.cluster.expire(partition, before)
+
+    def damage(self) -> None:
+        """Tears the newest checkpoint of a trainer, and kills it."""
+        trainer = self._chance.choice(self._run.running("trainer"))
+        folder = self._run.folder / trainer.name / "checkpoints" / "default"
+        newest = sorted(folder.glob("v*"))[-1:]
+        self._fault("checkpoint damaged", trainer)
+        trainer.kill()
+        for checkpoint in newest:
+            path = self._chance.choice(sorted(checkpoint.iterdir()))
+            path.write_bytes(path.read_bytes()[: self._chance.randint(0, 20)])
+
+    def _any_process(self) -> Process:
+        return self._chance.choice(self._run.running())
+
+    def _later(self, seconds: float, process: Process) -> None:
+        """Ends a process for good, in order or by force."""
+        force = self._chance.random() < 0.3
+
+        async def end() -> None:
+            await asyncio.sleep(seconds)
+            process.thaw()
+            if force:
+                process.kill()
+            await process.stop()
+
+        task = asyncio.create_task(end())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _placed(self, never: tuple[object, ...]) -> Partition:
+        """A partition of chance."""
+        topics = [placed for placed in self._run.topics if placed.topic not in never]
+        placed = self._chance.choice(topics)
+        return Partition(placed.name, self._chance.randrange(placed.partitions))
+
+    def _records(self, partition: Partition) -> list[Record]:
+        log = self._run.cluster.state.log(partition)
+        return log.read(log.first, 1_000_000)[0]
+
+    def _append(self, outgoing: Outgoing) -> None:
+        self._run.cluster.state.append(outgoing)
+
+    def _needed(self) -> dict[Partition, int]:
+        """Of each partition kept for days: the oldest offset that some reader still needs."""
+        state, topics = self._run.cluster.state, self._run.topics
+        needed: dict[Partition, int] = {}
+
+        def need(partition: Partition, offset: int) -> None:
+            needed[partition] = min(needed.get(partition, offset), offset)
+
+        for service in ("scheduler", "agent", "env", "inference"):
+            group, partitions = shared_partitions(topics, service)
+            for partition, place in state.committed(group, partitions).items():
+                need(partition, place.offset)
+                noted = json.loads(place.metadata) if place.metadata else []
+                offsets = noted if isinstance(noted, list) else noted["at"]
+                places = _companions(self._run, service, partition)
+                for companion, offset in zip(places, offsets or [0] * len(places), strict=True):
+                    need(companion, offset)
+        return {
+            place: offset
+            for place, offset in needed.items()
+            if topics.by_name(place.topic).topic in EXPIRING
+        }
+
+    def _fault(self, text: str, process: Process | None = None) -> None:
+        self._run.chronicle.fault(text, process.name if process is not None else "")
+
+
+def no_event(place: Partition, value: bytes | None) -> Outgoing:
+    """A record that is no event."""
+    return Outgoing(place.topic, b"key", value, [], place.number)  # type: ignore[arg-type]
+
+
+def _copy(record: Record) -> Outgoing:
+    partition = record.partition
+    return Outgoing(
+        partition.topic, record.key or b"", record.value or b"", record.headers, partition.number
+    )
+
+
+def _companions(run: Run, service: str, main: Partition) -> list[Partition]:
+    """What a service's commit notes positions of, in the note's order."""
+    topics, own, every = run.topics, [main.number], range(run.topics.partitions)
+    read: dict[str, list[tuple[Topic[Any], Iterable[int]]]] = {
+        "agent": [(topic, own) for topic in COMPANIONS],
+        "env": [(OBSERVATIONS, own)],
+        "scheduler": [(EPISODES, every), (OUTCOMES, every), (GROUPS, [0])],
+    }
+    return sorted(
+        Partition(topics.name(topic, "default" if topic.per_policy else None), number)
+        for topic, numbers in read.get(service, [])
+        for number in numbers
+    )

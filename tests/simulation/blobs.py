@@ -1,0 +1,68 @@
+"""A blob store that a real network and real disks would give: late, torn, full, cut off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.events import Blob
+from services.blobs import LocalBlobStore
+from services.errors import BlobError, DependencyError
+from tests.simulation.chronicle import Chronicle
+from tests.simulation.virtual_time import loop
+
+
+@dataclass(eq=False)
+class BlobFaults:
+    """Shares of writes."""
+
+    late: float = 0.0
+    """Readable only after some seconds."""
+    torn: float = 0.0
+    """Damaged for some seconds, then whole again."""
+    refused: float = 0.0
+    """The disk is full."""
+
+    def heal(self) -> None:
+        """From now on nothing fails."""
+        self.late = self.torn = self.refused = 0.0
+
+
+class SharedBlobs:
+    """A BlobStore that several processes share."""
+
+    def __init__(self, root: Path, faults: BlobFaults, chronicle: Chronicle) -> None:
+        self._root = root
+        self._store = LocalBlobStore(root)
+        self._faults = faults
+        self._chronicle = chronicle
+        self._readable_at: dict[bytes, float] = {}
+
+    def put(self, data: bytes | Path, media: str = "") -> Blob:
+        """See BlobStore."""
+        chance = loop().random
+        if chance.random() < self._faults.refused:
+            self._chronicle.fault("a blob is refused", "blobs")
+            raise DependencyError("the blob store is full, by chance")
+        blob = self._store.put(data, media)
+        seconds = chance.uniform(0.2, 6.0)
+        if chance.random() < self._faults.late:
+            self._chronicle.fault(f"a blob is late by {seconds:.1f} s", "blobs")
+            self._readable_at.setdefault(blob.sha256, loop().time() + seconds)
+        elif chance.random() < self._faults.torn:
+            self._tear(blob, seconds)
+        return blob
+
+    def get(self, blob: Blob) -> Path:
+        """See BlobStore."""
+        if loop().time() < self._readable_at.get(blob.sha256, 0.0):
+            raise BlobError("not there yet, by chance")
+        return self._store.get(blob)
+
+    def _tear(self, blob: Blob, seconds: float) -> None:
+        name = blob.sha256.hex()
+        path = self._root / name[:2] / name[2:]
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        self._chronicle.fault(f"a blob is torn for {seconds:.1f} s", "blobs")
+        loop().call_later(seconds, path.write_bytes, whole)

@@ -1,0 +1,79 @@
+"""A learner without a model: its weights are a digest of all that it was trained on, in order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+from trainer.sequences import Stopped, UnusableBatch, UpdateBatch
+
+VOCABULARY = 258
+
+
+class DigestLearner:
+    """Stands in for `trainer.learner.Learner`.
+
+    The same batches give the same weights, unless `chance` is given: then never. One in
+    `unusable_in` batches can't be trained on, by its content; 0 is none.
+    """
+
+    vocabulary = VOCABULARY
+
+    def __init__(
+        self,
+        chance: Random | None = None,
+        unusable_in: int = 0,
+        on_saving: Callable[[Path], None] = lambda _: None,
+    ) -> None:
+        """`on_saving` is called in the middle of writing a checkpoint, with the half file."""
+        self.updates_done = 0
+        self._chance = chance
+        self._unusable_in = unusable_in
+        self._on_saving = on_saving
+        self._state = hashlib.sha256(b"version 0").digest()
+
+    def weights(self) -> bytes:
+        """A safetensors file of 32 bytes' content."""
+        return safetensors(self._state)
+
+    def train(
+        self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None
+    ) -> dict[str, float]:
+        """Takes a batch into the digest. UnusableBatch and Stopped change nothing."""
+        if stop is not None and stop.is_set():
+            raise Stopped("stopped before the version was whole")
+        digest = hashlib.sha256(self._state)
+        for update in updates:
+            for sequence in update.sequences:
+                digest.update(sequence.tokens.tobytes() + sequence.advantages.tobytes())
+        if self._unusable_in and updates and digest.digest()[0] % self._unusable_in == 0:
+            raise UnusableBatch("the loss is not finite, by chance")
+        if updates and self._chance is not None:
+            digest.update(self._chance.randbytes(8))
+        if updates:
+            self._state = digest.digest()
+        self.updates_done += len(updates)
+        return {"loss": 0.0}
+
+    def save(self, path: Path) -> None:
+        """Writes the state, half and then whole."""
+        state = self._state + self.updates_done.to_bytes(8, "little")
+        path.write_bytes(state[:20])
+        self._on_saving(path)
+        path.write_bytes(state)
+
+    def load(self, path: Path) -> None:
+        """Goes on from what `save` wrote."""
+        state = path.read_bytes()
+        self._state, self.updates_done = state[:32], int.from_bytes(state[32:], "little")
+
+
+def safetensors(content: bytes) -> bytes:
+    """A sound safetensors file of one tensor of bytes."""
+    tensor = {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}
+    header = json.dumps({"w": tensor}).encode()
+    return len(header).to_bytes(8, "little") + header + content

@@ -1,0 +1,245 @@
+"""What a seed draws before its run begins: the recipe, its limits, and the faults that are on.
+
+Each kind of fault is on in some runs and off in others, stronger here and weaker there (swarm
+testing, Groce et al., ISSTA 2012): a run in which everything fails gets nowhere, and hides what a
+single fault would show. One run in ten has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from schemas.recipe import Recipe
+from services.kafka.memory_faults import Faults
+from tests.simulation.blobs import BlobFaults
+from tests.simulation.world import LETTERS, TURNS
+
+LATENCY_S = 0.004
+"""Mean virtual seconds of each way to the log."""
+DEADLINE_S = 60
+"""Seconds that an episode may take."""
+ACTS = (
+    "kill",
+    "freeze",
+    "expel",
+    "rebalance",
+    "outage",
+    "twin",
+    "scale",
+    "restart",
+    "clock",
+    "garbage",
+    "foreign task",
+    "submit again",
+    "cancel",
+    "foreign transaction",
+    "repeat",
+    "retention",
+    "damage",
+)
+"""Faults that strike at a moment; what each does is in `acts.py`."""
+MISBEHAVIOUR = (
+    "environment fails",
+    "environment hangs",
+    "engine fails",
+    "engine breaks",
+    "agent moody",
+    "sandbox",
+    "lies",
+    "weights differ",
+    "batches unusable",
+)
+"""Faults of what users bring."""
+
+
+@dataclass
+class Scenario:
+    """All that is drawn beforehand."""
+
+    recipe: Recipe
+    processes: dict[str, int]
+    """How many of each service there are."""
+    limits: dict[str, Any]
+    """Module constants that are shrunk, by `module:NAME`."""
+    faults: Faults
+    blob_faults: BlobFaults
+    acts: list[str] = field(default_factory=list)
+    """In the order in which they strike."""
+    pause_s: float = 1.0
+    """Longest time between two acts."""
+    misbehaviour: frozenset[str] = frozenset()
+    ending_at: float | None = None
+    """Virtual seconds until the run is told to end, where it is."""
+    crash_while_saving: float = 0.0
+    """Share of checkpoints in the middle of which the trainer dies."""
+
+    @property
+    def costs_attempts(self) -> bool:
+        """Whether an episode may need a second attempt, or end otherwise than finished."""
+        # A zombie that thaws after its successor has acted makes it diverge, and rightly so.
+        unsafe = {"freeze", "expel", "outage", "garbage", "clock"}
+        return bool(self.misbehaviour or unsafe & set(self.acts) or self.ending_at)
+
+
+def calm() -> Scenario:
+    """A run without faults, in a recipe of middling size."""
+    return Scenario(
+        recipe=Recipe.model_validate(_recipe(Random(0), frozenset(), shrink=False)),
+        processes=_PROCESSES,
+        limits={},
+        faults=Faults(Random(0), latency_s=LATENCY_S),
+        blob_faults=BlobFaults(),
+    )
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    chance = Random(f"scenario {seed}")
+    quiet = chance.random() < 0.1
+    misbehaviour = frozenset() if quiet else _some(chance, MISBEHAVIOUR, 0.25)
+    recipe = Recipe.model_validate(_recipe(chance, misbehaviour, shrink=True))
+    scenario = Scenario(
+        recipe=recipe,
+        processes={
+            name: chance.randint(1, most) if most > 1 else 1 for name, most in _MOST.items()
+        },
+        limits={name: chance.choice(values) for name, values in LIMITS.items()},
+        faults=Faults(chance, latency_s=chance.choice([0.001, LATENCY_S, 0.03])),
+        blob_faults=BlobFaults(),
+        misbehaviour=misbehaviour,
+    )
+    scenario.faults.fetch = chance.choice([1, 3, 500])
+    if not quiet:
+        _add_faults(scenario, chance)
+    return scenario
+
+
+def _add_faults(scenario: Scenario, chance: Random) -> None:
+    faults, blobs = scenario.faults, scenario.blob_faults
+    for share in ("late", "lost_answers", "lost_sends", "aborts", "unknown_commits"):
+        if chance.random() < 0.4:
+            setattr(faults, share, chance.choice([0.001, 0.01]))
+    faults.late = chance.choice([0.0, 0.5, 0.9])
+    faults.aborts *= chance.choice([0, 1, 30])
+    faults.unknown_commits *= chance.choice([1, 5])
+    faults.lost_commits = chance.choice([0.0, 0.0, 0.3, 1.0])
+    faults.piecemeal = chance.random() < 0.5
+    faults.fail_s = chance.choice([0.5, 5.0])
+    for share in ("late", "torn", "refused"):
+        if chance.random() < 0.25:
+            setattr(blobs, share, chance.choice([0.1, 0.4]))
+    scenario.crash_while_saving = chance.choice([0.0, 0.0, 0.3])
+    kinds = sorted(_some(chance, ACTS, 0.35))
+    count = chance.choice([2, 6, 12, 20])
+    scenario.acts = [chance.choice(kinds) for _ in range(count)] if kinds else []
+    scenario.pause_s = chance.choice([0.3, 1.5, 4.0])
+    if chance.random() < 0.1:
+        scenario.ending_at = chance.uniform(0.5, 15.0)
+
+
+_PROCESSES = {
+    "source": 1,
+    "scheduler": 2,
+    "agent": 2,
+    "env": 2,
+    "inference": 2,
+    "assemble-groups": 2,
+    "assemble-batches": 1,
+    "trainer": 1,
+}
+_MOST = _PROCESSES | {"agent": 3, "env": 3, "inference": 3}
+LIMITS: dict[str, tuple[Any, ...]] = {
+    "services.shard_host:INTAKE": (1, 4, 1_000),
+    "services.worker:COMMIT_INTERVAL_S": (0.2, 1.0, 5.0),
+    "services.log:TAIL": (2, 64),
+    "services.scheduler.service:STARTS_A_TRANSACTION": (1, 512),
+    "services.scheduler.service:QUEUE_HIGH": (2, 10_000),
+    "stream_jobs.batches:BATCH_BYTES": (700, 500_000),
+}
+"""Module constants and what they may be: small enough to be reached, or as they are."""
+
+
+def _recipe(chance: Random, misbehaviour: frozenset[str], *, shrink: bool) -> dict[str, Any]:
+    def either(as_it_is: Any, *others: Any) -> Any:
+        return chance.choice([as_it_is, *others]) if shrink else as_it_is
+
+    fails = {name: either(0.06, 0.2) if name in misbehaviour else 0.0 for name in MISBEHAVIOUR}
+    debate = either(False, False, False, True)
+    training = {"checkpoint_every": either(3, 1), "keep_checkpoints": either(2, 1)}
+    return {
+        "name": "sim",
+        "partitions": either(3, 1, 2),
+        "tasks": {
+            "options": {"items": either(16, 3, 8, 12)},
+            "epochs": 1,
+            "backlog": either(6, 1, 3),
+            "samples": either(3, 1, 2, 4),
+            "minimum": 1,
+            "agent": "debater" if debate else "wanderer",
+            "mode": either("ephemeral", "persistent"),
+            "max_turns": TURNS * (2 if debate else 1),
+            "max_tokens": 4 * TURNS,
+            "deadline_s": DEADLINE_S if shrink else 180,
+        },
+        "agents": {
+            "wanderer": {
+                "use": "tests.simulation.world:wanderer",
+                "options": {"moody": fails["agent moody"]},
+            },
+            "debater": {"use": "tests.simulation.world:debater"},
+        },
+        "environments": {
+            "default": {
+                "use": "tests.simulation.world:Labyrinth",
+                "slots": either(16, 1, 3),
+                "options": {
+                    "sandbox": "sandbox" in misbehaviour or "lies" in misbehaviour,
+                    "lies": "lies" in misbehaviour,
+                    "fails": fails["environment fails"],
+                    "hangs": fails["environment hangs"] / 20,
+                },
+            },
+            "jury": {"use": "tests.simulation.world:Jury", "slots": either(16, 1)},
+        },
+        "scheduler": {
+            "live_episodes": either(20, 1, 5),
+            "starts_per_s": either(None, None, 6.0),
+        },
+        "policies": {
+            "default": {
+                "model": "tiny-llama",
+                "engine": {
+                    "use": "tests.simulation.world:Dice",
+                    "slots": either(8, 1, 2),
+                    "options": {
+                        "fails": fails["engine fails"],
+                        "breaks": fails["engine breaks"] / 20,
+                    },
+                },
+                "sampling": {"max_tokens": 2, "allowed": list(LETTERS)},
+                "groups": {
+                    "filters": either(
+                        [],
+                        [],
+                        ["zero_advantage"],
+                        ["tests.simulation.world:drop_many"],
+                        ["tests.simulation.world:drop_all"],
+                    )
+                },
+                "batches": {
+                    "groups": either(3, 1, 2),
+                    "batch_wait_s": either(5, 0.3, 2),
+                    "max_staleness": either(1, 0, 2),
+                    "prefetch": either(1, 0, 2),
+                    "order": either("edf", "fifo"),
+                },
+                "training": training,
+            }
+        },
+    }
+
+
+def _some(chance: Random, kinds: tuple[str, ...], share: float) -> frozenset[str]:
+    return frozenset(kind for kind in kinds if chance.random() < share)

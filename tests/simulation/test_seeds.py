@@ -1,0 +1,65 @@
+"""Whole runs in memory, whose every part fails, each from one seed: nothing lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.pool import Summary, run_seeds
+from tests.simulation.scenario import ACTS, calm
+from tests.simulation.simulate import simulate
+
+ROOT = Path(__file__).parents[2]
+SEEDS = range(60)
+MANY_SEEDS = range(10_000)
+
+
+def test_a_run_without_faults_writes_nothing_twice() -> None:
+    result = simulate(0, scenario=calm())
+    assert result.violations == []
+    assert result.endings == {"finished": 48}
+    assert result.report is not None
+    assert result.report.duplicates == {}
+    assert result.report.trained > 0
+
+
+def test_a_run_repeats_by_its_seed_in_another_process() -> None:
+    def said(seed: int, hash_seed: str) -> str:
+        command = [sys.executable, "-m", "tests.simulation", "--seed", str(seed)]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120
+        ).stdout
+
+    first = said(5, "1")
+    assert "fingerprint" in first
+    assert said(5, "2") == first
+    assert said(6, "1") != first
+
+
+def check(seeds: Sequence[int]) -> Summary:
+    """Runs seeds on all processors. Fails with the command that repeats each broken one."""
+    summary, broken = Summary(), []
+    for result in run_seeds(seeds, os.cpu_count() or 1):
+        summary.add(result)
+        if result.violations:
+            broken.append("\n    ".join([result.command, *result.violations[:8]]))
+    assert not broken, f"{len(broken)} of {summary.seeds} seeds:\n" + "\n".join(broken[:20])
+    return summary
+
+
+def test_seeds_break_no_promise_and_strike_with_every_fault() -> None:
+    summary = check(SEEDS)
+    assert len(summary.faults) >= len(ACTS)
+    assert summary.endings["finished"] > 500
+    print(summary)
+
+
+@pytest.mark.long
+def test_many_seeds_break_no_promise() -> None:
+    print(check(MANY_SEEDS))
