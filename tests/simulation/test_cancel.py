@@ -54,7 +54,7 @@ def check_cancelled(facts: Facts) -> set[int]:
     return cancelled
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_cancelled_task_ends_once_and_is_never_trained(seed: int) -> None:
     scenario = calm()
     scenario.pause_s = 0.8
@@ -88,10 +88,7 @@ def test_the_source_goes_on_when_all_that_waits_is_cancelled() -> None:
     backlog = RECIPE.tasks.backlog
 
     async def cancel(run: Run, log: EventLog) -> None:
-        place = Partition(log.topics.name(TASKS), 0)
-        run.running("trainer")[0].kill()  # so that nothing starts yet
-        while (await log.broker.ends([place]))[place][1] < backlog:
-            await asyncio.sleep(0.01)
+        # Before they are submitted, so that none of them starts.
         for task in [f"0-{number}" for number in range(backlog)]:
             await log.send(TaskCancelled(source="source", task_id=task, reason="by chance"))
 

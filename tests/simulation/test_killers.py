@@ -35,7 +35,7 @@ async def agent(episode: Episode) -> None:
         observation = await episode.step(generation.text)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_what_kills_its_worker_ends_as_poison_and_harms_no_other(seed: int) -> None:
     scenario = calm()
     agents = {"agents": {"wanderer": {"use": f"{__name__}:agent"}}}
