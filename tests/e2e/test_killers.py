@@ -13,7 +13,7 @@ from tests.e2e import harness
 
 RECIPE = harness.RECIPES / "killers.toml"
 KILLERS = {3, 8}
-RUN_S = 120.0
+RUN_S = 200.0
 
 
 def test_what_kills_its_worker_ends_as_poison_and_the_run_ends_well(

@@ -1,0 +1,32 @@
+"""Which cancellations are remembered."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.events import TaskCancelled
+from services import cancelled
+from services.cancelled import CancelledTasks
+from tests.unit.scheduler.test_core import task
+
+
+def cancel(number: int, reason: str = "") -> TaskCancelled:
+    return TaskCancelled(source="test", task_id=str(number), reason=reason)
+
+
+def test_of_two_cancellations_of_a_task_the_first_counts() -> None:
+    tasks = CancelledTasks()
+    assert tasks.reason(task(1)) is None
+    assert tasks.add(cancel(1))
+    assert not tasks.add(cancel(1, "again"))
+    assert tasks.reason(task(1)) == ""
+    assert tasks.reason(task(1, source="another")) is None
+
+
+def test_only_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancelled, "KEPT", 3)
+    tasks = CancelledTasks()
+    for number in range(5):
+        tasks.add(cancel(number))
+    known = [number for number in range(5) if tasks.reason(task(number)) is not None]
+    assert known == [2, 3, 4]
