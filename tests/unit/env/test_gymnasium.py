@@ -22,7 +22,7 @@ from services.types import Observation, TaskView
 
 MOVES = {"L": 0, "D": 1, "R": 2, "U": 3}
 FIXED = {"map_name": "4x4", "is_slippery": False}
-FIXED_CELLS = "SFFFFHFHFFFHHFFG"
+FIXED_HOLES = "FHLM"
 WAY = "DDRRDR"
 """To the goal of the fixed map."""
 
@@ -33,7 +33,7 @@ def task(seed: int, sample: int = 0) -> TaskView:
 
 def lake(**options: Any) -> GymnasiumEnvironment:
     """FrozenLake without threads; `options` go over those of the fixed map."""
-    given = {"kwargs": FIXED, "render": "frozen_lake_map", "blocking": False, **options}
+    given = {"kwargs": FIXED, "render": "frozen_lake_holes", "blocking": False, **options}
     return GymnasiumEnvironment("FrozenLake-v1", MOVES, **given)
 
 
@@ -57,7 +57,7 @@ def play(environment: GymnasiumEnvironment, seed: int, actions: str) -> list[Obs
 def test_the_goal_is_rewarded(blocking: bool) -> None:
     answers = play(lake(blocking=blocking), 0, WAY)
 
-    assert [answer.text for answer in answers] == [FIXED_CELLS + "a", *"eijkop"]
+    assert [answer.text for answer in answers] == [FIXED_HOLES + "a", *"eijkop"]
     assert [answer.reward for answer in answers] == [None, 0, 0, 0, 0, 0, 1]
     assert [answer.done for answer in answers] == [False] * 6 + [True]
 
@@ -110,6 +110,13 @@ def test_positions_of_the_largest_map_differ_and_beyond_them_it_says_so() -> Non
         frozen_lake_position(None, 64, True)
 
 
+def test_holes_have_letters_up_to_5x5_and_beyond_it_says_so() -> None:
+    wide = {"is_slippery": False, "desc": ["SF" + "H" * 11, "F" * 12 + "G"]}
+    assert play(lake(kwargs=wide), 0, "")[0].text == "CDEFGHIJKLM" + "a"
+    with pytest.raises(UsageError, match="64 cells has more than the alphabet's letters"):
+        play(lake(kwargs={"map_name": "8x8"}), 0, "")
+
+
 def test_the_value_is_json() -> None:
     cart = gymnasium.make("CartPole-v1")
     observation, _ = cart.reset(seed=0)
@@ -133,7 +140,7 @@ def test_each_seed_is_a_world_of_its_own() -> None:
     worlds = {play(random_lake(), seed, "")[0].text for seed in range(50)}
 
     assert len(worlds) > 40
-    assert all(len(world) == 17 and world[0] == "S" and world[15] == "G" for world in worlds)
+    assert all(set(world) <= set("BCDEFGHIJKLMNO") | {"a"} and world[-1] == "a" for world in worlds)
 
 
 @pytest.mark.parametrize("seed", [0, 2**31, 2**63 - 1, -1])
@@ -157,7 +164,8 @@ def test_a_pooled_one_is_made_anew_at_each_reset() -> None:
 
 def test_a_slippery_world_is_rebuilt_by_its_actions() -> None:
     def options() -> Mapping[str, Any]:
-        return {"kwargs": {"map_name": "8x8", "is_slippery": True}}
+        slippery = {"map_name": "8x8", "is_slippery": True}
+        return {"kwargs": slippery, "render": "frozen_lake_position"}
 
     first = play(lake(**options()), 3, "RRDDRR")
 
