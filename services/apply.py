@@ -26,6 +26,7 @@ from schemas.topics import (
 from services.errors import UsageError
 from services.kafka.broker import Broker, Partition
 from services.log import EventLog
+from services.retention import check_recipe, require_kept
 from services.run.life import RunLife, differing_keys, read_life, runs_partition
 
 RECORD_OVERHEAD_BYTES = 64 * 1024
@@ -47,11 +48,16 @@ async def apply(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
     """Makes the log's namespace for a recipe, and starts its run unless it has started.
 
     `reason` is what its record gives for the start.
-    UsageError where the namespace has a run of another recipe, or other numbers of partitions.
+    UsageError where the namespace has a run of another recipe, or other numbers of partitions, or
+    topics that would lose what is still needed.
     """
     existing = await find_run(log)
     if existing is not None:
         require_same(existing, recipe, log.topics.namespace)
+    check_recipe(recipe)
+    there = await log.broker.list_topics()
+    names = [placed.name for placed in log.topics if placed.name in there]
+    require_kept(log.topics, recipe, await log.broker.topic_settings(names))
     await log.broker.create_topics(
         {placed.name: (placed.partitions, _configuration(placed.topic)) for placed in log.topics}
     )
@@ -122,6 +128,8 @@ def _configuration(topic: Topic[Any]) -> dict[str, str]:
     return {
         "cleanup.policy": "delete",
         "retention.ms": str(RETENTION_MS[topic.kept]),
+        # Said, so that no cluster's default cuts by size what is still needed.
+        "retention.bytes": "-1",
         "max.message.bytes": str(MAX_RECORD_BYTES + RECORD_OVERHEAD_BYTES),
     }
 

@@ -330,6 +330,20 @@ async def _without_events(
     return empty
 
 
+async def require_beginning(broker: Broker, place: Partition, what: str) -> None:
+    """RecordsLost where a partition in which `what` was looked for in vain has lost its beginning.
+
+    A sole writer that finds nothing of its own would begin anew, and write all a second time.
+    """
+    first, _ = (await broker.ends([place]))[place]
+    if first > 0:
+        raise RecordsLost(
+            f"{place.topic}/{place.number} holds no {what}, and its offsets 0 "
+            f"to {first - 1} were deleted: what was decided there is lost, and must not be decided "
+            "again. Begin a new namespace"
+        )
+
+
 def reached(item: Record | End, behind: dict[Partition, int]) -> bool:
     """Takes a partition out of `behind` once `item` reaches its end. True where it did."""
     end = behind.get(item.partition)

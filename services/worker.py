@@ -32,7 +32,7 @@ from services.commit_note import read_note
 from services.errors import DependencyError
 from services.kafka.broker import Committed, End, Partition, Record, Subscription
 from services.ledger import Ledger
-from services.log import EventLog, resolve_starts
+from services.log import EventLog, Start, resolve_starts
 from services.shard import Shard, ShardContext
 from services.shard_host import ShardHost
 
@@ -186,16 +186,14 @@ class Worker:
         starts = self._companions(partition)
         noted = [place for place, start in starts.items() if start == "committed"]
         note = read_note(committed.metadata, noted)
-        positions = dict(note.positions)
-        resolved, ends = await resolve_starts(
-            self.log,
-            {
-                place: positions[place] if start == "committed" else start
-                for place, start in starts.items()
-            }
-            | {partition: committed.offset},
-            undecided=writer is not None,
-        )
+        begin: dict[Partition, Start] = {partition: committed.offset}
+        for place, start in starts.items():
+            if start != "committed":
+                begin[place] = start
+            else:  # Where nothing is noted, nobody has worked here yet: all that there is.
+                begin[place] = note.positions[place] if committed.metadata else "first"
+        resolved, ends = await resolve_starts(self.log, begin, undecided=writer is not None)
+        positions = {place: resolved[place] for place in noted}
         behind = {place: end for place, end in ends.items() if resolved[place] < end}
         if self._companions_first:
             behind.pop(partition, None)

@@ -19,7 +19,14 @@ from services.clock import now
 from services.context import ServiceContext
 from services.errors import UsageError
 from services.kafka.broker import FencedWriter, Partition
-from services.log import CaughtUp, Delivery, EventLog, EventReader, handling
+from services.log import (
+    CaughtUp,
+    Delivery,
+    EventLog,
+    EventReader,
+    handling,
+    require_beginning,
+)
 from stream_jobs.batches import BatchAssembler
 
 logger = logging.getLogger(__name__)
@@ -66,13 +73,18 @@ def _trained(recipe: Recipe, policy: str | None) -> str:
 
 
 async def _last_batch(log: EventLog, policy: str) -> BatchAssembled | None:
-    """The newest batch in the log; None before the first."""
+    """The newest batch in the log; None before the first.
+
+    RecordsLost where there is none, but what the topic began with was deleted.
+    """
     batches = Partition(log.topics.name(BATCHES, policy), 0)
     reader = EventReader(log, {batches: "tail"}, undecided=True)
     last: BatchAssembled | None = None
     try:
         async for item in reader:
             if isinstance(item, CaughtUp):
+                if last is None:
+                    await require_beginning(log.broker, batches, f"batch of policy {policy}")
                 return last
             assert isinstance(item.event, BatchAssembled)
             if last is None or item.event.version > last.version:

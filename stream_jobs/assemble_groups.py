@@ -28,6 +28,7 @@ from schemas.topics import RESULTS
 from services.context import ServiceContext
 from services.errors import DependencyError, HeadraceError, UsageError
 from services.kafka.broker import Partition, Record
+from services.kafka.lost import records_lost
 from services.log import EventLog, handling
 from stream_jobs.groups import GroupAssembler
 
@@ -66,11 +67,24 @@ async def run(
     async def assemble(stream: Any) -> None:
         await job.follow(stream.noack().events())
 
+    await _require_places(context)
     app.finalize()
     try:
         await _until_stopping(app, job, context.stopping)
     finally:
         await job.aclose()
+
+
+async def _require_places(context: ServiceContext) -> None:
+    """RecordsLost where what the group has not done was deleted: Faust would only give up."""
+    log, group = context.log, context.consumer_group(SERVICE)
+    name = log.topics.name(RESULTS)
+    places = [Partition(name, number) for number in range(log.topics.partitions)]
+    bounds = await log.broker.ends(places)
+    for place, committed in (await log.broker.committed(group, places)).items():
+        if committed.offset < bounds[place][0]:
+            who = f"the consumer group {group}"
+            raise records_lost(place, committed.offset, bounds[place], who)
 
 
 def _folder(context: ServiceContext) -> Path:

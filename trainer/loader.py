@@ -29,6 +29,18 @@ class PreparedBatch:
     """Why it can't be trained on; else empty."""
 
 
+def unusable_batch(delivery: Delivery[BatchAssembled], why: str) -> PreparedBatch:
+    """A batch that can't be trained on."""
+    batch = delivery.event
+    return PreparedBatch(
+        batch, delivery.ref, delivery.offset, metrics=_metrics(batch), unusable=why
+    )
+
+
+def _metrics(batch: BatchAssembled) -> dict[str, float]:
+    return {} if batch.reward_mean is None else {"reward_mean": batch.reward_mean}
+
+
 async def load_batch(
     log: EventLog, delivery: Delivery[BatchAssembled], vocabulary: int, updates: int
 ) -> PreparedBatch:
@@ -37,7 +49,6 @@ async def load_batch(
     Raises what `EventLog.fetch` raises. A batch that contradicts itself comes back `unusable`.
     """
     batch = delivery.event
-    metrics = {} if batch.reward_mean is None else {"reward_mean": batch.reward_mean}
     refs = [sample.trajectory for sample in batch.samples]
     # Sorted: one seek a run of neighbours.
     order = sorted(range(len(refs)), key=lambda index: (refs[index].partition, refs[index].offset))
@@ -46,10 +57,8 @@ async def load_batch(
     try:
         prepared = await asyncio.to_thread(build_updates, batch, events, vocabulary, updates)
     except UnusableBatch as error:
-        return PreparedBatch(
-            batch, delivery.ref, delivery.offset, metrics=metrics, unusable=str(error)
-        )
-    metrics |= staleness(batch, prepared)
+        return unusable_batch(delivery, str(error))
+    metrics = _metrics(batch) | staleness(batch, prepared)
     return PreparedBatch(batch, delivery.ref, delivery.offset, prepared, metrics)
 
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from schemas.events import BatchAssembled
 from schemas.topics import BATCHES
 from services.context import ServiceContext
-from services.errors import HeadraceError
+from services.errors import RecordsLost
 from services.kafka.broker import Partition
 from services.log import CaughtUp, Delivery, EventReader
 from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.loader import PreparedBatch, load_batch
+from trainer.loader import PreparedBatch, load_batch, unusable_batch
 from trainer.publish import CHECK_S, History, Publisher, Stored, mend, store
 from trainer.sequences import Stopped, UnusableBatch
 
@@ -149,20 +149,41 @@ class Trainer:
     ) -> PreparedBatch:
         """The batch that trains `version`, with its trajectories. What was read before is passed.
 
-        HeadraceError where the log goes on after it.
+        RecordsLost where the log goes on after it.
         """
         async for delivery in batches:
             if delivery.event.version > version:
-                raise HeadraceError(
+                raise RecordsLost(
                     f"{delivery.partition.topic} has batch {delivery.event.version} where batch "
                     f"{version} is due: it was removed, or never written. Restore the topic, or "
                     f"begin a new namespace"
                 )
             if delivery.event.version == version:
-                return await load_batch(
-                    self._context.log, delivery, self._learner.vocabulary, self._settings.updates
-                )
+                return await self._load(delivery)
         raise AssertionError("a topic has no end")
+
+    async def _load(self, delivery: Delivery[BatchAssembled]) -> PreparedBatch:
+        """The batch with its trajectories.
+
+        A new one whose trajectories are gone can't be trained on, and is skipped. One that was
+        trained before can't be trained again: RecordsLost, since its version would come out
+        otherwise.
+        """
+        version, newest = delivery.event.version, self._history.newest
+        if version in self._history.skipped:
+            return unusable_batch(delivery, "it was skipped when it was first published")
+        try:
+            return await load_batch(
+                self._context.log, delivery, self._learner.vocabulary, self._settings.updates
+            )
+        except RecordsLost as error:
+            if newest is None or version > newest.version:
+                return unusable_batch(delivery, f"its trajectories are gone: {error}")
+            raise RecordsLost(
+                f"version {version} can't be trained again on the way from the checkpoint at "
+                f"version {self._saved} to {newest.version}, the newest published. Bring a newer "
+                f"checkpoint back, or begin a new namespace. {error}"
+            ) from error
 
     async def _train(self, prepared: PreparedBatch, stopping: asyncio.Task[bool]) -> _Made:
         """Trains on a batch. Stopped where the process is to stop and it takes too long."""
@@ -173,8 +194,6 @@ class Trainer:
         try:
             if prepared.unusable:
                 raise UnusableBatch(prepared.unusable)
-            if version in self._history.skipped:
-                raise UnusableBatch("it was skipped when it was first published")
             stop = threading.Event()
             done = self._learner.updates_done
             training = asyncio.ensure_future(

@@ -17,7 +17,7 @@ from services.blobs import BlobStore
 from services.context import ServiceContext
 from services.errors import BlobError
 from services.kafka.broker import FencedWriter, Partition
-from services.log import EventLog, read_all
+from services.log import EventLog, read_all, require_beginning
 from services.weights import model_folder, weights_digest
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,10 @@ class History:
 
 
 async def read_history(log: EventLog, policy: str) -> History:
-    """The policy's publications so far. Only a fenced writer knows that no more will come."""
+    """The policy's publications so far. Only a fenced writer knows that no more will come.
+
+    RecordsLost where there is none, but what the topic began with was deleted.
+    """
     history = History()
     place = Partition(log.topics.name(POLICIES), 0)
     # Another policy's trainer may have a transaction open there, before one's own newest record.
@@ -58,6 +61,8 @@ async def read_history(log: EventLog, policy: str) -> History:
             event = delivery.event
             if isinstance(event, PolicyPublished) and event.policy == policy:
                 history.add(event)
+    if history.newest is None:
+        await require_beginning(log.broker, place, f"version of policy {policy}")
     return history
 
 

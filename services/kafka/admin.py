@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewTopic
 
@@ -113,6 +114,14 @@ class Admin:
         await self._until(
             f"the topics {', '.join(present)} to vanish",
             lambda found: not any(name in found.topics for name in present),
+        )
+
+    async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The configuration of these topics, by Kafka's names. DependencyError where one is not."""
+        if not topics:
+            return {}
+        return await self._patiently(
+            "can't read the topics' settings", partial(self._settings_of, topics)
         )
 
     async def ends(
@@ -251,6 +260,19 @@ class Admin:
         with self._admin() as admin:
             gone = admin.delete_topics(topics, operation_timeout=CHANGE_S, request_timeout=CHANGE_S)
             _await("can't remove the topic", gone, KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+    def _settings_of(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        with self._admin() as admin:
+            asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
+            answers = admin.describe_configs(asked, request_timeout=CHANGE_S)
+            return {
+                resource.name: {
+                    name: entry.value
+                    for name, entry in answer.result(CHANGE_S).items()
+                    if entry.value is not None
+                }
+                for resource, answer in answers.items()
+            }
 
     def _admin(self) -> AdminClient:
         try:

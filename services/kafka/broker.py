@@ -189,6 +189,9 @@ class Broker(Protocol):
     async def list_topics(self) -> dict[str, int]:
         """Every topic's number of partitions, by name."""
 
+    async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The configuration of these topics, in Kafka's names. DependencyError where one is not."""
+
     async def ends(
         self, partitions: Sequence[Partition], *, undecided: bool = False
     ) -> dict[Partition, tuple[int, int]]:

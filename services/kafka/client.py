@@ -126,6 +126,10 @@ class KafkaBroker:
         """Every topic's number of partitions, by name; Kafka's own left out."""
         return await self._admin.list_topics()
 
+    async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The configuration of these topics, in Kafka's names."""
+        return await self._admin.topic_settings(topics)
+
     async def ends(
         self, partitions: Sequence[Partition], *, undecided: bool = False
     ) -> dict[Partition, tuple[int, int]]:

@@ -155,12 +155,11 @@ class MemoryBroker:
         )
 
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
-        """Makes the topics that are absent: name to (partitions, configuration, which is ignored).
+        """Makes the topics that are absent: name to (partitions, configuration).
 
         UsageError where one exists with another number of partitions.
         """
-        counts = {name: partitions for name, (partitions, _) in topics.items()}
-        await self._process.call(lambda: self._state.create_topics(counts))
+        await self._process.call(lambda: self._state.create_topics(topics))
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
         """Removes the topics that exist."""
@@ -171,6 +170,10 @@ class MemoryBroker:
         return await self._process.call(
             lambda: {name: len(logs) for name, logs in self._state.topics.items()}
         )
+
+    async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The configuration that these topics were made with: nothing here heeds it."""
+        return await self._process.call(lambda: self._state.settings(topics))
 
     async def ends(
         self, partitions: Sequence[Partition], *, undecided: bool = False

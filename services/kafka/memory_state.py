@@ -24,6 +24,8 @@ class State:
 
     def __init__(self) -> None:
         self.topics: dict[str, list[PartitionLog]] = {}
+        self.configurations: dict[str, dict[str, str]] = {}
+        """What each topic was made with; nothing here heeds it."""
         self._groups: dict[str, Group] = {}
         self._writers: dict[str, SoleWriter] = {}
         self._back_at = 0.0
@@ -42,20 +44,28 @@ class State:
         """All consumer groups."""
         return list(self._groups.values())
 
-    def create_topics(self, topics: Mapping[str, int]) -> None:
-        """Makes the topics that are absent: name to number of partitions."""
-        for name, partitions in topics.items():
+    def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
+        """Makes the topics that are absent: name to number of partitions and configuration."""
+        for name, (partitions, configuration) in topics.items():
             logs = [PartitionLog(Partition(name, number)) for number in range(partitions)]
             there = len(self.topics.setdefault(name, logs))
+            self.configurations.setdefault(name, dict(configuration))
             if there != partitions:
                 raise UsageError(
                     f"the topic {name} has {there} partitions, not {partitions}: their number is "
                     f"fixed when a namespace is made. Use it, or another namespace"
                 )
 
+    def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The topics' configurations. DependencyError where one does not exist."""
+        for name in topics:
+            self.log(Partition(name, 0))
+        return {name: dict(self.configurations[name]) for name in topics}
+
     def delete_topics(self, topics: Sequence[str]) -> None:
         """Removes topics, and the groups' places in them."""
         for name in topics:
+            self.configurations.pop(name, None)
             for log in self.topics.pop(name, []):
                 for group in self._groups.values():
                     group.places.pop(log.partition, None)

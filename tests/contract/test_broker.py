@@ -834,6 +834,21 @@ def test_a_group_whose_records_were_deleted_hears_which(log: Log, namespace: str
     run(main)
 
 
+def test_a_topics_settings_are_told(log: Log, namespace: str) -> None:
+    async def main() -> None:
+        async with a_place(log, namespace) as place:
+            made = {"retention.ms": "3600000", "cleanup.policy": "delete"}
+            other = f"{namespace}.other"
+            await place.broker.create_topics({other: (1, made)})
+            told = await place.broker.topic_settings([other])
+            assert told[other].items() >= made.items()
+            assert await place.broker.topic_settings([]) == {}
+            with pytest.raises(DependencyError):
+                await place.broker.topic_settings([f"{namespace}.absent"])
+
+    run(main)
+
+
 def test_offsets_are_found_by_time(log: Log, namespace: str) -> None:
     async def main() -> None:
         async with a_place(log, namespace, partitions=2) as place:

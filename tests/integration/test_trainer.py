@@ -24,10 +24,10 @@ from schemas.events import (
 )
 from schemas.packed import pack_f32, pack_i32, pack_spans
 from schemas.recipe import Recipe
-from schemas.topics import POLICIES, Topics
+from schemas.topics import POLICIES, TRAJECTORIES, Topics
 from services.blobs import LocalBlobStore
 from services.context import ServiceContext
-from services.errors import Fenced, HeadraceError, UsageError
+from services.errors import Fenced, HeadraceError, RecordsLost, UsageError
 from services.kafka.broker import Broker, Partition
 from services.kafka.memory import MemoryBroker
 from services.kafka.memory_registry import MemoryRegistry
@@ -82,6 +82,11 @@ class Bench:
         return ServiceContext(
             self.log, self.recipe, self.blobs, "test", self.state, asyncio.Event(), asyncio.Event()
         )
+
+    async def expire(self, place: Partition, before: int) -> None:
+        """Deletes records, as retention does."""
+        assert isinstance(self.log.broker, MemoryBroker)
+        self.log.broker._state.log(place).expire(before)
 
     async def submit(
         self,
@@ -349,6 +354,57 @@ def test_a_batch_written_twice_is_trained_once_and_a_gap_is_an_error(tmp_path: P
         with pytest.raises(HeadraceError, match="has batch 4 where batch 3 is due"):
             async with asyncio.timeout(BOUND_S):
                 await service.run(bench.context(), "learner")
+
+    on_memory(scenario, tmp_path)
+
+
+async def forget_trajectories(bench: Bench) -> None:
+    """Deletes every trajectory, as retention does."""
+    places = [Partition(bench.log.topics.name(TRAJECTORIES), number) for number in range(2)]
+    for place, (_, end) in (await bench.log.broker.ends(places)).items():
+        await bench.expire(place, end)
+
+
+async def a_new_batch_without_trajectories(bench: Bench) -> None:
+    await bench.submit(1)
+    await forget_trajectories(bench)
+    await bench.submit(2)
+    published = await bench.train(2)
+    assert facts(published) == [(0, "initial", 0), (1, "skipped", 0), (2, "trained", 2)]
+    assert published[1].digest == published[0].digest
+    # What was skipped is skipped again, whether its trajectories are there or not.
+    shutil.rmtree(bench.state / "checkpoints")
+    await bench.submit(3)
+    again = await bench.train(3)
+    assert facts(again)[3:] == [(3, "trained", 2)]
+
+
+def test_a_new_batch_whose_trajectories_are_gone_is_skipped(tmp_path: Path) -> None:
+    on_memory(a_new_batch_without_trajectories, tmp_path)
+
+
+def test_a_published_version_that_cant_be_trained_again_ends_the_trainer(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        for version in (1, 2):
+            await bench.submit(version)
+        await bench.train(2)
+        shutil.rmtree(bench.state / "checkpoints")
+        await forget_trajectories(bench)
+        with pytest.raises(RecordsLost, match="version 1 can't be trained again"):
+            async with asyncio.timeout(BOUND_S):
+                await service.run(bench.context(), "learner")
+
+    on_memory(scenario, tmp_path)
+
+
+def test_a_trainer_whose_publications_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.submit(1)
+        await bench.train(1)
+        place = Partition(bench.log.topics.name(POLICIES), 0)
+        await bench.expire(place, (await bench.log.broker.ends([place]))[place][1])
+        with pytest.raises(RecordsLost, match="no version of policy learner"):
+            await service.run(bench.context(), "learner")
 
     on_memory(scenario, tmp_path)
 

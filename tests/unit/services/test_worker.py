@@ -12,7 +12,7 @@ import pytest
 from schemas.codec import Codec
 from schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
 from schemas.topics import ACTIONS, DEAD_LETTERS, OBSERVATIONS, Topics
-from services.errors import Fenced
+from services.errors import Fenced, RecordsLost
 from services.kafka.broker import Committed, Outgoing, Partition, Record
 from services.kafka.memory import MemoryBroker, MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
@@ -291,6 +291,49 @@ def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read(
             shard.releases[1]()
             await asyncio.sleep(COMMITTED)
             assert await place.commit_of() == Committed(2, "[7]")
+
+    run(test)
+
+
+def test_what_was_deleted_under_a_companion_ends_the_worker() -> None:
+    async def test(place: Place) -> None:
+        settings = {"held": {0}, "companions": with_companion}
+        async with member(place, **settings) as one:
+            shard = await one.shard()
+            await place.write(*map(observation, range(3)))
+            await shard.until("answer 2")
+            await place.write(action(0))
+            await shard.until(0)
+            await asyncio.sleep(COMMITTED)
+            assert await place.commit_of() == Committed(0, "[3]")
+        await place.write(*map(observation, range(3, 7)))
+        place.cluster.expire(COMPANION, 5)
+        async with member(place, "two", **settings) as two:
+            with pytest.raises(RecordsLost, match=f"{COMPANION.topic}/0: 2 .* offsets 3 to 4"):
+                await two.running
+
+    run(test)
+
+
+def test_what_was_deleted_under_a_commit_ends_the_worker() -> None:
+    async def test(place: Place) -> None:
+        await place.write(*map(action, range(3)))
+        place.cluster.expire(MAIN, 2)
+        async with member(place) as one:
+            with pytest.raises(RecordsLost, match=f"{MAIN.topic}/0: 2 .* offsets 0 to 1"):
+                await one.running
+
+    run(test)
+
+
+def test_where_nothing_is_noted_companions_are_read_from_what_is_kept() -> None:
+    async def test(place: Place) -> None:
+        await place.write(*map(observation, range(3)))
+        place.cluster.expire(COMPANION, 2)
+        async with member(place, companions=with_companion) as one:
+            shard = await one.shard()
+            await shard.until("answer 2")
+            assert "answer 1" not in shard.story
 
     run(test)
 

@@ -16,7 +16,7 @@ from schemas.recipe import Recipe
 from schemas.topics import BATCHES, Topics
 from services.clock import now
 from services.context import ServiceContext
-from services.errors import Fenced, UsageError
+from services.errors import Fenced, RecordsLost, UsageError
 from services.kafka.broker import Broker, Outgoing, Partition
 from services.kafka.memory import MemoryBroker
 from services.log import CaughtUp, EventLog, EventReader
@@ -89,6 +89,24 @@ def just_ended(task: int, version: int) -> GroupClosed:
     return a_group(task, version, ended_s=now())
 
 
+async def lose_the_last_batch(context: ServiceContext) -> None:
+    """A batch that was written and deleted is not written a second time."""
+    log = context.log
+    await make_topics(log)
+    batches = Batches(log)
+    async with running(context):
+        await log.send(just_ended(0, 0))
+        await log.send(a_publication(0))
+        await log.send(just_ended(1, 0))
+        await batches.next()
+    place = Partition(log.topics.name(BATCHES, "default"), 0)
+    assert isinstance(log.broker, MemoryBroker)
+    log.broker._state.log(place).expire(2)
+    async with running(context) as job:
+        with pytest.raises(RecordsLost, match="no batch of policy default"):
+            await job
+
+
 async def follow_and_recover(context: ServiceContext) -> None:
     """Batches are made as groups and publications come, and go on after a restart."""
     log = context.log
@@ -145,6 +163,10 @@ def on_memory(scenario: Callable[..., Awaitable[None]], contexts: int, state: Pa
 
 def test_batches_are_made_as_groups_come_and_go_on_after_a_restart(tmp_path: Path) -> None:
     on_memory(follow_and_recover, 1, tmp_path)
+
+
+def test_it_does_not_begin_anew_where_its_batches_were_deleted(tmp_path: Path) -> None:
+    on_memory(lose_the_last_batch, 1, tmp_path)
 
 
 def test_who_takes_over_cuts_the_predecessor_off(tmp_path: Path) -> None:
