@@ -39,6 +39,8 @@ MIXED = (0, 1, 2, 2, 3, 3)
 """How many kinds a phase mixes, each as likely."""
 ROUND_S = 60.0
 KILLS_A_ROUND = 8
+KILLS_EVERY = 3
+"""Every so many rounds one worker is killed at a time."""
 DISK_BYTES = {"blobs": 4096 * MIB, "checkpoints": 64 * MIB}
 BROKER_DISK_BYTES = 6144 * MIB
 
@@ -87,7 +89,7 @@ class Chaos:
         number = 0
         while not self._enough():
             number += 1
-            if number % 2 or "kill-service" not in self.kinds:
+            if number % KILLS_EVERY or "kill-service" not in self.kinds:
                 await self._mixes()
                 await self._heal()
             else:
