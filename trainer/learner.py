@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -88,8 +89,14 @@ class Learner:
         return totals.metrics()
 
     def save(self, path: Path) -> None:
-        """Writes all that training goes on from, as a safetensors file: no version, no place."""
-        save_file(self._tensors(), path)
+        """Writes all that training goes on from, as a safetensors file: no version, no place.
+
+        OSError where the disk can't take it.
+        """
+        try:
+            save_file(self._tensors(), path)
+        except SafetensorError as error:  # so it calls a full disk
+            raise OSError(f"{path}: {error}") from error
 
     def load(self, path: Path) -> None:
         """Goes on from what `save` wrote. UsageError where that is of another model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,18 @@ def test_training_goes_on_from_what_was_saved(tmp_path: Path) -> None:
         second.train(batch)
 
     assert weights_digest(second.weights()) == weights_digest(straight.weights())
+
+
+def test_a_disk_that_takes_no_more_is_an_os_error(tmp_path: Path) -> None:
+    one = learner()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            one.save(tmp_path / "state")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "state").exists()
 
 
 def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
