@@ -30,7 +30,7 @@ from tests.chaos.watch import Watch
 from tests.checker import examine, read_all
 
 NAMESPACE = "chaos"
-START_S = 120.0
+START_S = 240.0
 DRAIN_BOUND_S = 150.0
 """Less than an episode's deadline: what only the deadline ends counts as stuck."""
 GAP_BOUND_S = 45.0

@@ -22,7 +22,7 @@ from infra.local import jars, kafka, registry, runtime
 from infra.local.processes import describe_log, free_port
 from tests.chaos.proxy import Proxy
 
-READY_S = 60.0
+READY_S = 120.0
 POLL_S = 0.05
 STOP_S = 20.0
 
@@ -48,7 +48,7 @@ class Server:
         return self.process is not None and self.process.returncode is None
 
     async def start(self) -> None:
-        """Starts it and waits until it serves. AssertionError where it doesn't within a minute."""
+        """Starts it and waits until it serves. AssertionError where it does not in time."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if self.log.exists():
             self.log.replace(self.log.with_suffix(".previous.log"))
