@@ -94,6 +94,7 @@ class _Backlog:
 
     def __init__(self, context: ServiceContext, numbers: list[int]) -> None:
         self._log = context.log
+        self._scheduler = context.consumer_group("scheduler")
         self._waiting = deque(sorted(numbers))
         self._moved = asyncio.Event()
         self._caught_up = asyncio.Event()
@@ -119,6 +120,7 @@ class _Backlog:
     async def follow(self) -> None:
         """Follows `episodes`: a started task waits no more, nor does any before it."""
         topics = self._log.topics
+        await self._pass_finished(Partition(topics.name(TASKS), 0))
         name = topics.name(EPISODES)
         places = [Partition(name, number) for number in range(topics.partitions)]
         # What was started last, and all that has gone before its turn since: no more than waits.
@@ -130,6 +132,12 @@ class _Backlog:
         # Where other teams' refused tasks are all that lies there, it says nothing.
         if not await self._read(starts, enough=len(places)):
             await self._read(dict.fromkeys(places, "first"), enough=0)
+
+    async def _pass_finished(self, tasks: Partition) -> None:
+        """What the scheduler has done with was started: the log may not hold its start any more."""
+        done = (await self._log.broker.committed(self._scheduler, [tasks])).get(tasks)
+        if done is not None:
+            self._started = max(self._started, done.offset - 1)
 
     async def _read(self, starts: Mapping[Partition, Start], enough: int) -> bool:
         """Follows for ever; False where fewer partitions than enough have shown a start by now."""

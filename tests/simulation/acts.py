@@ -52,8 +52,6 @@ class Acts:
         self._log = log
         self._chance = Random(f"acts {loop().random.random()}")
         self._background: set[asyncio.Task[None]] = set()
-        self.expired: list[Record] = []
-        """What retention deleted."""
         self._by_name: dict[str, Callable[[], None]] = {
             "kill": self.kill,
             "freeze": self.freeze,
@@ -113,6 +111,7 @@ class Acts:
         seconds = self._chance.choice([0.0, 0.5, 4.0])
         self._fault(f"expelled for {seconds:g} s unheard", process)
         if process.client is not None:
+            process.overslept = True
             process.client.lose_sessions(seconds)
 
     def rebalance(self) -> None:
@@ -230,7 +229,7 @@ class Acts:
         needed = self._needed()
         self._fault("retention")
         for partition, before in needed.items():
-            self.expired += self._run.cluster.expire(partition, before)
+            self._run.expired += self._run.cluster.expire(partition, before)
 
     def damage(self) -> None:
         """Tears the newest checkpoint of a trainer, and kills it."""

@@ -18,8 +18,9 @@ from services.agent import service as agent
 from services.apply import apply
 from services.context import ServiceContext
 from services.env import service as env
-from services.errors import DependencyError
+from services.errors import DependencyError, RecordsLost
 from services.inference import service as inference
+from services.kafka.broker import Record
 from services.kafka.memory import MemoryBroker, MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
 from services.log import Delivery, EventLog
@@ -54,6 +55,8 @@ class Process:
         self.client: MemoryBroker | None = None
         self.clock_error_s = 0.0
         self.frozen = False
+        self.overslept = False
+        """Whether the log has gone on without it in this life."""
         self._run = run
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._stopping = asyncio.Event()
@@ -84,7 +87,7 @@ class Process:
     def freeze(self) -> None:
         """Stops it, as SIGSTOP does."""
         if not self.frozen and self.client is not None:
-            self.frozen = True
+            self.frozen = self.overslept = True
             self.client.freeze()
             loop().freeze(self)
 
@@ -109,7 +112,7 @@ class Process:
         while not finished and not self._stopping.is_set():
             self.starts += 1
             self.life += 1
-            self.frozen = False
+            self.frozen = self.overslept = False
             self.client = self._run.cluster.client(f"{self.name}.{self.starts}")
             OWNER.set(self)
             main = asyncio.create_task(self._main(self.client))
@@ -120,7 +123,10 @@ class Process:
             with suppress(asyncio.CancelledError):  # killed
                 try:
                     await main
-                except DependencyError as error:
+                except (DependencyError, RecordsLost) as error:
+                    # Here retention is quicker than a zombie; nobody else may miss a record.
+                    if isinstance(error, RecordsLost) and not self.overslept:
+                        raise
                     self._run.chronicle.note(f"exits: {error}", self.name)
                 else:
                     finished = self.service == "source"
@@ -151,6 +157,8 @@ class Run:
         self.topics = Topics(recipe.name, tuple(recipe.policies), recipe.partitions)
         self.ending = asyncio.Event()
         self.processes: list[Process] = []
+        self.expired: list[Record] = []
+        """What retention deleted."""
         self.folder = folder
         self.blobs = SharedBlobs(folder / "blobs", scenario.blob_faults, chronicle)
         self._registry = MemoryRegistry()

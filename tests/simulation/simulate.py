@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import importlib
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -107,7 +108,7 @@ def simulate(
             except Exception as error:  # Whatever ended the run: it is what the seed shows.
                 result.violations.append(f"{type(error).__name__}: {error}")
                 if history:
-                    raise
+                    traceback.print_exception(error)
     return result
 
 
@@ -151,10 +152,10 @@ async def _play(run: Run, result: Result, history: bool, meanwhile: Scene) -> No
         finally:
             result.faults = chronicle.faults
             result.virtual_s = loop().time()
-            result.lines = chronicle.lines
-        if history:
-            result.lines = sorted([*chronicle.lines, *await _records(run, log, acts.expired)])
-        await _judge(run, log, acts.expired, result)
+            if history:
+                records = await _records(run, run.log(run.cluster.client("history"), "history"))
+                result.lines = sorted([*chronicle.lines, *records])
+        await _judge(run, log, result)
 
 
 async def _until_drained(run: Run, log: EventLog) -> None:
@@ -236,9 +237,9 @@ class _Progress:
             self._decided = sum(task in decided for task in self._tasks)
 
 
-async def _judge(run: Run, log: EventLog, expired: list[Record], result: Result) -> None:
+async def _judge(run: Run, log: EventLog, result: Result) -> None:
     deliveries, undecodable, digest = [], 0, hashlib.sha256()
-    for record in _all_records(run, expired):
+    for record in _all_records(run):
         digest.update(f"{record.partition} {record.offset} {record.timestamp}".encode())
         digest.update(record.value or b"")
         try:
@@ -284,10 +285,10 @@ def _failed_for_nothing(facts: Facts, outcomes: Iterable[EpisodeEnded]) -> Itera
             yield f"{name} took {outcome.attempts} attempts, and nothing in this run excuses that"
 
 
-def _all_records(run: Run, expired: Iterable[Record]) -> Iterator[Record]:
+def _all_records(run: Run) -> Iterator[Record]:
     """Every record of the run: in offset order within a partition, those deleted included."""
     gone: dict[Partition, list[Record]] = {}
-    for record in expired:
+    for record in run.expired:
         gone.setdefault(record.partition, []).append(record)
     for placed in run.topics:
         if placed.topic is DEAD_LETTERS:
@@ -299,10 +300,10 @@ def _all_records(run: Run, expired: Iterable[Record]) -> Iterator[Record]:
             yield from log.read(log.first, 10**9)[0]
 
 
-async def _records(run: Run, log: EventLog, expired: list[Record]) -> list[Line]:
+async def _records(run: Run, log: EventLog) -> list[Line]:
     """Every record as a line of the history."""
     lines = []
-    for record in _all_records(run, expired):
+    for record in _all_records(run):
         task = None
         try:
             event = (await log.decode(record)).event

@@ -373,16 +373,3 @@ def test_a_request_that_no_record_can_hold_is_not_tried_again() -> None:
     outcome, _ = play(Narrow())
     assert outcome.failure is not None
     assert (outcome.failure.code, outcome.attempts) == ("too_large", 1)
-
-
-def test_a_log_out_of_reach_ends_the_worker_and_fails_no_attempt() -> None:
-    class Unreachable(World):
-        async def send(self, event: Event) -> Ref:
-            if isinstance(event, GenerationRequested):
-                raise DependencyError("can't send")
-            return await super().send(event)
-
-    world = Unreachable()
-    with pytest.raises(DependencyError, match="can't send"):
-        play(world)
-    assert world.of(TrajectoryRecorded) == world.of(EpisodeEnded) == []
