@@ -24,7 +24,19 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from schemas.codec import AVRO, NAMESPACE
-from schemas.events import EVENTS, I32, I64, Ending, Event, Fixed16, Fixed32, Millis
+from schemas.events import (
+    EVENTS,
+    I32,
+    I64,
+    N31,
+    N63,
+    Ending,
+    Event,
+    Fixed16,
+    Fixed32,
+    Millis,
+    Version,
+)
 
 RELEASED = Path(__file__).parent / "released"
 """Every version ever published. Writers of any of them may still be in a log."""
@@ -32,6 +44,9 @@ RELEASED = Path(__file__).parent / "released"
 _PRIMITIVES: tuple[tuple[Any, Any], ...] = (
     (I32, "int"),
     (I64, "long"),
+    (N31, "int"),
+    (N63, "long"),
+    (Version, "long"),
     (Millis, {"type": "long", "logicalType": "timestamp-millis"}),
     (float, "double"),
     (bool, "boolean"),

@@ -13,12 +13,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from schemas.frontier import Frontier
 
 I32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """Avro `int`."""
 I64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """Avro `long`."""
+N31 = Annotated[int, Field(ge=0, lt=2**31)]
+"""Avro `int`, not negative."""
+N63 = Annotated[int, Field(ge=0, lt=2**63)]
+"""Avro `long`, not negative."""
+Version = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""Avro `long`: a policy's version, which packed spans hold as int32."""
 Millis = Annotated[int, Field(ge=0, lt=2**63)]
 """Avro `long`, logical type `timestamp-millis`."""
 Fixed16 = Annotated[bytes, Field(min_length=16, max_length=16)]
@@ -59,9 +67,9 @@ class Ref(Part):
 
     topic: str
     """The topic's name on the broker."""
-    partition: I32
+    partition: N31
     """Number of the partition."""
-    offset: I64
+    offset: N63
     """Offset of the record in its partition."""
     digest: Fixed16
     """First half of the SHA-256 of the record's value."""
@@ -72,7 +80,7 @@ class Blob(Part):
 
     sha256: Fixed32
     """SHA-256 of the bytes: where they lie in the blob store."""
-    size: I64
+    size: N63
     """Bytes."""
     media: str = ""
     """Media type; empty where unknown."""
@@ -229,10 +237,10 @@ class EpisodeStarted(Event):
     id_fields = ("task", "sample")
     key_fields = ("task",)
 
-    task: I64
+    task: N63
     """The task's number: its offset in `tasks`."""
-    sample: I32
-    attempt: I32 = 0
+    sample: N31
+    attempt: N31 = 0
     """The first attempt's number."""
     submitted: TaskSubmitted
     """The task, whole: no look-up is needed to run it."""
@@ -250,9 +258,9 @@ class GenerationRequested(Event):
     id_fields = ("task", "sample", "attempt", "call")
     key_fields = ("task",)
 
-    task: I64
-    sample: I32
-    attempt: I32 = 0
+    task: N63
+    sample: N31
+    attempt: N31 = 0
     call: str
     """Path of the request within the attempt."""
     policy: str
@@ -279,9 +287,9 @@ class GenerationCompleted(Event):
     id_fields = ("task", "sample", "attempt", "call")
     key_fields = ("task",)
 
-    task: I64
-    sample: I32
-    attempt: I32 = 0
+    task: N63
+    sample: N31
+    attempt: N31 = 0
     call: str
     digest: Fixed16
     """The request's digest: an answer to another meaning doesn't count."""
@@ -302,13 +310,13 @@ class GenerationCompleted(Event):
     """spans: the policy version of every sampled token."""
     kv: Literal["fresh", "mixed"] = "fresh"
     """`mixed`: part of the KV cache was computed by an older version."""
-    prompt_tokens: I32 = 0
+    prompt_tokens: N31 = 0
     """Tokens of the context, new text included."""
-    cached_tokens: I32 = 0
+    cached_tokens: N31 = 0
     """Of them, how many were served from the KV cache."""
-    queue_ms: I32 = 0
+    queue_ms: N31 = 0
     """Milliseconds until the engine took the request."""
-    run_ms: I32 = 0
+    run_ms: N31 = 0
     """Milliseconds in the engine."""
     failure: Failure | None = None
     """Set exactly where `finish` is `failed`."""
@@ -320,11 +328,11 @@ class ActionRequested(Event):
     id_fields = ("task", "sample", "attempt", "call")
     key_fields = ("task",)
 
-    task: I64
-    sample: I32
-    attempt: I32 = 0
+    task: N63
+    sample: N31
+    attempt: N31 = 0
     call: str
-    index: I32
+    index: N31
     """0 is the reset; steps count from 1, without gaps."""
     kind: Literal["reset", "step", "score", "close"]
     """`score` judges, without a step; `close` ends the environment."""
@@ -349,11 +357,11 @@ class ObservationRecorded(Event):
     id_fields = ("task", "sample", "attempt", "call")
     key_fields = ("task",)
 
-    task: I64
-    sample: I32
-    attempt: I32 = 0
+    task: N63
+    sample: N31
+    attempt: N31 = 0
     call: str
-    index: I32
+    index: N31
     """The request's index."""
     digest: Fixed16
     """The request's digest: an answer to another meaning doesn't count."""
@@ -375,7 +383,7 @@ class ObservationRecorded(Event):
     """Digest of the environment's state, to check re-stepping by."""
     instance: str = ""
     """Id of the sandbox or worker that answered."""
-    run_ms: I32 = 0
+    run_ms: N31 = 0
     """Milliseconds in the environment."""
     failure: Failure | None = None
     """Null where the environment answered."""
@@ -423,9 +431,9 @@ class TrajectoryRecorded(Event):
     id_fields = ("task", "sample", "attempt")
     key_fields = ("task",)
 
-    task: I64
-    sample: I32
-    attempt: I32 = 0
+    task: N63
+    sample: N31
+    attempt: N31 = 0
     """The attempt recorded here; earlier ones failed."""
     source: str
     task_id: str
@@ -463,9 +471,9 @@ class PolicyUse(Part):
     policy: str
     role: str = "policy"
     """The agent's role that the policy played."""
-    tokens: I32
+    tokens: N31
     """Sampled tokens that may be trained on."""
-    longest: I32
+    longest: N31
     """Length of its longest sequence, context included, in tokens."""
     oldest_version: I64
     """Oldest version among its sampled tokens."""
@@ -479,9 +487,9 @@ class EpisodeEnded(Event):
     id_fields = ("task", "sample")
     key_fields = ("task",)
 
-    task: I64
-    sample: I32
-    attempt: I32 = 0
+    task: N63
+    sample: N31
+    attempt: N31 = 0
     """The attempt that counts."""
     tenant: str = "default"
     purpose: Literal["train", "evaluate"] = "train"
@@ -497,7 +505,7 @@ class EpisodeEnded(Event):
     rewards: dict[str, float] = {}
     policies: tuple[PolicyUse, ...] = ()
     """One for each policy that spoke."""
-    attempts: I32 = 1
+    attempts: N31 = 1
     """How many attempts were made."""
     seconds: float = 0.0
     """From the start in the log to the end."""
@@ -509,7 +517,7 @@ class TaskEnded(Event):
     id_fields = ("task",)
     key_fields = ("task",)
 
-    task: I64
+    task: N63
     source: str
     task_id: str
     tenant: str = "default"
@@ -527,7 +535,7 @@ class TaskEnded(Event):
 class Exclusion(Part):
     """A sample that its group leaves out."""
 
-    sample: I32
+    sample: N31
     reason: str
     """Why, in snake_case."""
 
@@ -535,15 +543,15 @@ class Exclusion(Part):
 class GroupSample(Part):
     """A sample that may be trained on, by reference."""
 
-    sample: I32
+    sample: N31
     trajectory: Ref
     reward: float
     """The episode's reward."""
     advantages: bytes
     """f32[]: one for all turns, or one a turn of this policy."""
-    tokens: I32
+    tokens: N31
     """Sampled tokens of this policy that may be trained on."""
-    longest: I32
+    longest: N31
     """Length of its longest sequence, context included, in tokens."""
     oldest_version: I64
     """Oldest version among its sampled tokens of this policy."""
@@ -555,7 +563,7 @@ class GroupClosed(Event):
     id_fields = ("task", "policy")
     key_fields = ("task",)
 
-    task: I64
+    task: N63
     policy: str
     item_id: str
     epoch: I32 = 0
@@ -580,27 +588,27 @@ class GroupClosed(Event):
 class BatchSample(Part):
     """One sample of a batch."""
 
-    task: I64
-    sample: I32
+    task: N63
+    sample: N31
     trajectory: Ref
     advantages: bytes
     """f32[]: one for all turns, or one a turn of this policy."""
     weight: float = 1.0
     """Factor of the sample's loss."""
-    tokens: I32
+    tokens: N31
     """Sampled tokens of this policy that may be trained on."""
-    longest: I32
+    longest: N31
     """Length of its longest sequence, context included, in tokens."""
     oldest_version: I64
     """Oldest version among its sampled tokens of this policy."""
-    use: I32 = 0
+    use: N31 = 0
     """0 is fresh; n is the nth replay."""
 
 
 class Dropped(Part):
     """What a batch decides without training on it."""
 
-    task: I64
+    task: N63
     sample: I32 = -1
     """Number of the sample; -1 is the whole group."""
     reason: str
@@ -610,9 +618,9 @@ class Dropped(Part):
 class Run(Part):
     """An inclusive run of task numbers."""
 
-    first: I64
+    first: N63
     """The lowest number."""
-    last: I64
+    last: N63
     """The highest number, which belongs to the run."""
 
 
@@ -623,7 +631,7 @@ class BatchAssembled(Event):
     key_fields = ("policy",)
 
     policy: str
-    version: I64
+    version: Version
     """The version that training on this batch will produce."""
     recipe: Fixed32
     """SHA-256 of the canonical recipe."""
@@ -633,16 +641,21 @@ class BatchAssembled(Event):
     """What is trained on; may be empty after `batch_wait`."""
     dropped: tuple[Dropped, ...] = ()
     """What it decides without training on it."""
-    sampled_tokens: I64
+    sampled_tokens: N63
     """Sum of the samples' trainable tokens: the loss's denominator."""
     reward_mean: float | None = None
     """Mean reward of all tasks it decides, filtered ones included, infrastructure failures not."""
-    low_mark: I64
+    low_mark: N63
     """All task numbers below it are decided."""
     decided: tuple[Run, ...] = ()
     """Runs decided above the low mark."""
-    groups_read: I64
+    groups_read: N63
     """Offset in `groups` of the oldest group read and undecided: where recovery seeks."""
+
+    @model_validator(mode="after")
+    def _is_a_frontier(self) -> BatchAssembled:
+        Frontier(self.low_mark, ((run.first, run.last) for run in self.decided))
+        return self
 
 
 class PolicyPublished(Event):
@@ -652,7 +665,7 @@ class PolicyPublished(Event):
     key_fields = ("policy",)
 
     policy: str
-    version: I64
+    version: Version
     """0 is the start; batch n trains version n."""
     status: Literal["initial", "trained", "skipped", "resumed"]
     """`initial`: version 0; `skipped`: weights unchanged; `resumed`: published anew on restart."""
@@ -662,7 +675,7 @@ class PolicyPublished(Event):
     """Of the weights: names and bytes, independent of file layout."""
     full: Blob | None = None
     """The whole weights; null where they are those of `full_version`."""
-    full_version: I64
+    full_version: Version
     """The version whose `full` weights these build on."""
     base: str = ""
     """The base model's name; empty where unknown."""
@@ -672,9 +685,9 @@ class PolicyPublished(Event):
     """Number format of the weights."""
     tokenizer: Blob | None = None
     """The tokenizer's file; null where the model's folder has it."""
-    context: I32 = 0
+    context: N31 = 0
     """Context length in tokens; 0 where unknown."""
-    updates: I32 = 1
+    updates: N31 = 1
     """Optimizer updates in this version."""
     wait_s: float = 0.0
     """Seconds the trainer waited for its batch."""

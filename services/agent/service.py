@@ -18,6 +18,7 @@ from services.agent.shard import AgentShard
 from services.context import ServiceContext
 from services.kafka.broker import Partition
 from services.plugins import load
+from services.refusal import refusal
 from services.tokens import tokenizer_digest
 from services.weights import model_folder
 from services.worker import CompanionStart, Worker
@@ -45,7 +46,12 @@ async def run(context: ServiceContext, make_child: MakeChild | None = None) -> N
         topics=[topics.name(EPISODES)],
         consumer_group=context.consumer_group("agent"),
         make_shard=lambda shard: AgentShard(
-            shard, agents, context.ending, isolation, cancellations
+            shard,
+            agents,
+            partial(refusal, context.recipe),
+            context.ending,
+            isolation,
+            cancellations,
         ),
         companions=companions,
         count_deaths=True,

@@ -61,13 +61,18 @@ class AgentShard:
         self,
         context: ShardContext,
         agents: Mapping[str, AgentSetup],
+        refusal: Callable[[TaskSubmitted], Failure | None],
         ending: asyncio.Event,
         isolation: Isolation,
         cancellations: Cancellations,
     ) -> None:
-        """`agents` by their keys in the recipe. Once `ending` is set, episodes end cancelled."""
+        """`agents` by their keys in the recipe; `refusal` says why a task can't be run by it.
+
+        Once `ending` is set, episodes end cancelled.
+        """
         self._context = context
         self._agents = agents
+        self._refusal = refusal
         self._ending = ending
         self._isolation = isolation
         self._cancellations = cancellations
@@ -174,8 +179,9 @@ class AgentShard:
             return
         delivery = task.starts[sample]
         started = delivery.event
-        if started.verdict is not None:
-            self._context.spawn(self._refuse(started, started.verdict), f"refuse {started.task}")
+        verdict = started.verdict or self._refusal(started.submitted)
+        if verdict is not None:
+            self._context.spawn(self._refuse(started, verdict), f"refuse {started.task}")
             return
         answers: dict[int, dict[str, Answer]] = {}
         for answer in self._early_answers.pop((started.task, sample), ()):

@@ -20,13 +20,10 @@ from schemas.events import EpisodeStarted, Failure, TaskCancelled, TaskSubmitted
 from schemas.frontier import Frontier
 from schemas.recipe import Recipe
 from services.cancelled import CancelledTasks, TaskId, id_of
+from services.refusal import refusal, refused
 
-MAX_TASK_CHARACTERS = 1_000_000
-"""Most of one task, written out: each of its episodes carries it whole, within a record's limit."""
 MAX_NAME = 1_000
 """Most characters of a name of a task that is not run."""
-MAX_SAMPLES = 4_096
-"""Most samples of one task: they start in one transaction."""
 RUN_ENDING = "the run is ending"
 
 
@@ -118,9 +115,9 @@ class SchedulerCore:
         duplicate = not self.remember(number, submitted)
         if number in self._started:
             return
-        verdict = self._refusal(submitted)
+        verdict = refusal(self._recipe, submitted)
         if verdict is None and duplicate:
-            verdict = _refused("duplicate", "a task of this source and id was submitted before")
+            verdict = refused("duplicate", "a task of this source and id was submitted before")
         if verdict is None and (reason := self._cancelled.reason(submitted)) is not None:
             verdict = _cancelled(reason)
         if verdict is None and self._ending:
@@ -242,41 +239,6 @@ class SchedulerCore:
             policy.room > 0 for policy in self._policies.values()
         )
 
-    def _refusal(self, submitted: TaskSubmitted) -> Failure | None:
-        """Why this task can't be run by this recipe; None where it can."""
-        recipe = self._recipe
-        if len(repr(submitted)) > MAX_TASK_CHARACTERS:
-            return _refused("too_large", f"more than {MAX_TASK_CHARACTERS} characters: use blobs")
-        if submitted.agent not in recipe.agents:
-            return _refused("unknown_agent", f"no agent {submitted.agent!r} in the recipe")
-        use = submitted.environment.use if submitted.environment else None
-        if use is not None and use not in recipe.environments:
-            return _refused("unknown_environment", f"no environment {use!r} in the recipe")
-        for role, played in submitted.roles.items():
-            if played.policy not in recipe.policies:
-                return _refused("unknown_policy", f"role {role!r}: no policy {played.policy!r}")
-        if not 1 <= submitted.samples <= MAX_SAMPLES:
-            return _refused("bad_task", f"samples is {submitted.samples}, not 1 to {MAX_SAMPLES}")
-        limits = submitted.max_turns, submitted.max_tokens, submitted.deadline_s, submitted.attempts
-        if min(limits) < 1:
-            return _refused("bad_task", "max_turns, max_tokens, deadline_s, attempts: from 1 up")
-        return _bad_json(submitted)
-
-
-def _bad_json(submitted: TaskSubmitted) -> Failure | None:
-    """Refuses a task whose JSON fields hold no objects."""
-    texts = {"payload": submitted.payload, "options": submitted.options}
-    if submitted.environment is not None:
-        texts["environment.options"] = submitted.environment.options
-    for name, text in texts.items():
-        try:
-            fits = isinstance(json.loads(text), dict)
-        except (ValueError, RecursionError):
-            fits = False
-        if not fits:
-            return _refused("bad_task", f"{name} is no JSON object")
-    return None
-
 
 def _without_bulk(submitted: TaskSubmitted) -> TaskSubmitted:
     """What is left of a task that is not run: a single sample, and who it is."""
@@ -288,11 +250,7 @@ def _without_bulk(submitted: TaskSubmitted) -> TaskSubmitted:
 
 
 def _cancelled(reason: str) -> Failure:
-    return _refused("cancelled", reason[:MAX_NAME])
-
-
-def _refused(code: str, message: str) -> Failure:
-    return Failure(origin="operator", code=code, message=message)
+    return refused("cancelled", reason[:MAX_NAME])
 
 
 def _start(

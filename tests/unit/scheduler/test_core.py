@@ -18,7 +18,8 @@ from schemas.events import (
 )
 from schemas.frontier import Frontier
 from schemas.recipe import Recipe
-from services.scheduler.core import MAX_TASK_CHARACTERS, SchedulerCore
+from services.refusal import MAX_TASK_CHARACTERS
+from services.scheduler.core import SchedulerCore
 
 
 def recipe(groups: int = 2, max_staleness: int = 1, **limits: Any) -> Recipe:

@@ -26,6 +26,9 @@ from schemas.events import (
     EVENTS,
     I32,
     I64,
+    N31,
+    N63,
+    BatchAssembled,
     EpisodeEnded,
     Event,
     Failure,
@@ -33,14 +36,19 @@ from schemas.events import (
     Fixed32,
     GroupClosed,
     Millis,
+    Run,
     RunStateEntered,
     TaskEnded,
+    Version,
 )
 from schemas.topics import MAX_RECORD_BYTES
 
 LEAVES: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (I32, st.integers(-(2**31), 2**31 - 1)),
     (I64, st.integers(-(2**63), 2**63 - 1)),
+    (N31, st.integers(0, 2**31 - 1)),
+    (N63, st.integers(0, 2**63 - 1)),
+    (Version, st.integers(0, 2**31 - 1)),
     (Millis, st.integers(0, 2**63 - 1)),
     (Fixed16, st.binary(min_size=16, max_size=16)),
     (Fixed32, st.binary(min_size=32, max_size=32)),
@@ -75,6 +83,9 @@ def models(model: type[BaseModel]) -> st.SearchStrategy[Any]:
     """Any instance of a model, defaults left out at times."""
     hints = typing.get_type_hints(model, include_extras=True)
     fields = {name: values(hints[name]) for name in model.model_fields}
+    if model is BatchAssembled:  # its marks and runs must fit together
+        fields["low_mark"] = st.integers(0, 9)
+        fields["decided"] = st.sampled_from([(), (Run(first=10, last=2**62),)])
     required = {name: fields.pop(name) for name in list(fields) if _required(model, name)}
     return st.fixed_dictionaries(required, optional=fields).map(lambda kept: model(**kept))
 
@@ -321,3 +332,12 @@ def test_strangers_schemas_are_bounded_in_number() -> None:
     with pytest.raises(UnknownSchema):
         reading.decode(RunStateEntered, framed(100, small([]), MINIMAL))
     assert reading.decode(RunStateEntered, framed(101, small([]), MINIMAL)).state == "ended"
+
+
+def test_a_batch_whose_marks_do_not_fit_is_no_batch() -> None:
+    fields = {"policy": "p", "version": 1, "recipe": bytes(32), "seed": 0, "samples": []}
+    fields |= {"sampled_tokens": 0, "low_mark": 5, "groups_read": 0, "dropped": []}
+    fields |= {"reward_mean": None, "decided": [{"first": 3, "last": 9}]}
+    value = framed(EVENTS.index(BatchAssembled) + 1, avsc(BatchAssembled), fields)
+    with pytest.raises(DecodeError, match=r"run 3\.\.9 is empty or below the low mark 5"):
+        codec().decode(BatchAssembled, value)
