@@ -58,14 +58,15 @@ class MemoryCluster:
         self.surroundings = copy_context()
         self._processes: list[Process] = []
 
-    def client(self, name: str) -> MemoryBroker:
-        """The log as one more process sees it."""
-        return MemoryBroker(self, name)
+    def client(self, name: str, faults: Faults | None = None) -> MemoryBroker:
+        """The log as one more process sees it; with faults of its own, if it has some."""
+        return MemoryBroker(self, name, faults)
 
-    def add_process(self, name: str) -> Process:
+    def add_process(self, name: str, faults: Faults | None = None) -> Process:
         """One more process's line to the log."""
         self._processes = [process for process in self._processes if not process.gone]
-        process = Process(name, self.session_s, self.state, self.faults, self.surroundings)
+        faults = faults or self.faults
+        process = Process(name, self.session_s, self.state, faults, self.surroundings)
         self._processes.append(process)
         return process
 
@@ -91,11 +92,16 @@ class MemoryCluster:
 class MemoryBroker:
     """The log, as one process sees it."""
 
-    def __init__(self, cluster: MemoryCluster | None = None, name: str = "memory") -> None:
+    def __init__(
+        self,
+        cluster: MemoryCluster | None = None,
+        name: str = "memory",
+        faults: Faults | None = None,
+    ) -> None:
         """Without a cluster it has one to itself."""
         cluster = cluster or MemoryCluster()
         self._state = cluster.state
-        self._process = cluster.add_process(name)
+        self._process = cluster.add_process(name, faults)
         self._opened: list[MemoryReader | MemorySubscription | MemoryFencedWriter] = []
 
     def freeze(self) -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 from schemas.codec import Codec
@@ -22,6 +23,7 @@ from services.errors import DependencyError, RecordsLost
 from services.inference import service as inference
 from services.kafka.broker import Record
 from services.kafka.memory import MemoryBroker, MemoryCluster
+from services.kafka.memory_faults import Faults
 from services.kafka.memory_registry import MemoryRegistry
 from services.log import Delivery, EventLog
 from services.scheduler import service as scheduler
@@ -177,7 +179,8 @@ class Run:
 
     async def start(self) -> EventLog:
         """Makes the namespace and starts all processes; returns a log to look on."""
-        log = self.log(self.cluster.client("test"), "test")
+        # Who looks on has no faults.
+        log = self.log(self.cluster.client("test", Faults(Random(0))), "test")
         await apply(log, self.recipe)
         for service, count in self.scenario.processes.items():
             for _ in range(count):

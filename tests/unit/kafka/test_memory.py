@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from services.errors import DependencyError, Fenced
 from services.kafka.broker import Broker, Committed, End, Outgoing, Partition, Record
 from services.kafka.memory import SESSION_S, MemoryBroker, MemoryCluster
+from services.kafka.memory_faults import Faults
 from services.kafka.memory_group import Member, balance
 from services.kafka.memory_state import TRANSACTION_S
 
@@ -324,3 +326,102 @@ def test_members_get_only_topics_that_they_asked_for() -> None:
     shares = balance(partitions, [one, other], {})
     assert sorted(at for at, member in shares.items() if member is one) == partitions[:3]
     assert sorted(at for at, member in shares.items() if member is other) == partitions[3:]
+
+
+# Faults
+
+
+def always(**shares: float) -> Faults:
+    return Faults(Random(0), fail_s=1.0, **shares)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("faults", "written"), [(always(lost_answers=1.0), [b"it"]), (always(lost_sends=1.0), [])]
+)
+def test_a_send_is_reported_as_failed_and_written_or_not(
+    faults: Faults, written: list[bytes]
+) -> None:
+    async def main() -> None:
+        cluster, broker = await a_cluster()
+        with pytest.raises(DependencyError, match="was the record written"):
+            await cluster.client("unlucky", faults).send(outgoing("it"))
+        assert await content(broker) == written
+
+    run(main)
+
+
+@pytest.mark.parametrize(("late", "landed"), [(0.0, []), (1.0, [b"0", b"1"])])
+def test_what_has_left_a_process_lands_after_its_death(late: float, landed: list[bytes]) -> None:
+    async def main() -> None:
+        cluster, broker = await a_cluster()
+        doomed = cluster.client("doomed", Faults(Random(0), latency_s=1.0, late=late))
+        sends = [asyncio.create_task(doomed.send(outgoing(str(n)))) for n in range(2)]
+        await asyncio.sleep(0)
+        doomed.kill()
+        await asyncio.gather(*sends, return_exceptions=True)
+        assert await content(broker) == []
+        await asyncio.sleep(60)
+        assert await content(broker) == landed
+
+    run(main)
+
+
+def test_a_transaction_is_taken_back_and_written_again_or_never_heard_of() -> None:
+    async def main() -> None:
+        cluster, broker = await a_cluster()
+        faults = Faults(Random(3), aborts=0.5)
+        writer = await cluster.client("writer", faults).fenced("writer")
+        for n in range(8):
+            await writer.write([outgoing(str(n))])
+        await asyncio.sleep(1)  # The last one's marks come a moment later.
+        assert await content(broker) == [str(n).encode() for n in range(8)]
+        assert (await broker.ends([FIRST]))[FIRST][1] > 2 * 8
+        faults.unknown_commits = 1.0
+        for _ in range(2):  # It is broken for good.
+            with pytest.raises(DependencyError, match="does not know"):
+                await writer.write([outgoing("perhaps")])
+        await broker.fenced("writer")
+        assert len(await content(broker)) in (8, 9)
+
+    run(main)
+
+
+def test_a_log_that_is_away_keeps_all_waiting_and_the_sessions() -> None:
+    async def main() -> None:
+        cluster, broker = await a_cluster()
+        story: list[Any] = []
+        reading = await join(broker, story, "first")
+        await asyncio.sleep(1)
+        cluster.outage(20.0)
+        await asyncio.wait_for(broker.send(outgoing("patient")), 21.0)
+        await asyncio.sleep(2 * SESSION_S)
+        assert story == [("first", "assigned", [0]), ("first", "read", 0, 0)]
+        cluster.outage(40.0)
+        with pytest.raises(DependencyError, match="30 s"):
+            await broker.send(outgoing("impatient"))
+        reading.cancel()
+
+    run(main)
+
+
+def test_a_session_that_is_lost_unheard_lets_two_read_at_once() -> None:
+    async def main() -> None:
+        cluster, broker = await a_cluster()
+        story: list[Any] = []
+        readings = [await join(broker, story, "first")]
+        await asyncio.sleep(1)
+        readings.append(await join(cluster.client("second"), story, "second"))
+        await asyncio.sleep(1)
+        broker.lose_sessions(5.0)
+        await asyncio.sleep(1)
+        await broker.send(outgoing("it"))
+        await asyncio.sleep(1)
+        assert ("first", "read", 0, 0) in story
+        assert ("second", "read", 0, 0) in story
+        assert ("first", "lost", [0]) not in story
+        await asyncio.sleep(5)
+        assert ("first", "lost", [0]) in story
+        for reading in readings:
+            reading.cancel()
+
+    run(main)
