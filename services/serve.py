@@ -54,7 +54,7 @@ GC_THRESHOLD = 10_000
 and Python's 700 has them looked through several times a second."""
 OF_A_POLICY = ("inference", "assemble-batches", "trainer")
 """Services that take `--policy`: inference serves all without it, the others the only one."""
-_THREAD_VARIABLES = (
+THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
 
@@ -129,7 +129,7 @@ def set_threads(recipe: Recipe, options: ServeOptions) -> None:
         threads = max(policy.engine.threads for policy in policies)
     elif options.service == "trainer":
         threads = max((p.training.threads for p in policies if p.training is not None), default=1)
-    for variable in _THREAD_VARIABLES:
+    for variable in THREAD_VARIABLES:
         os.environ.setdefault(variable, str(threads))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from services.errors import UsageError
 from trainer.collate import Inputs
@@ -38,6 +39,16 @@ def load_model(folder: Path, seed: int) -> Any:
         return make(configuration, dtype=torch.float32)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"model folder {folder} can't be loaded: {error}") from error
+
+
+def import_model(folder: Path) -> None:
+    """Imports the code of the folder's model, which transformers does only as one is made.
+
+    Nothing where it knows no such model.
+    """
+    with suppress(OSError, ValueError, KeyError):
+        configuration = AutoConfig.from_pretrained(folder, local_files_only=True)
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(configuration)]
 
 
 def weights_file(model: Any, dtype: torch.dtype) -> bytes:

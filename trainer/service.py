@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
-from schemas.recipe import Policy
+from schemas.recipe import Policy, Recipe
 from services.context import ServiceContext
 from services.errors import UsageError
 from services.weights import model_folder
 from trainer.learner import Learner
 from trainer.loop import Trainer
-from trainer.models import DTYPES, load_model, weights_file
+from trainer.models import DTYPES, import_model, load_model, weights_file
 from trainer.publish import CHECK_S, History, Publisher, mend, sole_publisher, store
 
 
@@ -43,6 +43,15 @@ async def run(
                 await Trainer(context, publisher, history, learner, torch_thread).run()
             return
         await _serve_untrained(context, publisher, history, settings)
+
+
+def prepare(recipe: Recipe) -> None:
+    """Imports what the recipe's models need: seconds. `run` does so too, but later.
+
+    UsageError where a model has no folder.
+    """
+    for policy in recipe.policies.values():
+        import_model(model_folder(policy.model))
 
 
 def _only(context: ServiceContext, policy: str | None) -> str:

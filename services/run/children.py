@@ -25,6 +25,11 @@ def child_specs(recipe: Recipe, resolved: Path, metrics_port: int = 0) -> list[C
     return specs
 
 
+def services_of(recipe: Recipe) -> list[str]:
+    """The services that a run consists of, each once."""
+    return list(dict.fromkeys(service for _, service, _ in _processes(recipe)))
+
+
 def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
     """Name, service and policy of each."""
     several = len(recipe.policies) > 1

@@ -24,6 +24,7 @@ from services.errors import CheckFailed, DependencyError, HeadraceError, UsageEr
 from services.log import EventLog
 from services.run.children import child_specs
 from services.run.life import RunLife, enter
+from services.run.processes import Preloader
 from services.run.progress import Check, Progress, violations
 from services.run.report import Summary
 from services.run.stack import Stack
@@ -78,7 +79,8 @@ class Run:
         launch = new_launch_folder(self.where.state)
         path = write_resolved(self.recipe, self.where.state)
         specs = child_specs(self.recipe, path, self.options.metrics_port)
-        supervisor = Supervisor(specs, launch, on_change=self.view.note)
+        preloader = Preloader(path, [spec.command for spec in specs], on_change=self.view.note)
+        supervisor = Supervisor(specs, launch, preloader=preloader, on_change=self.view.note)
         stack = Stack(self.where, on_progress=self._phase, on_restart=self.view.note)
         self._supervisor = supervisor
         try:

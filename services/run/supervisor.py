@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.errors import HeadraceError, RecordsLost, UsageError
+from services.run.processes import ENDED_UNSEEN, NEVER_BORN, Preloader, Process, spawn
 
 LOG_LINES = 20
 """Lines of a dead child's log that its error shows."""
@@ -55,7 +56,7 @@ class RestartRule:
 @dataclass
 class _Child:
     spec: ChildSpec
-    process: asyncio.subprocess.Process | None = None
+    process: Process | None = None
     pipe: int | None = None
     deaths: deque[float] = field(default_factory=deque)
 
@@ -64,7 +65,8 @@ class Supervisor:
     """Starts the children, watches them, ends them.
 
     `logs` is the folder of `<name>.log`, appended to. `on_change` is told, in one line, what
-    happened to a child.
+    happened to a child. With a `preloader`, whose life is the supervisor's to keep, children are
+    forked from it.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Supervisor:
         logs: Path,
         *,
         rule: RestartRule | None = None,
+        preloader: Preloader | None = None,
         on_change: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.logs = logs
@@ -80,6 +83,7 @@ class Supervisor:
         self.finished: set[str] = set()
         """Children that may end, and did."""
         self._rule = rule or RestartRule()
+        self._preloader = preloader
         self._on_change = on_change
         self._children = [_Child(spec) for spec in specs]
         self._place: str | None = None
@@ -87,7 +91,12 @@ class Supervisor:
         self._keepers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Starts every child. They load what they need while they wait for `place`."""
+        """Starts every child. They load what they need while they wait for `place`.
+
+        With a preloader they are asked for here, and begin once it has imported.
+        """
+        if self._preloader is not None:
+            await self._preloader.open(lambda: self.logs)
         for child in self._children:
             await self._launch(child)
         self._keepers = [
@@ -115,6 +124,8 @@ class Supervisor:
     async def stop(self, drain_s: float = 10.0) -> None:
         """Asks every child to end, and kills what has not ended after `drain_s` seconds."""
         self.release()
+        if self._preloader is not None:
+            await self._preloader.close()  # from here on nobody is born
         for child in self._children:
             self._hang_up(child)
             self._signal(child, signal.SIGTERM)
@@ -137,10 +148,11 @@ class Supervisor:
         self.release()
         for child in self._children:
             self._hang_up(child)
-            if child.process is not None and child.process.returncode is None:
+            process = child.process
+            if process is not None and process.returncode is None and process.pid is not None:
                 self._on_change(f"{child.spec.name} did not end in time: killed")
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.process.pid, signal.SIGKILL)
+                    os.killpg(process.pid, signal.SIGKILL)
 
     def alive(self) -> int:
         """How many children run now."""
@@ -158,6 +170,9 @@ class Supervisor:
             self._hang_up(child)
             if self._stopping.is_set():
                 return
+            if code == NEVER_BORN:
+                child.process = None
+                continue
             if code == 0 and child.spec.may_end:
                 self.finished.add(child.spec.name)
                 return
@@ -195,17 +210,13 @@ class Supervisor:
     async def _launch(self, child: _Child) -> None:
         reading, writing = os.pipe()
         try:
-            command = [part.replace("{parent_fd}", str(reading)) for part in child.spec.command]
             self.logs.mkdir(parents=True, exist_ok=True)
             with (self.logs / f"{child.spec.name}.log").open("ab") as log:
-                child.process = await asyncio.create_subprocess_exec(
-                    *command,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(reading,),
-                    start_new_session=True,
-                )
+                command = child.spec.command
+                if self._preloader is not None:
+                    child.process = self._preloader.fork(command, reading, log.fileno())
+                if child.process is None:
+                    child.process = await spawn(command, reading, log.fileno())
         except BaseException:
             os.close(writing)
             raise
@@ -249,6 +260,8 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def _ended(code: int) -> str:
+    if code == ENDED_UNSEEN:
+        return "ended after its preloader"
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was killed by {signal.Signals(-code).name}"

@@ -29,6 +29,7 @@ LIMIT_S = 240.0
 """No test takes longer, whatever happens."""
 ENDED_S = 15.0
 """What a run leaves behind must have ended by itself within this time."""
+PRELOADER = "services.run.preload"
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -265,6 +266,12 @@ def child_of(state: Path, service: str) -> psutil.Process:
     found = [one for one in processes_of(state) if one.cmdline()[3:5] == ["serve", service]]
     assert len(found) == 1, f"{len(found)} processes of {service}"
     return found[0]
+
+
+def preloader_of(state: Path) -> psutil.Process:
+    """The preloader from which a run's services are forked."""
+    (found,) = (one for one in processes_of(state) if one.cmdline()[2:3] == [PRELOADER])
+    return found
 
 
 def gone(state: Path, bound_s: float = ENDED_S) -> float:

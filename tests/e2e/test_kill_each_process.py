@@ -1,4 +1,7 @@
-"""Every process of a run is killed in turn, and the run learns all the same."""
+"""Every process of a run is killed in turn, and the run learns all the same.
+
+The first of them are killed as children of a preloader, the others after its own death.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,9 @@ def test_each_process_is_killed_and_the_run_learns(
             async with harness.watching(local_stack.bootstrap_servers, topics) as watch:
                 await watch.count("policies", 2)
                 for service in SERVICES:
+                    if service == "assemble-groups":
+                        harness.preloader_of(tmp_path).kill()
+                        await run.says("the preloader died: started again")
                     replaced_s, version_s = await kill_and_see_it_replaced(watch, tmp_path, service)
                     print(f"{service:<17} replaced {replaced_s:5.1f} s, version {version_s:5.1f} s")
                 assert await run.ends(RUN_S) == 0, run.said

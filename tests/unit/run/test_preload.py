@@ -1,0 +1,144 @@
+"""The preloader with real processes of `headrace`: what it forks is what a command line starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.run.processes import (
+    ENDED_UNSEEN,
+    NEVER_BORN,
+    STARTS,
+    ForkedProcess,
+    Preloader,
+)
+from services.run.supervisor import ChildSpec, Supervisor, headrace_command, last_lines
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are not forked here")
+
+WAITING = headrace_command("serve", "agent", "null", "--parent-fd", "{parent_fd}")
+"""Waits to be told the place, and ends in order as the pipe ends."""
+BOUND_S = 150
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Nursery:
+    """A preloader, and a pipe and a log for what it forks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notes: list[str] = []
+        self.preloader = Preloader(Path("null"), [WAITING], self.notes.append)
+        self.log = folder / "child.log"
+        self._folder = folder
+
+    async def open(self) -> None:
+        await self.preloader.open(lambda: self._folder)
+
+    def kill(self) -> None:
+        assert self.preloader.pid is not None
+        os.kill(self.preloader.pid, signal.SIGKILL)
+
+    def fork(self, *command: str) -> tuple[ForkedProcess, int]:
+        """The process, and the end of its pipe that is ours."""
+        reading, writing = os.pipe()
+        with self.log.open("ab") as log:
+            process = self.preloader.fork(command, reading, log.fileno())
+        os.close(reading)
+        assert process is not None
+        return process, writing
+
+    async def code_of(self, *arguments: str) -> int:
+        """The exit code of a command that ends by itself."""
+        process, pipe = self.fork(*headrace_command(*arguments))
+        os.close(pipe)
+        return await asyncio.wait_for(process.wait(), BOUND_S)
+
+
+def test_what_is_forked_is_what_its_command_line_would_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        nursery = Nursery(tmp_path)
+        await nursery.open()
+        process, pipe = nursery.fork(*WAITING)
+        await until(lambda: process.pid is not None)
+        assert process.pid is not None
+        shown = psutil.Process(process.pid)
+        await until(lambda: shown.cmdline()[1:7] == list(WAITING[1:7]))
+        assert shown.cmdline()[7].isdecimal()
+        assert os.getsid(process.pid) == process.pid
+        modules = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "libtorch" in modules  # the trainer's, imported ahead
+
+        assert await nursery.code_of("--version") == 0
+        assert await nursery.code_of("serve", "nonsense", "null") == 2
+        assert "'nonsense' is not one of" in nursery.log.read_text()
+
+        assert process.returncode is None
+        os.close(pipe)
+        assert await asyncio.wait_for(process.wait(), BOUND_S) == 0
+        assert "the parent is gone" in nursery.log.read_text()
+
+        process, pipe = nursery.fork(*WAITING)
+        await until(lambda: process.pid is not None)
+        process.send_signal(signal.SIGKILL)
+        assert await asyncio.wait_for(process.wait(), BOUND_S) == -signal.SIGKILL
+        os.close(pipe)
+
+        process, pipe = nursery.fork(*WAITING)
+        await until(lambda: process.pid is not None)
+        assert nursery.notes == []
+        nursery.kill()
+        await until(lambda: nursery.notes == ["the preloader died: started again"])
+        assert process.returncode is None
+        os.close(pipe)
+        assert await asyncio.wait_for(process.wait(), BOUND_S) == ENDED_UNSEEN
+        await nursery.preloader.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_dead_preloader_was_asked_for_is_not_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        nursery = Nursery(tmp_path)
+        await nursery.open()
+        unborn, pipe = nursery.fork(*WAITING)
+        nursery.kill()
+        assert await asyncio.wait_for(unborn.wait(), BOUND_S) == NEVER_BORN
+        await until(lambda: nursery.preloader.pid is not None)
+        # The next one is still at its imports: a process that starts now does better by itself.
+        assert nursery.preloader.fork(WAITING, pipe, pipe) is None
+        os.close(pipe)
+        await nursery.preloader.close()
+
+    asyncio.run(main())
+
+
+def test_without_a_preloader_that_works_children_start_plainly(tmp_path: Path) -> None:
+    async def main() -> None:
+        notes: list[str] = []
+        command = ("/bin/bash", "-c", "read -r line <&{parent_fd}; echo place $line")
+        preloader = Preloader(tmp_path / "absent.toml", [command], notes.append)
+        supervisor = Supervisor(
+            [ChildSpec("a", command, may_end=True)], tmp_path, preloader=preloader
+        )
+        await supervisor.start()
+        supervisor.place("here")
+        await asyncio.wait_for(supervisor.watch(), BOUND_S)
+        assert last_lines(tmp_path / "a.log", 9) == ["place here"]
+        assert supervisor.restarts == 0
+        await until(lambda: len(notes) == STARTS)
+        assert "absent.toml" in (tmp_path / "preloader.log").read_text()
+        await supervisor.stop()
+
+    asyncio.run(main())
