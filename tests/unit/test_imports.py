@@ -47,11 +47,14 @@ SOLE_IMPORTERS = {
     "docker": (),
     "faust": ("stream_jobs.assemble_groups",),
     "infra": OPERATING,
+    "marshal": (),
     "mode": ("stream_jobs.assemble_groups",),
+    "pickle": (),
     "services.kafka.client": ("services.connect",),
     "torch": ("trainer", "services.inference.torch_*"),
     "transformers": ("trainer", "services.inference.torch_*"),
     "vllm": (),
+    "yaml": (),
 }
 """Who may import what, beside the package itself. `*` ends a prefix."""
 
