@@ -10,7 +10,8 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
@@ -19,6 +20,7 @@ from schemas.events import Blob
 from services.errors import BlobError, DependencyError, UsageError
 
 CHUNK_BYTES = 1 << 20
+_HEX = "[0-9a-f]"
 
 
 class BlobStore(Protocol):
@@ -38,6 +40,27 @@ class BlobStore(Protocol):
 
     def holds(self, blob: Blob) -> bool:
         """Whether the blob is there, by name and size alone: `get` verifies its bytes."""
+
+    def stored(self) -> Iterator[StoredBlob]:
+        """All blobs, and what writers that died have left."""
+
+    def remove(self, blob: StoredBlob, put_before: float) -> bool:
+        """Removes a blob. False where it was put again after that time (epoch s), or is gone.
+
+        A writer that puts the same content at the same moment does not lose it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """What a store holds."""
+
+    name: str
+    """SHA-256 in hex; empty for what a writer left unfinished."""
+    size: int
+    put_at: float
+    """When it was last put, in epoch seconds."""
+    path: Path
 
 
 def open_blob_store(url: str) -> BlobStore:
@@ -65,7 +88,7 @@ class LocalBlobStore:
             try:
                 with os.fdopen(handle, "wb") as file:
                     blob = _copy(data, file, media)
-                    if self._holds_whole(blob):
+                    if self._holds_whole(blob) and self._touch(blob):
                         return blob
                     file.flush()
                     os.fsync(file.fileno())
@@ -97,6 +120,41 @@ class LocalBlobStore:
         """See BlobStore."""
         path = self._path(blob)
         return path.is_file() and path.stat().st_size == blob.size
+
+    def stored(self) -> Iterator[StoredBlob]:
+        """See BlobStore."""
+        blobs = [(at, f"{at.parent.name}{at.name}") for at in self._root.glob(f"{_HEX * 2}/*")]
+        left = [(at, "") for prefix in ("put-", "gone-") for at in self._root.glob(f"{prefix}*")]
+        for path, name in sorted(blobs + left):
+            if len(name) not in (0, 64):
+                continue  # none of ours
+            with suppress(FileNotFoundError):  # just removed, or put in its place
+                stat = path.stat()
+                yield StoredBlob(name, stat.st_size, stat.st_mtime, path)
+
+    def remove(self, blob: StoredBlob, put_before: float) -> bool:
+        """See BlobStore."""
+        with _unreachable(f"remove {blob.path}"):
+            aside = self._root / f"gone-{blob.path.name}"
+            try:
+                if blob.path.stat().st_mtime >= put_before:
+                    return False
+                blob.path.rename(aside)
+                if aside.stat().st_mtime >= put_before:  # put again in this very moment
+                    aside.replace(blob.path)
+                    return False
+            except FileNotFoundError:
+                return False
+            aside.unlink()
+            return True
+
+    def _touch(self, blob: Blob) -> bool:
+        """Says that a blob was put again. False where it was removed in this very moment."""
+        try:
+            os.utime(self._path(blob))
+        except FileNotFoundError:
+            return False
+        return True
 
     def _path(self, blob: Blob) -> Path:
         name = blob.sha256.hex()

@@ -17,6 +17,7 @@ import click
 from services.commands.dead_letters import dead_letters
 from services.commands.inspect import recipe, status, tail, topics
 from services.commands.operate import apply, cancel, down, submit, up
+from services.commands.prune import prune
 from services.commands.replay import replay
 from services.commands.run import run, serve
 from services.commands.show import show
@@ -60,7 +61,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 COMMANDS = (
     run, serve, up, down, apply, submit, cancel, replay,
-    status, show, tail, topics, dead_letters, recipe,
+    status, show, tail, topics, dead_letters, prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

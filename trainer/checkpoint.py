@@ -81,6 +81,11 @@ class Checkpoints:
             logger.warning("checkpoint %s is not of this log, and skipped", folder)
         return None
 
+    def versions(self) -> list[int]:
+        """The versions that have a checkpoint, whole or not; the newest first."""
+        names = [folder.name.removeprefix("v") for folder in self._folders()]
+        return [int(name) for name in names if name.isdigit()]
+
     def _folders(self) -> Iterator[Path]:
         yield from sorted(self._folder.glob("v*"), reverse=True)
 

@@ -33,6 +33,7 @@ OPERATING = (
     "services.connect",
     "services.dead_letters",
     "services.namespaces",
+    "services.prune",
     "services.replay",
     "services.run",
     "services.serve",

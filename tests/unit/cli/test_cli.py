@@ -17,7 +17,7 @@ from services.settings import RECIPES, Where
 
 COMMANDS = (
     "run", "serve", "up", "down", "apply", "submit", "cancel", "replay",
-    "status", "show", "tail", "topics", "dead-letters", "recipe",
+    "status", "show", "tail", "topics", "dead-letters", "prune", "recipe",
 )  # fmt: skip
 
 

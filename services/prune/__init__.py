@@ -1,0 +1,1 @@
+"""`headrace prune`: what a broker's namespaces no longer need."""
