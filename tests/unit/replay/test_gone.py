@@ -1,0 +1,215 @@
+"""What retention has removed is named, and nothing is replayed with holes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.events import (
+    BatchAssembled,
+    EnvironmentUse,
+    EpisodeStarted,
+    ObservationRecorded,
+    PolicyPublished,
+    Ref,
+    TaskSubmitted,
+    TrajectoryRecorded,
+)
+from schemas.topics import BATCHES, OBSERVATIONS, TRAJECTORIES, Topics
+from services.connect import Connection
+from services.errors import RecordsLost, UsageError
+from services.kafka.broker import Partition
+from services.kafka.memory import MemoryCluster
+from services.kafka.memory_registry import MemoryRegistry
+from services.log import EventLog
+from services.replay.batches import replay_batches
+from services.replay.episodes import replay_episodes
+from services.replay.recording import Recording, make_fresh
+from services.replay.trajectories import replay_trajectories
+from services.settings import Where
+from tests.unit.stream_jobs.test_batches import a_recipe
+from tests.unit.stream_jobs.test_groups import a_task, an_outcome
+
+TOPICS = Topics("old", ("default",), 1)
+RECIPE = a_recipe()
+
+
+class Bench:
+    """A recorded run in memory."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster()
+        self.broker = self.cluster.client("test")
+        registry = MemoryRegistry()
+        codec = Codec()
+        registry.prepare(codec, TOPICS)
+        self.log = EventLog(self.broker, TOPICS, codec, registry, "test")
+        connection = Connection(self.broker, cast("Any", registry), "replay")
+        self.recording = Recording(Where(Path("none")), connection, connection.log(TOPICS), RECIPE)
+
+    def expire(self, topic: Any, before: int, policy: str | None = None) -> None:
+        self.cluster.expire(Partition(TOPICS.name(topic, policy), 0), before)
+
+    async def trajectory(self, task: int) -> Ref:
+        return await self.log.send(
+            TrajectoryRecorded(
+                task=task,
+                sample=0,
+                source="s",
+                task_id=str(task),
+                item_id="i",
+                agent="default",
+                ending="finished",
+                started=0,
+                ended=1,
+            )
+        )
+
+    async def batch(self, version: int, *refs: Ref) -> None:
+        sample = {"advantages": bytes(4), "tokens": 1, "longest": 2, "oldest_version": 0}
+        samples = [
+            {"task": version, "sample": index, "trajectory": ref, **sample}
+            for index, ref in enumerate(refs)
+        ]
+        tree = {"policy": "default", "version": version, "recipe": RECIPE.digest, "seed": 0}
+        counts = {"sampled_tokens": len(refs), "low_mark": version, "groups_read": version}
+        await self.log.send(BatchAssembled.model_validate({**tree, "samples": samples, **counts}))
+
+    async def publish(self, version: int) -> None:
+        await self.log.send(
+            PolicyPublished(
+                policy="default",
+                version=version,
+                status="trained" if version else "initial",
+                digest=bytes(32),
+                full_version=version,
+            )
+        )
+
+
+def on_bench(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.broker.create_topics({t.name: (t.partitions, {}) for t in TOPICS})
+        before = set(await bench.broker.list_topics())
+        await test(bench)
+        assert set(await bench.broker.list_topics()) == before, "no namespace was made"
+        await bench.broker.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def told(what: str, done: int, total: int) -> None:
+    assert done <= total, what
+
+
+def test_batches_and_their_trajectories_must_all_be_there() -> None:
+    async def replay(bench: Bench) -> None:
+        await replay_batches(bench.recording, None, until=None, into=None, say=print, progress=told)
+
+    async def test(bench: Bench) -> None:
+        with pytest.raises(UsageError, match="no batch that default was trained on"):
+            await replay(bench)
+        await bench.publish(0)
+        for version in range(1, 5):
+            await bench.batch(version, *[await bench.trajectory(version) for _ in range(2)])
+            await bench.publish(version)
+        bench.expire(TRAJECTORIES, 3)
+        with pytest.raises(RecordsLost, match="3 trajectories are no longer kept, which batches 1"):
+            await replay(bench)
+        bench.expire(BATCHES, 2, "default")
+        with pytest.raises(RecordsLost, match="batches 1 to 2 of default are gone"):
+            await replay(bench)
+
+    on_bench(test)
+
+
+def test_tasks_whose_trajectories_are_gone_are_named() -> None:
+    async def replay(bench: Bench, first: int, last: int | None) -> None:
+        await replay_trajectories(
+            bench.recording, RECIPE, None, tasks=(first, last), into=None, say=print, progress=told
+        )
+
+    async def test(bench: Bench) -> None:
+        with pytest.raises(UsageError, match="no ended task"):
+            await replay(bench, 0, None)
+        for task in range(6):
+            ref = await bench.trajectory(task)
+            await bench.log.send(a_task([an_outcome(0, trajectory=ref, task=task)], task=task))
+        bench.expire(TRAJECTORIES, 2)
+        with pytest.raises(
+            RecordsLost, match=r"2 of 6 tasks .* replay what is left with --tasks 2-"
+        ):
+            await replay(bench, 0, None)
+        with pytest.raises(UsageError, match="no ended task from 6 to 9; it has 0 to 5"):
+            await replay(bench, 6, 9)
+
+    on_bench(test)
+
+
+def test_an_episode_whose_record_begins_before_what_is_kept_is_left_out() -> None:
+    async def submit(bench: Bench, task: int) -> None:
+        submitted = TaskSubmitted(
+            source="s",
+            task_id=str(task),
+            item_id="i",
+            agent="default",
+            environment=EnvironmentUse(use="default"),
+            roles={},
+            max_turns=1,
+            max_tokens=1,
+            deadline_s=1,
+        )
+        started = EpisodeStarted(task=task, sample=0, submitted=submitted, seed=0, deadline=1)
+        await bench.log.send(started)
+        await asyncio.sleep(0.02)  # the log's clock has milliseconds
+        observed = {"task": task, "sample": 0, "call": "1", "index": 0, "digest": bytes(16)}
+        await bench.log.send(ObservationRecorded.model_validate(observed))
+        await asyncio.sleep(0.02)
+
+    async def test(bench: Bench) -> None:
+        recipe = a_recipe()
+        policy = recipe.policies["default"].model_copy(update={"model": "tiny-llama"})
+        recipe = recipe.model_copy(update={"policies": {"default": policy}})
+
+        async def replay() -> tuple[int, int, int]:
+            found = await replay_episodes(
+                bench.recording, recipe, tasks=(0, None), limit=2, progress=told
+            )
+            return found.episodes, found.past, found.more
+
+        for task in range(4):
+            await submit(bench, task)
+        assert await replay() == (2, 0, 2)
+        bench.expire(OBSERVATIONS, 2)
+        assert await replay() == (1, 3, 0), "what began before the oldest observation kept"
+        for _ in range(3):
+            await submit(bench, 7)
+        bench.expire(OBSERVATIONS, 6)
+        with pytest.raises(RecordsLost, match="of the 5 episodes of tasks 0 to the last in old"):
+            await replay()
+
+    on_bench(test)
+
+
+def test_a_replay_goes_only_where_nothing_is() -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.broker.create_topics({t.name: (t.partitions, {}) for t in TOPICS})
+        with pytest.raises(UsageError, match="exists already"):
+            await make_fresh(bench.recording, "old", RECIPE)
+        with pytest.raises(UsageError, match="lower-case"):
+            await make_fresh(bench.recording, "No Name", RECIPE)
+        names = [
+            (await make_fresh(bench.recording, into, RECIPE)).topics.namespace
+            for into in (None, None, "mine")
+        ]
+        assert names == ["old-replay", "old-replay-2", "mine"]
+        await bench.broker.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
