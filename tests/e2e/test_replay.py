@@ -170,11 +170,11 @@ def test_another_estimator_gives_other_batches_of_the_same_trajectories(
     assert {row["status"] for row in versions} == {"initial", "trained"}
     old = {one.task: one for one in events(recorded, recorded.namespace, GROUPS, GroupClosed)}
     new = {one.task: one for one in events(recorded, name, GROUPS, GroupClosed)}
-    assert new.keys() == old.keys()
+    assert new.keys() >= old.keys(), "the last results may have come as the run ended"
     others = 0
-    for task, group in new.items():
-        assert (group.verdict, group.mean) == (old[task].verdict, old[task].mean)
-        for ours, theirs in zip(group.samples, old[task].samples, strict=True):
+    for task, group in old.items():
+        assert (group.verdict, group.mean) == (new[task].verdict, new[task].mean)
+        for theirs, ours in zip(group.samples, new[task].samples, strict=True):
             assert ours.trajectory == theirs.trajectory
             others += ours.advantages != theirs.advantages
     assert others > 0
