@@ -7,7 +7,7 @@ recorded one, whose trajectories are only read. The trainer's digests are compar
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import cast
@@ -91,7 +91,8 @@ async def replay_batches(
     batches = await _find_batches(recording.log, policy)
     last = _last_version(recording.namespace, policy, published, batches, until)
     batches = batches[:last]
-    _require_trajectories(batches)
+    skipped = {number for number, one in published.items() if one.status == "skipped"}
+    _require_trajectories(batches, skipped)
     verdicts = await _rebuild(recording, policy, batches, progress)
     log = await make_fresh(recording, into, recording.recipe)
     replayed = BatchesReplayed(log.topics.namespace, policy)
@@ -113,7 +114,7 @@ async def replay_batches(
             recording.where,
             policy,
             until=last,
-            skipped={n for n, one in published.items() if one.status == "skipped"},
+            skipped=skipped,
             on_version=on_version,
         )
     return replayed
@@ -171,11 +172,15 @@ def _last_version(
     return there if until is None else until
 
 
-def _require_trajectories(batches: Sequence[BatchPlace]) -> None:
-    wanting = [number for number, batch in enumerate(batches, 1) if batch.gone]
+def _require_trajectories(batches: Sequence[BatchPlace], skipped: Collection[int]) -> None:
+    """RecordsLost where one is gone, but for batches that were not trained on."""
+    needed = {
+        number: batch.gone for number, batch in enumerate(batches, 1) if number not in skipped
+    }
+    wanting = [number for number, gone in needed.items() if gone]
     if wanting:
         raise RecordsLost(
-            f"{sum(batch.gone for batch in batches)} trajectories are no longer kept, which "
+            f"{sum(needed.values())} trajectories are no longer kept, which "
             f"batches {wanting[0]} to {wanting[-1]} refer to: training can't be repeated without "
             "them"
         )

@@ -80,14 +80,16 @@ class Bench:
         counts = {"sampled_tokens": len(refs), "low_mark": version, "groups_read": version}
         await self.log.send(BatchAssembled.model_validate({**tree, "samples": samples, **counts}))
 
-    async def publish(self, version: int) -> None:
+    async def publish(self, version: int, status: str = "trained") -> None:
         await self.log.send(
-            PolicyPublished(
-                policy="default",
-                version=version,
-                status="trained" if version else "initial",
-                digest=bytes(32),
-                full_version=version,
+            PolicyPublished.model_validate(
+                {
+                    "policy": "default",
+                    "version": version,
+                    "status": status,
+                    "digest": bytes(32),
+                    "full_version": version,
+                }
             )
         )
 
@@ -121,6 +123,9 @@ def test_batches_and_their_trajectories_must_all_be_there() -> None:
             await bench.publish(version)
         bench.expire(TRAJECTORIES, 3)
         with pytest.raises(RecordsLost, match="3 trajectories are no longer kept, which batches 1"):
+            await replay(bench)
+        await bench.publish(1, "skipped")
+        with pytest.raises(RecordsLost, match="1 trajectories are no longer kept, which batches 2"):
             await replay(bench)
         bench.expire(BATCHES, 2, "default")
         with pytest.raises(RecordsLost, match="batches 1 to 2 of default are gone"):
