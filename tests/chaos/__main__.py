@@ -1,6 +1,7 @@
 """python -m tests.chaos: faults of many kinds on a real broker, and the checker's word in the end.
 
-Exit code 0: nothing lost, nothing doubled, everything drained. 1: something was. 130: Ctrl-C.
+Exit code 0: nothing lost, nothing doubled, everything drained. 1: something was. Ctrl-C heals and
+judges what was until then; a second one ends at once, with exit code 130.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ def main() -> None:
     if not options.disks:
         print("no disks can be made here: none will be full", file=sys.stderr)
     folder = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
-    (folder / "logs").mkdir()
-    logging.basicConfig(filename=folder / "logs" / "chaos.log", format="%(asctime)s %(message)s")
+    _configure_logging(folder)
     try:
         outcome = asyncio.run(_until_ended(options, folder))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -52,12 +52,28 @@ def main() -> None:
     raise SystemExit(0 if outcome.good else 1)
 
 
+def _configure_logging(folder: Path) -> None:
+    """Progress to the terminal; what the clients say of dead brokers into a file."""
+    (folder / "logs").mkdir()
+    logging.basicConfig(filename=folder / "logs" / "chaos.log", format="%(asctime)s %(message)s")
+    progress = logging.StreamHandler(sys.stdout)
+    progress.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    logging.getLogger("chaos").addHandler(progress)
+    logging.getLogger("chaos").setLevel(logging.INFO)
+
+
 async def _until_ended(options: Options, folder: Path) -> Outcome:
-    """Runs; SIGTERM ends it as Ctrl-C does."""
+    """Runs; SIGTERM is taken as Ctrl-C is."""
     task = asyncio.current_task()
     assert task is not None
+
+    def on_signal() -> None:
+        if options.enough.is_set():
+            task.cancel()
+        options.enough.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return await run(options, folder)
 
 

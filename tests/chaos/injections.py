@@ -298,7 +298,7 @@ KINDS = {
     "stop-service": Kind(stop_service, every=(2.0, 5.0)),
     "twin": Kind(twin),
     "scale": Kind(scale),
-    "kill-broker": Kind(kill_broker),
+    "kill-broker": Kind(kill_broker, every=(3.0, 6.0)),
     "pause-broker": Kind(stop_broker),
     "net-delay": Kind(delay),
     "net-cut": Kind(cut, every=(1.0, 3.0)),

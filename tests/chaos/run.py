@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from schemas.recipe import Recipe
-from schemas.topics import Topics
-from services.apply import apply
-from services.connect import connect
 from services.log import EventLog
 from services.namespaces import open_namespace
 from services.run.life import enter
-from services.settings import Where, read_recipe
 from tests.chaos import report
-from tests.chaos.disks import MIB, Disk
-from tests.chaos.fleet import Clocks, Fleet
+from tests.chaos.deploy import deployed, where_in
 from tests.chaos.injections import KINDS, SERVICES, Kind, World, kill, write_rates
-from tests.chaos.servers import Cluster
-from tests.chaos.watch import Watch
 from tests.checker import examine, read_all
 
-NAMESPACE = "chaos"
-START_S = 240.0
+logger = logging.getLogger("chaos")
+
 DRAIN_BOUND_S = 150.0
 """Less than an episode's deadline: what only the deadline ends counts as stuck."""
 GAP_BOUND_S = 45.0
@@ -41,8 +33,6 @@ ROUND_S = 60.0
 KILLS_A_ROUND = 8
 KILLS_EVERY = 3
 """Every so many rounds one worker is killed at a time."""
-DISK_BYTES = {"blobs": 4096 * MIB, "checkpoints": 64 * MIB}
-BROKER_DISK_BYTES = 6144 * MIB
 
 
 @dataclass(frozen=True)
@@ -59,6 +49,8 @@ class Options:
     """Whether disks may be made."""
     keep: Path | None = None
     """Where the brokers' logs go if something is wrong."""
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+    """No more faults, once it is set: all is healed and judged."""
 
 
 @dataclass
@@ -99,7 +91,8 @@ class Chaos:
     def _enough(self) -> bool:
         most = self.options.injections
         late = asyncio.get_running_loop().time() - self.began > self.options.seconds
-        return late or (most is not None and self.world.injections >= most)
+        many = most is not None and self.world.injections >= most
+        return late or many or self.options.enough.is_set()
 
     async def _mixes(self) -> None:
         loop = asyncio.get_running_loop()
@@ -109,7 +102,7 @@ class Chaos:
             while loop.time() < until and not self._enough():
                 mix = self._mix()
                 lasts_s = self.random.uniform(*PHASE_S)
-                say(f"{', '.join(mix) or 'nothing'} for {lasts_s:.1f} s")
+                logger.info(f"{', '.join(mix) or 'nothing'} for {lasts_s:.1f} s")
                 seeds = [self.random.getrandbits(32) for _ in mix]
                 phase = [
                     asyncio.create_task(self._inject(self.kinds[name], Random(seed), lasts_s))
@@ -157,14 +150,14 @@ class Chaos:
             if self._enough():
                 return
             if not await self.world.watch.flows(SERVICES, GAP_BOUND_S):
-                say(f"not all services are at work after {GAP_BOUND_S:g} s")
+                logger.info(f"not all services are at work after {GAP_BOUND_S:g} s")
             service = self.random.choice(SERVICES)
             gap = kill(self.world, service, self.random, alone=True)
             if gap is None:
                 continue
             await self.world.watch.mended(gap, GAP_BOUND_S)
             after = "nothing" if gap.seconds is None else f"{gap.seconds:.1f} s"
-            say(f"killed {service}: {after}")
+            logger.info(f"killed {service}: {after}")
             self.world.fleet.check()
 
     async def _heal(self) -> None:
@@ -181,7 +174,7 @@ class Chaos:
         began = time.monotonic()
         if await watch.until(lambda: not waiting & watch.open_tasks, DRAIN_BOUND_S):
             self.drains_s.append(time.monotonic() - began)
-            say(
+            logger.info(
                 f"round {number}: {self.world.injections} injections, "
                 f"{len(waiting)} tasks drained in {self.drains_s[-1]:.1f} s"
             )
@@ -191,7 +184,7 @@ class Chaos:
                 f"round {number}: {len(stuck)} of {len(waiting)} tasks in {DRAIN_BOUND_S:g} s: "
                 f"{stuck[:10]}"
             )
-            say(self.not_drained[-1])
+            logger.info(self.not_drained[-1])
 
     async def finish(self, log: EventLog) -> None:
         """No more tasks; all that there are end, are decided and trained; the run ends."""
@@ -216,23 +209,19 @@ class Chaos:
             await fleet.end(30.0)
 
 
-def say(line: str) -> None:
-    """Progress, for whoever watches."""
-    print(f"{time.strftime('%H:%M:%S', time.gmtime())}  {line}", flush=True)
-
-
 async def run(options: Options, folder: Path) -> report.Outcome:
     """The whole run, in an empty folder. Everything that it starts has ended when it returns."""
     async with AsyncExitStack() as stack:
-        world, log = await stack.enter_async_context(_world(options, folder))
+        made = deployed(folder, options.brokers, disks=options.disks)
+        world, log = await stack.enter_async_context(made)
         chaos = Chaos(options, world, Random(options.seed))
-        say("running")
+        logger.info("running")
         began = time.monotonic()
         await chaos.rounds()
         await chaos.finish(log)
         seconds = time.monotonic() - began
         await world.fleet.close()
-        say("reading the log")
+        logger.info("reading the log")
         outcome = await _judge(chaos, seconds)
         if not outcome.good and options.keep is not None:
             for number in range(1, options.brokers + 1):
@@ -243,7 +232,7 @@ async def run(options: Options, folder: Path) -> report.Outcome:
 
 async def _judge(chaos: Chaos, seconds: float) -> report.Outcome:
     world, options = chaos.world, chaos.options
-    where = _where(world.fleet.where.state, world.cluster.direct, world.cluster.registry_url)
+    where = where_in(world.fleet.where.state, world.cluster.direct, world.cluster.registry_url)
     async with open_namespace(where, "checker") as (log, life):
         deliveries, undecodable = await read_all(log)
         found = examine(life.recipe(), deliveries, undecodable=undecodable)
@@ -266,73 +255,4 @@ async def _judge(chaos: Chaos, seconds: float) -> report.Outcome:
         gaps_alone=report.figures(gap for gap in gaps if gap.alone),
         gaps_in_mixes=report.figures(gap for gap in gaps if not gap.alone),
         **report.summary(found),
-    )
-
-
-@asynccontextmanager
-async def _world(options: Options, folder: Path) -> AsyncIterator[tuple[World, EventLog]]:
-    """Servers, services and disks, working."""
-    state = folder / "state"
-    rates = folder / "rates.json"
-    write_rates(rates, {})
-    async with AsyncExitStack() as stack:
-        cluster = Cluster(folder, options.brokers)
-        disks = _disks(options, folder, cluster) if options.disks else {}
-        for disk in disks.values():
-            disk.folder.mkdir(parents=True)
-            disk.mount()
-            stack.callback(disk.unmount)
-        stack.push_async_callback(cluster.close)
-        say("starting the servers")
-        await cluster.start()
-        where = _where(state, cluster.bootstrap_servers, cluster.registry_url)
-        recipe = _recipe(rates)
-        log = await _applied(stack, cluster, where, recipe)
-        clocks = Clocks(folder / "clocks")
-        clocks.prepare()
-        fleet = Fleet(recipe, where, folder / "logs")
-        watch = Watch(log)
-        following = watch.follow()
-        stack.callback(following.cancel)
-        stack.push_async_callback(fleet.close)
-        say("starting the services")
-        await fleet.start()
-        assert await watch.until(lambda: watch.version >= 2, START_S), "nothing is trained"
-        yield World(cluster, fleet, watch, clocks, rates, disks, Counter()), log
-
-
-async def _applied(
-    stack: AsyncExitStack, cluster: Cluster, where: Where, recipe: Recipe
-) -> EventLog:
-    """The namespace, made; its log, by the door that nothing troubles."""
-    direct = _where(where.state, cluster.direct, cluster.registry_url)
-    connection = await stack.enter_async_context(connect(direct, "operator-0"))
-    log = await connection.writing_log(Topics(NAMESPACE, tuple(recipe.policies), recipe.partitions))
-    await apply(log, recipe)
-    return log
-
-
-def _where(state: Path, bootstrap_servers: str, registry_url: str) -> Where:
-    return Where(state, bootstrap_servers, registry_url, namespace=NAMESPACE)
-
-
-def _disks(options: Options, folder: Path, cluster: Cluster) -> dict[str, Disk]:
-    state = folder / "state"
-    disks = {
-        "blobs": Disk(state / "blobs", DISK_BYTES["blobs"]),
-        "checkpoints": Disk(state / NAMESPACE / "checkpoints", DISK_BYTES["checkpoints"]),
-    }
-    for number in range(1, options.brokers + 1):
-        disks[f"broker-{number}"] = Disk(cluster.data(number), BROKER_DISK_BYTES)
-    return disks
-
-
-def _recipe(rates: Path) -> Recipe:
-    path = str(rates)
-    return read_recipe(
-        str(Path(__file__).parent / "recipe.toml"),
-        [
-            f"environments.default.options.rates={path}",
-            f"policies.default.engine.options.rates={path}",
-        ],
     )
