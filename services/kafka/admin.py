@@ -40,6 +40,16 @@ CHANGE_S = 30.0
 """For what brokers do on disk: making and removing topics."""
 CHECK_S = 4.0
 RETRY_S = 0.05
+UNKNOWN = frozenset(
+    {
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+"""So speaks a broker that has just started of what it holds, for a moment."""
+UNKNOWN_S = 4.0
+"""How long it is asked again for what should be there."""
 EARLIEST, LATEST = -2, -1
 """Kafka's two special timestamps."""
 
@@ -102,8 +112,7 @@ class Admin:
                 )
         # A leader that is named may not know it yet; it does once it answers.
         new = [Partition(topic.topic, at) for topic in absent for at in range(topic.num_partitions)]
-        unknown = {KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
-        await self._patiently("new topics are not there", partial(self._ends, new), unknown)
+        await self._patiently("new topics are not there", partial(self._ends, new), UNKNOWN)
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
         """Removes the topics that exist. Returns once they are gone."""
@@ -129,8 +138,8 @@ class Admin:
     ) -> dict[Partition, tuple[int, int]]:
         """Each partition's first offset and the one after its last committed record, or of all."""
         names = ", ".join(sorted({place.topic for place in partitions}))
-        ask = self._open_ends if undecided else self._ends
-        return await self._patiently(f"can't find the ends of {names}", partial(ask, partitions))
+        ask = partial(self._open_ends if undecided else self._ends, partitions)
+        return await self._patiently(f"can't find the ends of {names}", ask, UNKNOWN, UNKNOWN_S)
 
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float
@@ -208,16 +217,21 @@ class Admin:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _patiently(
-        self, what: str, ask: Callable[[], R], fine: set[int] | frozenset[int] = frozenset()
+        self,
+        what: str,
+        ask: Callable[[], R],
+        fine: frozenset[int] = frozenset(),
+        fine_s: float = PATIENCE_S,
     ) -> R:
-        """Asks, and again while that may help, or the error is one of those that are `fine`."""
+        """Asks, and again while that may help, or for `fine_s` the error is one that is `fine`."""
         begun = monotonic()
         while True:
             try:
                 return await self._run(ask)
             except KafkaException as exception:
                 error = error_of(exception)
-                late = monotonic() - begun > PATIENCE_S
+                limit_s = fine_s if error.code() in fine else PATIENCE_S
+                late = monotonic() - begun > limit_s
                 if late or error.code() not in TRANSIENT | fine:
                     servers = self._settings.bootstrap_servers
                     raise failure(f"{what} (at {servers})", error) from exception

@@ -76,6 +76,24 @@ class Member:
         return {} if lost else {at: self.last[at] for at in partitions if at in self.last}
 
 
+def test_ends_wait_for_a_broker_that_does_not_know_its_partition_yet(
+    kafka: str, namespace: str
+) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(kafka, client_id="test")
+        try:
+            place = Partition(f"{namespace}.things.v1", 0)
+            asking = asyncio.create_task(broker.ends([place]))
+            done, _ = await asyncio.wait({asking}, timeout=1.0)
+            assert not done
+            await topic(broker, namespace)
+            assert await asking == {place: (0, 0)}
+        finally:
+            await broker.close()
+
+    drive(main)
+
+
 def test_no_broker_is_told_within_five_seconds() -> None:
     async def main() -> None:
         servers = f"127.0.0.1:{free_port()}"
