@@ -13,6 +13,7 @@ import psutil
 
 from schemas.recipe import Recipe
 from services.run.children import child_specs
+from services.run.processes import Preloader
 from services.run.supervisor import ChildSpec, RestartRule, Supervisor, headrace_command
 from services.settings import Where, write_resolved
 
@@ -65,7 +66,9 @@ class Fleet:
     async def start(self) -> None:
         """Starts one process of each service."""
         self._resolved = write_resolved(self.recipe, self.where.state)
-        await self._supervisor(child_specs(self.recipe, self._resolved))
+        specs = child_specs(self.recipe, self._resolved)
+        preloader = Preloader(self._resolved, [spec.command for spec in specs], self._note)
+        await self._supervisor(specs, preloader)
 
     async def add(self, service: str) -> Supervisor:
         """Starts one more, also of a sole writer; it is kept alive until `remove`."""
@@ -117,8 +120,12 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*watching.values(), return_exceptions=True)
 
-    async def _supervisor(self, specs: list[ChildSpec]) -> Supervisor:
-        supervisor = Supervisor(specs, self.logs, rule=RULE, on_change=self._note)
+    async def _supervisor(
+        self, specs: list[ChildSpec], preloader: Preloader | None = None
+    ) -> Supervisor:
+        supervisor = Supervisor(
+            specs, self.logs, rule=RULE, preloader=preloader, on_change=self._note
+        )
         await supervisor.start()
         supervisor.place(self.where.to_json())
         self._watching[supervisor] = asyncio.create_task(supervisor.watch())
