@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 
-from schemas.topics import DEAD_LETTERS, TASKS
+from schemas.topics import DEAD_LETTERS, OUTCOMES, RESULTS, TASKS
 from services.apply import lags, shared_partitions
 from services.kafka.broker import Partition
 from services.log import EventLog
 from services.namespaces import open_namespace
+from services.run.life import RunLife
 from services.run.progress import Progress
 from services.run.view import sparkline
-from services.run.watch import read_progress
+from services.run.watch import read_recent
 from services.settings import Where
+
+RECENT = 1_000
+"""Offsets of each partition that are read: enough for rewards and curves, whatever a run's age."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Standing:
     tasks_ended: int
     episodes: int
     failures: int
+    """Episodes that the infrastructure failed for good, of the last `failures_of`."""
+    failures_of: int
     lags: dict[str, int]
     """Undone records, by consumer group."""
     dead_letters: int
@@ -52,7 +59,8 @@ class Standing:
         lines += [
             f"  tasks         submitted {self.tasks_submitted:,}   started "
             f"{self.tasks_started:,}   ended {self.tasks_ended:,}",
-            f"  episodes      ended {self.episodes:,}   failed {self.failures:,}",
+            f"  episodes      ended {self.episodes:,}   failed {self.failures:,}"
+            + (f" of the last {self.failures_of:,}" if self.failures_of < self.episodes else ""),
             "  lag           " + "   ".join(f"{name} {lag:,}" for name, lag in self.lags.items()),
             f"  dead letters  {self.dead_letters:,}",
         ]
@@ -62,27 +70,47 @@ class Standing:
 async def read_standing(where: Where) -> Standing:
     """Reads it all. UsageError where there is no such run."""
     async with open_namespace(where, "status") as (log, life):
-        recipe = life.recipe()
-        progress = Progress(recipe)
-        await read_progress(log, progress)
-        last = life.ended or life.ending
-        versions = recipe.stop.reward_versions
-        return Standing(
-            namespace=log.topics.namespace,
-            recipe=recipe.name,
-            state=life.state,
-            reason="" if last is None else last.reason,
-            versions={name: policy.version for name, policy in progress.policies.items()},
-            rewards={name: policy.reward(versions) for name, policy in progress.policies.items()},
-            curves={name: policy.curve() for name, policy in progress.policies.items()},
-            tasks_submitted=progress.submitted,
-            tasks_started=await _started(log),
-            tasks_ended=progress.tasks_ended,
-            episodes=progress.episodes,
-            failures=progress.failures,
-            lags=await lags(log.broker, log.topics),
-            dead_letters=await _dead_letters(log),
-        )
+        return await standing_of(log, life)
+
+
+async def standing_of(log: EventLog, life: RunLife, recent: int = RECENT) -> Standing:
+    """Where a run stands, by the last `recent` offsets of each partition. Leaves no trace.
+
+    What lies before them is counted by offset, so a record that was written twice counts twice.
+    """
+    recipe = life.recipe()
+    progress = Progress(recipe)
+    begins = await read_recent(log, progress, recent)
+    last = life.ended or life.ending
+    versions = recipe.stop.reward_versions
+    before: Counter[str] = Counter()
+    for place, begin in begins.items():
+        before[place.topic] += begin
+    tasks, results = log.topics.name(TASKS), log.topics.name(RESULTS)
+    return Standing(
+        namespace=log.topics.namespace,
+        recipe=recipe.name,
+        state=life.state,
+        reason="" if last is None else last.reason,
+        versions={name: policy.version for name, policy in progress.policies.items()},
+        rewards={name: policy.reward(versions) for name, policy in progress.policies.items()},
+        curves={name: policy.curve() for name, policy in progress.policies.items()},
+        tasks_submitted=progress.submitted + before[tasks],
+        tasks_started=await _started(log),
+        tasks_ended=progress.tasks_ended + before[results],
+        episodes=await _episodes(log) if before[results] else progress.episodes,
+        failures=progress.failures,
+        failures_of=progress.episodes,
+        lags=await lags(log.broker, log.topics),
+        dead_letters=await _dead_letters(log),
+    )
+
+
+async def _episodes(log: EventLog) -> int:
+    """Outcomes, by offset."""
+    name = log.topics.name(OUTCOMES)
+    places = [Partition(name, number) for number in range(log.topics.partitions)]
+    return sum(end for _, end in (await log.broker.ends(places)).values())
 
 
 async def _started(log: EventLog) -> int:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import aclosing, suppress
 
 from schemas.topics import BATCHES, POLICIES, RESULTS, TASKS, Topics
+from services.errors import DecodeError
 from services.kafka.broker import Partition
 from services.log import CaughtUp, EventLog, EventReader, Start
 from services.run.progress import Progress
+from services.scan import Patience, Stretch, scan
+
+BATCH_OFFSETS = 128
+"""As many batches as a curve has points, with their transactions' marks."""
 
 
 def progress_partitions(topics: Topics) -> list[Partition]:
@@ -39,14 +44,29 @@ async def follow_progress(log: EventLog, progress: Progress, on_change: Callable
         await reader.aclose()
 
 
-async def read_progress(log: EventLog, progress: Progress) -> None:
-    """Folds all that is in the log now."""
-    done = asyncio.Event()
-    following = asyncio.create_task(follow_progress(log, progress, done.set))
-    waiting = asyncio.create_task(done.wait())
-    await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    if following.done():
-        await following
-    for task in (following, waiting):
-        task.cancel()
-    await asyncio.gather(following, waiting, return_exceptions=True)
+async def read_recent(log: EventLog, progress: Progress, recent: int) -> dict[Partition, int]:
+    """Folds the last records of each partition; returns where it began in each.
+
+    At most `recent` offsets each, and fewer of `batches`, which are large. Leaves no trace. Every
+    policy's newest version is found, however long ago it was published.
+    """
+    places = progress_partitions(log.topics)
+    bounds = await log.broker.ends(places)
+    large = {log.topics.name(BATCHES, policy) for policy in log.topics.policies}
+    begins = {
+        place: max(first, end - (min(recent, BATCH_OFFSETS) if place.topic in large else recent))
+        for place, (first, end) in bounds.items()
+    }
+    await _fold(log, progress, {place: (begins[place], bounds[place][1]) for place in places})
+    policies = Partition(log.topics.name(POLICIES), 0)
+    if any(policy.version < 0 for policy in progress.policies.values()):
+        await _fold(log, progress, {policies: (bounds[policies][0], begins[policies])})
+    return begins
+
+
+async def _fold(log: EventLog, progress: Progress, stretches: Mapping[Partition, Stretch]) -> None:
+    async with aclosing(scan(log.broker, stretches, Patience(lambda line: None))) as records:
+        async for record in records:
+            with suppress(DecodeError):
+                event = (await log.decode(record)).event
+                progress.on_event(event, record.timestamp, record.offset)

@@ -1,0 +1,63 @@
+"""Where a run stands, from the ends of its topics."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from schemas.events import RunStateEntered
+from schemas.recipe import Recipe
+from schemas.topics import DEAD_LETTERS
+from services.apply import commit_first_places
+from services.kafka.broker import Outgoing, Partition
+from services.run.life import RunLife
+from services.run.standing import standing_of
+from tests.unit.show.world import TOPICS, World, in_a_world
+
+RECIPE = Recipe.model_validate({"name": "r", "policies": {"default": {"model": "tiny-llama"}}})
+LIFE = RunLife(
+    RunStateEntered(
+        namespace="test", state="started", recipe=RECIPE.canonical(), digest=RECIPE.digest
+    )
+)
+
+
+async def a_run(world: World) -> None:
+    """Six tasks of two episodes, three versions, and a task that waits."""
+    await commit_first_places(world.log.broker, TOPICS)
+    await world.publish(0)
+    for version in range(1, 4):
+        tasks = [await world.run_task(f"{version}-{n}") for n in range(2)]
+        await world.publish(version, await world.batch(version, tasks, tasks[-1] + 1))
+    await world.submit("waits")
+    await world.log.broker.send(Outgoing(TOPICS.name(DEAD_LETTERS), b"", b"garbage"))
+    await asyncio.sleep(0.01)  # the last transaction's mark
+
+
+@pytest.mark.parametrize("recent", [1, 4, 1_000])
+def test_a_run_stands_where_it_stands_however_little_is_read(recent: int) -> None:
+    async def test(world: World) -> None:
+        await a_run(world)
+        standing = await standing_of(world.log, LIFE, recent)
+        assert (standing.state, standing.versions) == ("started", {"default": 3})
+        counts = (standing.tasks_submitted, standing.tasks_started, standing.tasks_ended)
+        assert (*counts, standing.episodes, standing.failures) == (7, 0, 6, 12, 0)
+        assert standing.failures_of <= 12
+        assert standing.dead_letters == 1
+        places = [Partition(one.name, n) for one in TOPICS for n in range(one.partitions)]
+        before = await world.log.broker.ends(places)
+        await standing_of(world.log, LIFE, recent)
+        assert await world.log.broker.ends(places) == before, "it leaves no trace"
+
+    in_a_world(test)
+
+
+def test_what_was_not_counted_one_by_one_is_said() -> None:
+    async def test(world: World) -> None:
+        await a_run(world)
+        few = await standing_of(world.log, LIFE, 1)
+        assert f"failed 0 of the last {few.failures_of}" in "\n".join(few.lines())
+        assert "of the last" not in "\n".join((await standing_of(world.log, LIFE)).lines())
+
+    in_a_world(test)
