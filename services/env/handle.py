@@ -93,17 +93,20 @@ class Handle:
         self._actions: asyncio.Queue[ActionRequested] = asyncio.Queue()
         self._done = -1
         self._last: ObservationRecorded | None = None
+        self._first: dict[str, ObservationRecorded] = {}
+        """Of each call the answer that counts: the first in the log, perhaps another worker's."""
+        self._read = asyncio.Event()
+        """Set whenever one more is known."""
         self._broken: Failure | None = None
 
     def put(self, action: ActionRequested) -> None:
         """Takes an action of this attempt, in the order of the log."""
         self._actions.put_nowait(action)
 
-    def matches(self, recorded: ObservationRecorded) -> None:
-        """Compares another owner's answer with one's own: the first in the log counts."""
-        last = self._last
-        if last is not None and last.call == recorded.call and not _alike(last, recorded):
-            self._broken = _infrastructure("superseded", "another worker's answer came first")
+    def on_recorded(self, answer: ObservationRecorded) -> None:
+        """Takes an answer of this attempt from the log: one's own, or another worker's."""
+        self._first.setdefault(answer.call, answer)
+        self._read.set()
 
     async def run(self) -> None:
         """From the slot to the deadline, or to its cancellation."""
@@ -147,6 +150,7 @@ class Handle:
                 message = f"action {action.index} was answered otherwise when it was recorded"
                 self._broken = observation.failure or _infrastructure("diverged", message)
             self._done, self._last = action.index, recorded
+            self.on_recorded(recorded)
 
     async def _perform(self, environment: Environment | None, action: ActionRequested) -> None:
         """Answers one action: again from the last answer where it is a repetition."""
@@ -155,6 +159,8 @@ class Handle:
             return
         if action.index <= self._done:
             return
+        if self._broken is None:
+            await self._compare()
         if self._broken is None and action.index != self._done + 1:
             self._broken = _infrastructure("sandbox_lost", f"no action {self._done + 1}")
         if self._broken is not None or environment is None:
@@ -164,6 +170,16 @@ class Handle:
         self._done, self._last = action.index, observation
         self._last = await deliver(self._answer, action, observation)
         self._broken = self._broken or self._last.failure
+
+    async def _compare(self) -> None:
+        """Waits for the answer before this action: the agent acts on the one that counts. It is
+        known already, but where this worker reads more slowly than the agent."""
+        last = self._last
+        while last is not None and last.call not in self._first:
+            self._read.clear()
+            await self._read.wait()
+        if last is not None and not _alike(last, self._first[last.call]):
+            self._broken = _infrastructure("superseded", "another worker's answer came first")
 
     async def _act(self, environment: Environment, action: ActionRequested) -> ObservationRecorded:
         began = now()

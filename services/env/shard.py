@@ -118,10 +118,10 @@ class EnvShard:
         if not self._context.caught_up:
             name = observation.task, observation.sample, observation.attempt, observation.call
             self._observed.setdefault(name, observation)
-        elif observation.instance != self._worker_id:
+        else:
             handle = self._handles.get((observation.task, observation.sample))
             if handle is not None and handle.attempt == observation.attempt:
-                handle.matches(observation)
+                handle.on_recorded(observation)
 
     def _on_action(self, delivery: Delivery[ActionRequested]) -> None:
         action = delivery.event

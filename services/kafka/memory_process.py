@@ -113,6 +113,8 @@ class Process:
     def keep_session(self, group: Group, member: Member) -> None:
         """Sends heartbeats for a member from now on."""
         self._members[member] = group
+        if self._gone or not self._running.is_set():  # It joins late: its request was on its way.
+            self._expel_in(self._session_s, group, member)
 
     def end_session(self, member: Member) -> None:
         """Sends no more heartbeats for it."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 from schemas.errors import TooLarge
 from schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
 from services.clock import now_ms
@@ -33,11 +35,15 @@ class FakeContext:
         self.held: set[int] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.arrived = asyncio.Event()
+        self.shard: EnvShard | None = None
+        """Reads back what it sent."""
 
     async def send(self, event: Event) -> Ref:
         assert isinstance(event, ObservationRecorded)
         self.sent.append(event)
         self.arrived.set()
+        if self.shard is not None:
+            await self.shard.on_event(Delivery(event, REF, 0.0, PLACE, 0))
         return REF
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -114,6 +120,7 @@ class Bench:
         self.context = FakeContext()
         setup = EnvironmentSetup(Counter, {}, asyncio.Semaphore(slots))
         self.shard = EnvShard(self.context, {"default": setup}, "me")  # type: ignore[arg-type]
+        self.context.shard = self.shard
         self._offset = 0
 
     async def feed(self, *events: Event) -> None:
@@ -275,6 +282,41 @@ def test_it_is_closed_where_it_is_lost_while_it_is_rebuilt() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("text", ["0", "elsewhere"])
+def test_an_answer_of_another_worker_that_came_first_counts(text: str) -> None:
+    async def test(bench: Bench) -> None:
+        first = ObservationRecorded(
+            task=1, sample=0, call="1", index=0, digest=bytes(16), text=text, instance="other"
+        )
+        await bench.live()
+        await bench.feed(action(0, "reset"), first)  # before the reset is done here
+        await bench.context.answers(1)
+        await bench.feed(action(1))
+        own, next_one = await bench.context.answers(2)
+        assert own.text == "0"
+        code = next_one.failure.code if next_one.failure is not None else ""
+        assert code == ("" if text == "0" else "superseded")
+
+    run(test)
+
+
+def test_an_action_waits_until_it_is_known_which_answer_the_agent_saw() -> None:
+    async def test(bench: Bench) -> None:
+        bench.context.shard = None
+        await bench.live()
+        await bench.feed(action(0, "reset"))
+        (own,) = await bench.context.answers(1)
+        await bench.feed(action(1))
+        await asyncio.sleep(0.01)
+        assert len(bench.context.sent) == 1
+        await bench.feed(own.model_copy(update={"text": "elsewhere", "instance": "other"}), own)
+        _, answer = await bench.context.answers(2)
+        assert answer.failure is not None
+        assert answer.failure.code == "superseded"
+
+    run(test)
+
+
 def test_closed_episodes_are_not_taken_up() -> None:
     async def test(bench: Bench) -> None:
         await bench.feed(action(0, "reset"), action(1), action(2, "close"))
@@ -367,6 +409,7 @@ def test_an_observation_that_is_none_is_a_failure_of_the_environment() -> None:
     async def test(bench: Bench) -> None:
         setup = EnvironmentSetup(Odd, {}, asyncio.Semaphore(1))
         bench.shard = EnvShard(bench.context, {"default": setup}, "me")  # type: ignore[arg-type]
+        bench.context.shard = bench.shard
         await bench.live()
         await bench.feed(action(0, "reset"), action(1))
         failure = (await bench.context.answers(2))[1].failure
