@@ -40,7 +40,9 @@ def test_starts_that_are_deleted_before_they_are_run_are_missed_loudly() -> None
     async def lose(run: Run, log: EventLog) -> None:
         for agent in run.running("agent"):
             await agent.stop()
-        await asyncio.sleep(5.0)
+        place = Partition(run.topics.name(EPISODES), 0)
+        while (await log.broker.ends([place]))[place][1] == 0:
+            await asyncio.sleep(0.5)
         forget(run)
         run.add("agent")
 
