@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from schemas.errors import UnknownSchema
 from schemas.events import BatchAssembled
 from schemas.topics import BATCHES
 from services.context import ServiceContext
-from services.errors import RecordsLost
+from services.errors import DecodeError, DependencyError, RecordsLost
 from services.kafka.broker import Partition
 from services.log import CaughtUp, Delivery, EventReader
 from trainer.checkpoint import Checkpoint, Checkpoints
@@ -165,9 +166,9 @@ class Trainer:
     async def _load(self, delivery: Delivery[BatchAssembled]) -> PreparedBatch:
         """The batch with its trajectories.
 
-        A new one whose trajectories are gone can't be trained on, and is skipped. One that was
-        trained before can't be trained again: RecordsLost, since its version would come out
-        otherwise.
+        A new one whose trajectories are gone, or are none, can't be trained on, and is skipped. One
+        that was trained before can't be trained again: RecordsLost, since its version would come
+        out otherwise. UnknownSchema is the registry's fault: the batch waits for it.
         """
         version, newest = delivery.event.version, self._history.newest
         if version in self._history.skipped:
@@ -176,9 +177,14 @@ class Trainer:
             return await load_batch(
                 self._context.log, delivery, self._learner.vocabulary, self._settings.updates
             )
-        except RecordsLost as error:
+        except UnknownSchema as error:
+            raise DependencyError(
+                f"batch {version} names a trajectory of an unknown schema: is this the registry "
+                f"that its writer used? {error}"
+            ) from error
+        except (RecordsLost, DecodeError) as error:
             if newest is None or version > newest.version:
-                return unusable_batch(delivery, f"its trajectories are gone: {error}")
+                return unusable_batch(delivery, f"its trajectories are gone, or none: {error}")
             raise RecordsLost(
                 f"version {version} can't be trained again on the way from the checkpoint at "
                 f"version {self._saved} to {newest.version}, the newest published. Bring a newer "

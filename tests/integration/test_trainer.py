@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from schemas.events import (
     BatchAssembled,
     BatchSample,
     PolicyPublished,
+    Ref,
     Sampling,
     TrajectoryRecorded,
     Turn,
@@ -28,7 +30,7 @@ from schemas.topics import POLICIES, TRAJECTORIES, Topics
 from services.blobs import LocalBlobStore
 from services.context import ServiceContext
 from services.errors import Fenced, HeadraceError, RecordsLost, UsageError
-from services.kafka.broker import Broker, Partition
+from services.kafka.broker import Broker, Outgoing, Partition
 from services.kafka.memory import MemoryBroker
 from services.kafka.memory_registry import MemoryRegistry
 from services.log import CaughtUp, EventLog, EventReader
@@ -381,6 +383,30 @@ async def a_new_batch_without_trajectories(bench: Bench) -> None:
 
 def test_a_new_batch_whose_trajectories_are_gone_is_skipped(tmp_path: Path) -> None:
     on_memory(a_new_batch_without_trajectories, tmp_path)
+
+
+def test_a_batch_that_names_no_trajectory_is_skipped(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        topics = bench.log.topics
+        place = Partition(topics.name(TRAJECTORIES), 0)
+        at = await bench.log.broker.send(Outgoing(place.topic, b"k", b"garbage", partition=0))
+        never = {"topic": place.topic, "partition": 0, "offset": at.offset + 50}
+        garbage = {"topic": place.topic, "partition": 0, "offset": at.offset}
+        for version, where in enumerate((never, garbage), 1):
+            digest = hashlib.sha256(b"garbage").digest()[:16]
+            sample = await bench.sample(version, 0, Random(version))
+            sample = sample.model_copy(update={"trajectory": Ref(**where, digest=digest)})
+            await bench.log.send(
+                BatchAssembled(
+                    policy="learner", version=version, recipe=RECIPE.digest, seed=0,
+                    samples=(sample,), sampled_tokens=3, low_mark=version, groups_read=version,
+                )
+            )  # fmt: skip
+        await bench.submit(3)
+        published = await bench.train(3)
+        assert [one.status for one in published] == ["initial", "skipped", "skipped", "trained"]
+
+    on_memory(scenario, tmp_path)
 
 
 def test_a_published_version_that_cant_be_trained_again_ends_the_trainer(tmp_path: Path) -> None:
