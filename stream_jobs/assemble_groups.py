@@ -111,6 +111,9 @@ def _make_app(context: ServiceContext, bootstrap_servers: str, credentials: Any)
         broker_session_timeout=6.0,
         broker_rebalance_timeout=10.0,
         broker_request_timeout=20.0,
+        # A broker that has just started again may not name the topic yet: then the group's leader
+        # leaves it out, and looks no sooner than this (by default in five minutes).
+        consumer_metadata_max_age_ms=3_000,
     )
 
 

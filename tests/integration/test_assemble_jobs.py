@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka.cluster import ClusterMetadata  # type: ignore[import-untyped]
 
 from schemas.events import GroupClosed
 from schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
@@ -122,6 +123,39 @@ def test_every_result_becomes_a_group_and_what_is_none_is_parked(
         await wait_for_commit(log)
         dead = Partition(log.topics.name(DEAD_LETTERS), 0)
         assert (await log.broker.ends([dead]))[dead] == (0, 2)
+        await log.broker.close()
+
+    asyncio.run(main())
+
+
+def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
+    bootstrap_servers: str,
+    namespace: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    real = ClusterMetadata.partitions_for_topic
+    blind = True
+
+    def partitions_for_topic(self: ClusterMetadata, topic: str) -> set[int] | None:
+        return None if blind else real(self, topic)
+
+    async def main() -> None:
+        nonlocal blind
+        context = a_kafka_context(bootstrap_servers, namespace, tmp_path)
+        log = context.log
+        await apply(log)
+        await send_results(log, 0, 20)
+        monkeypatch.setattr(ClusterMetadata, "partitions_for_topic", partitions_for_topic)
+        job = asyncio.ensure_future(assemble_groups.run(context, bootstrap_servers))
+        async with asyncio.timeout(2 * BOUND_S):
+            while "missing topic" not in caplog.text:
+                await asyncio.sleep(0.1)
+        blind = False
+        assert sorted(await read_groups(log, 20)) == list(range(20))
+        context.stopping.set()
+        await asyncio.wait_for(job, BOUND_S)
         await log.broker.close()
 
     asyncio.run(main())
