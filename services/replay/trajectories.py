@@ -23,7 +23,7 @@ from schemas.topics import BATCHES
 from services.errors import HeadraceError, RecordsLost, UsageError
 from services.kafka.broker import FencedWriter
 from services.log import EventLog
-from services.replay.batches import as_published, decided_by
+from services.replay.rebuilder import as_published, decided_by
 from services.replay.recording import (
     Progress,
     Recording,

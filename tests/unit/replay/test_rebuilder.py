@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from schemas.events import BatchAssembled, GroupClosed
 from services.errors import UsageError
-from services.replay.batches import Rebuilder
 from services.replay.episodes import CHANGEABLE as OF_EPISODES
+from services.replay.rebuilder import Rebuilder
 from services.replay.recording import change_recorded
 from services.replay.trajectories import CHANGEABLE as OF_TRAJECTORIES
 from stream_jobs import batches
