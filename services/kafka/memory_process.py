@@ -152,14 +152,14 @@ class Process:
 
     def kill(self) -> None:
         """Ends the process without a word. What has left it may still land."""
-        if not self._gone and self._running.is_set():
-            self._fall_silent()
         self.end(f"the process {self.name} was killed")
 
     def end(self, reason: str) -> None:
         """Fails all that still waits for the cluster, and all that comes after."""
         if self._gone:
             return
+        if self._running.is_set():
+            self._fall_silent()
         self._gone = reason
         self._running.set()
         self._drop_unsent()

@@ -208,8 +208,8 @@ class MemorySubscription:
             self._fail(DependencyError("this subscription is closed: nothing more is read"))
             if not self._process.gone:
                 group, member = self._state.group(self._consumer_group), self._member
-                self._process.end_session(member)
                 await self._process.call(lambda: group.leave(member), group)
+                self._process.end_session(member)
 
     async def _heed(self) -> None:
         """Joins the group, then does what it decides, until closed."""
