@@ -235,7 +235,7 @@ async def _judge(chaos: Chaos, seconds: float) -> report.Outcome:
     where = where_in(world.fleet.where.state, world.cluster.direct, world.cluster.registry_url)
     async with open_namespace(where, "checker") as (log, life):
         deliveries, undecodable = await read_all(log)
-        found = examine(life.recipe(), deliveries, undecodable=undecodable)
+        found = examine(life.recipe(), deliveries, settled=True, undecodable=undecodable)
     lost, doubled = report.losses(deliveries)
     gaps = world.watch.gaps
     return report.Outcome(

@@ -15,9 +15,11 @@ from typing import IO
 
 import pytest
 
+from schemas.events import BatchAssembled, EpisodeEnded, EpisodeStarted, GroupClosed
 from tests.chaos.proxy import Proxy
-from tests.chaos.report import GapFigures
+from tests.chaos.report import GapFigures, losses
 from tests.chaos.watch import Gap
+from tests.unit.checker.logs import whole_log
 
 Writer = asyncio.StreamWriter
 SITE = Path(__file__).parents[1] / "chaos" / "site"
@@ -120,6 +122,33 @@ def test_a_kill_of_an_idle_process_has_no_gap() -> None:
     figures = GapFigures.of("env", [idle, *(Gap("env", 7, 0.0, True, {0: s}) for s in (3.0, 1.0))])
     assert (figures.kills, figures.measured) == (3, 2)
     assert (figures.p50, figures.p99, figures.longest) == (1.0, 3.0, 3.0)
+
+
+def test_a_whole_log_has_lost_and_doubled_nothing_whoever_sent_again() -> None:
+    log = whole_log()
+    for kind in (EpisodeEnded, GroupClosed):
+        log.again(kind)
+    assert losses(log.deliveries) == ([], [])
+
+
+def test_a_sample_in_no_batch_and_an_episode_without_an_end_are_lost() -> None:
+    log = whole_log()
+    log.without(BatchAssembled)
+    log.without(EpisodeEnded, task=1, sample=0)
+    lost, doubled = losses(log.deliveries)
+    assert lost[0] == "episode 1/0 never ended"
+    assert lost[1:] == ["sample 0/0 is in no batch", "sample 0/1 is in no batch"]
+    assert doubled == []
+
+
+def test_a_sample_in_two_batches_and_a_start_written_twice_are_doubled() -> None:
+    log = whole_log()
+    log.again(BatchAssembled, version=2)
+    log.again(EpisodeStarted)
+    lost, doubled = losses(log.deliveries)
+    assert lost == []
+    assert doubled[:2] == ["sample 0/0 is in 2 batches", "sample 0/1 is in 2 batches"]
+    assert doubled[2].startswith("EpisodeStarted 1/1 at 0@")
 
 
 def test_a_skewed_clock_jumps_and_comes_back(tmp_path: Path) -> None:
