@@ -23,6 +23,8 @@ class GapFigures:
     service: str
     kills: int
     measured: int
+    unended: int
+    """Gaps that no successor has ended; those of idle processes are neither."""
     p50: float
     p99: float
     longest: float
@@ -32,7 +34,7 @@ class GapFigures:
         """From its kills. One whose process had written nothing of late isn't measured."""
         times = sorted(gap.seconds for gap in gaps if gap.seconds is not None)
         figures = [_quantile(times, at) for at in (0.5, 0.99, 1.0)]
-        return cls(service, len(gaps), len(times), *figures)
+        return cls(service, len(gaps), len(times), sum(gap.lasts for gap in gaps), *figures)
 
 
 @dataclass
@@ -170,13 +172,14 @@ def summary(report: Report) -> dict[str, int]:
 def _table(title: str, rows: Sequence[GapFigures]) -> list[str]:
     if not rows:
         return []
-    head = f"  {'service':<18}{'kills':>7}{'measured':>10}{'p50 s':>8}{'p99 s':>8}{'max s':>8}"
+    head = f"  {'service':<18}{'kills':>7}{'measured':>10}{'unended':>9}"
+    head += f"{'p50 s':>8}{'p99 s':>8}{'max s':>8}"
     return [
         f"{title} (bar: p99 of {GAP_BAR_S:g} s)",
         head,
         *(
-            f"  {row.service:<18}{row.kills:>7}{row.measured:>10}{row.p50:>8.1f}{row.p99:>8.1f}"
-            f"{row.longest:>8.1f}"
+            f"  {row.service:<18}{row.kills:>7}{row.measured:>10}{row.unended:>9}{row.p50:>8.1f}"
+            f"{row.p99:>8.1f}{row.longest:>8.1f}"
             for row in rows
         ),
     ]

@@ -67,6 +67,7 @@ class Watch:
     batch: int = 0
     version: int = -1
     gaps: list[Gap] = field(default_factory=list)
+    _lasting: list[Gap] = field(default_factory=list)
     _ended: set[int] = field(default_factory=set)
     _last: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
     """Service and partition to the last writer, and when."""
@@ -101,6 +102,8 @@ class Watch:
         }
         gap = Gap(service, pid, at, alone, dict(mine))
         self.gaps.append(gap)
+        if gap.lasts:
+            self._lasting.append(gap)
         return gap
 
     async def flows(self, services: Iterable[str], bound_s: float) -> bool:
@@ -119,9 +122,8 @@ class Watch:
 
     def disturb(self) -> None:
         """Something else goes wrong now: the gaps that last are not its kill's alone."""
-        for gap in self.gaps:
-            if gap.lasts:
-                gap.alone = False
+        for gap in self._lasting:
+            gap.alone = False
 
     async def _follow(self) -> None:
         topics = self.log.topics
@@ -171,7 +173,8 @@ class Watch:
 
     def _on_progress(self, service: str, place: int, pid: int, at: float) -> None:
         self._last[service, place] = pid, at
-        for gap in reversed(self.gaps[-32:]):
+        for gap in self._lasting:
             waits = gap.service == service and gap.moved.get(place, 0.0) is None
             if waits and gap.pid != pid and at >= gap.at:
                 gap.moved[place] = at - gap.at
+        self._lasting = [gap for gap in self._lasting if gap.lasts]

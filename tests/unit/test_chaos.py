@@ -120,7 +120,7 @@ def test_a_kill_of_an_idle_process_has_no_gap() -> None:
     idle = Gap("env", 7, 100.0, alone=True, moved={})
     assert not idle.lasts
     figures = GapFigures.of("env", [idle, *(Gap("env", 7, 0.0, True, {0: s}) for s in (3.0, 1.0))])
-    assert (figures.kills, figures.measured) == (3, 2)
+    assert (figures.kills, figures.measured, figures.unended) == (3, 2, 0)
     assert (figures.p50, figures.p99, figures.longest) == (1.0, 3.0, 3.0)
 
 
