@@ -50,6 +50,8 @@ class ShardHost:
     """It was ended in order: what is open is not its doing."""
 
     def __post_init__(self) -> None:
+        self._room = asyncio.Event()
+        """Set whenever there may be room in the intake, or none is needed any more."""
         self._noted: Mapping[Partition, int] = dict(self.positions)
         self._deaths = self.context.deaths
         self._suspects_end: int | None = None
@@ -57,11 +59,20 @@ class ShardHost:
         places = (self.context.partition, *self.companions)
         self._handled = {place: HANDLED.labels(place.topic) for place in places}
 
+    async def take(self, item: Record | End) -> None:
+        """Queues an item; waits for room. One that comes after the shard's end is dropped."""
+        while self.intake.full() and not self.closed:
+            self._room.clear()
+            await self._room.wait()
+        if not self.closed:
+            self.intake.put_nowait(item)
+
     async def run(self) -> None:
         """Handles what arrives, in order, for as long as the partition is held."""
         await self._maybe_caught_up()
         while True:
             item = await self.intake.get()
+            self._room.set()
             if isinstance(item, Record):
                 await self._on_record(item)
             self._moved(item)
@@ -123,6 +134,7 @@ class ShardHost:
     async def close(self, *, lost: bool) -> None:
         """Ends the shard, bounded. What was read and not handled is read by the next owner."""
         self.closed = True
+        self._room.set()
         if lost:
             self.context.cut()
         try:
@@ -133,6 +145,4 @@ class ShardHost:
                 await self.shard.aclose()
         except TimeoutError:
             logger.warning("shard %s did not close in %s s", self.context.partition, CLOSE_S)
-        while not self.intake.empty():
-            self.intake.get_nowait()
         await self.context.close(lost=lost)

@@ -154,8 +154,8 @@ class Worker:
             owners = {item.partition: hosts.get(item.partition) for item in items}
             for item in items:
                 host = owners[item.partition]
-                if host is not None and not host.closed:
-                    await host.intake.put(item)
+                if host is not None:
+                    await host.take(item)
 
     async def _commit_regularly(self) -> None:
         while True:

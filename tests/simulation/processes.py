@@ -113,6 +113,7 @@ class Process:
         finished = False
         while not finished and not self._stopping.is_set():
             self.starts += 1
+            self.thaw()  # Frozen while it was down: that was nobody.
             self.life += 1
             self.frozen = self.overslept = False
             self.client = self._run.cluster.client(f"{self.name}.{self.starts}")
