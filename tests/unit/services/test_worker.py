@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,12 +13,13 @@ from schemas.codec import Codec
 from schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
 from schemas.topics import ACTIONS, DEAD_LETTERS, OBSERVATIONS, Topics
 from services.errors import Fenced, RecordsLost
-from services.kafka.broker import Committed, Outgoing, Partition, Record
+from services.kafka.broker import Committed, End, Outgoing, Partition, Record
 from services.kafka.memory import MemoryBroker, MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
+from services.ledger import Ledger
 from services.log import Delivery, EventLog
 from services.shard import CLOSE_S, ShardClosed, ShardContext
-from services.shard_host import INTAKE
+from services.shard_host import INTAKE, ShardHost
 from services.worker import COMMIT_INTERVAL_S, Worker
 from tests.simulation import virtual_time
 
@@ -625,3 +626,28 @@ def test_a_zombie_that_comes_back_undoes_no_count() -> None:
                 assert (await place.commit_of()).metadata == '{"at":[],"owners":2}'
 
     run(test)
+
+
+def test_a_shard_that_ends_keeps_nobody_waiting_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.shard_host.INTAKE", 1)
+
+    class Slow:
+        async def on_event(self, delivery: Any) -> None:
+            """Is never asked."""
+
+        async def on_caught_up(self) -> None:
+            await asyncio.Event().wait()
+
+        async def aclose(self) -> None:
+            """Has nothing to say."""
+
+    async def main() -> None:
+        place, log, ledger = Partition("topic", 0), cast("Any", None), Ledger()
+        context = ShardContext(cast("Any", None), place, ledger, None)
+        host = ShardHost(log, context, Slow(), 0, {}, {}, [], ledger, None)
+        takes = [asyncio.create_task(host.take(End(place, n))) for n in range(4)]
+        await asyncio.sleep(0.01)
+        await host.close(lost=True)
+        await asyncio.wait_for(asyncio.gather(*takes), 1.0)
+
+    asyncio.run(main())
