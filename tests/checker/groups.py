@@ -39,8 +39,8 @@ def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
 
 
 def _scored(facts: Facts, group: GroupClosed, ended: TaskEnded, name: str) -> Violations:
-    if ended.purpose == "evaluate":
-        yield f"I3: {name} would train on an evaluation"
+    if ended.purpose == "evaluate" or ended.closed_by != "all":
+        yield f"I3: {name} would train on a task that is {ended.purpose}, {ended.closed_by}"
     outcomes = {outcome.sample: outcome for outcome in ended.outcomes}
     samples = [sample.sample for sample in group.samples]
     excluded = [sample.sample for sample in group.excluded]

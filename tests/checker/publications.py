@@ -21,31 +21,35 @@ def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
 
 
 def _versions(facts: Facts, policy: str, records: list[PolicyPublished]) -> Violations:
-    newest, digest = -1, b""
+    newest, before = -1, None
     for event in records:
         name = f"version {policy}/{event.version}"
         if event.version > newest + 1 or event.version < newest:
             yield f"I5: {name} is published after version {newest}"
         elif event.status == "resumed":
-            yield from _resumed(event, newest, digest, name)
+            yield from _resumed(event, newest, before, name)
         elif event.version == newest:
             yield f"I5: {name} is published twice, as {event.status}"
         else:
-            yield from _new(facts, event, digest, name)
+            yield from _new(facts, event, before, name)
         if event.full is None or event.full_version != event.version:
             yield f"I5: {name} is published without its weights"
-        newest, digest = max(newest, event.version), event.digest
+        newest, before = max(newest, event.version), event
 
 
-def _resumed(event: PolicyPublished, newest: int, digest: bytes, name: str) -> Violations:
+def _resumed(
+    event: PolicyPublished, newest: int, before: PolicyPublished | None, name: str
+) -> Violations:
     """Published again on restart: the newest version, where its weights came out otherwise."""
     if event.version != newest:
         yield f"I4: {name} is resumed after version {newest}"
-    elif event.digest == digest:
+    elif before is not None and (event.digest, event.full) == (before.digest, before.full):
         yield f"I4: {name} is resumed with the weights that it had"
 
 
-def _new(facts: Facts, event: PolicyPublished, digest: bytes, name: str) -> Violations:
+def _new(
+    facts: Facts, event: PolicyPublished, before: PolicyPublished | None, name: str
+) -> Violations:
     if (event.version == 0) != (event.status == "initial"):
         yield f"I5: {name} is published as {event.status}"
     if event.version == 0:
@@ -57,5 +61,7 @@ def _new(facts: Facts, event: PolicyPublished, digest: bytes, name: str) -> Viol
         or batch != facts.get(BatchAssembled, batch.event_id)
     ):
         yield f"I4: {name} does not name the batch that trained it"
-    if event.status == "skipped" and event.digest != digest:
+    elif event.status == "trained" and batch.samples and not event.updates:
+        yield f"I4: {name} is published as trained, and no update was made"
+    if event.status == "skipped" and before is not None and event.digest != before.digest:
         yield f"I4: {name} was skipped, and its weights changed"

@@ -68,11 +68,19 @@ def _ended(facts: Facts, ended: TaskEnded, started: list[EpisodeStarted]) -> Vio
         if outcome != facts.get(EpisodeEnded, ended.task, outcome.sample):
             name = f"task {ended.task}: its outcome of {outcome.sample}"
             yield f"I1: {name} is not the one that counts"
+    if ended.closed_by != (expected_by := _closed_by(ended)):
+        yield f"I1: task {ended.task} is closed by {ended.closed_by}, its outcomes: {expected_by}"
     if started:
         submitted = started[0].submitted
         theirs, ours = (_identity(one) for one in (submitted, ended))
         if theirs != ours:
             yield f"I1: task {ended.task} was submitted as {theirs}: {ours} ended"
+
+
+def _closed_by(ended: TaskEnded) -> str:
+    if any(outcome.ending == "cancelled" for outcome in ended.outcomes):
+        return "cancelled"
+    return "refused" if all(not outcome.attempts for outcome in ended.outcomes) else "all"
 
 
 def _identity(one: TaskSubmitted | TaskEnded) -> tuple[object, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -40,6 +41,8 @@ NEVER_GARBAGE = (RUNS, TRAJECTORIES, DEAD_LETTERS)
 """Read by reference alone, by what hosts a service, or by nobody."""
 NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, EPISODES, BATCHES, POLICIES)
 """Written by sole writers, who write each record once; and what `submit again` repeats."""
+BUSY_S = 30.0
+"""Longest that faults wait for the first episode."""
 EXPIRING = (EPISODES, PROMPTS, GENERATIONS, ACTIONS, OBSERVATIONS)
 """Kept for days only."""
 
@@ -74,9 +77,20 @@ class Acts:
 
     async def strike(self) -> None:
         """Does what the scenario says, at moments of chance."""
+        if self._run.scenario.busy_first:
+            await self._until_busy()
         for name in self._run.scenario.acts:
             await asyncio.sleep(self._chance.uniform(0.0, self._run.scenario.pause_s))
             self._by_name[name]()
+
+    async def _until_busy(self) -> None:
+        """Waits, bounded, until the first episode has started."""
+        topics = self._run.topics
+        places = [Partition(topics.name(EPISODES), n) for n in range(topics.partitions)]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BUSY_S):
+                while not any(self._run.cluster.state.log(place).end for place in places):
+                    await asyncio.sleep(0.1)
 
     async def heal(self) -> None:
         """Ends all faults that last."""
@@ -243,7 +257,9 @@ class Acts:
             path.write_bytes(path.read_bytes()[: self._chance.randint(0, 20)])
 
     def _any_process(self) -> Process:
-        return self._chance.choice(self._run.running())
+        victims, running = self._run.scenario.victims, self._run.running()
+        struck = [process for process in running if process.service in victims]
+        return self._chance.choice(struck or running)
 
     def _later(self, seconds: float, process: Process) -> None:
         """Ends a process for good, in order or by force."""

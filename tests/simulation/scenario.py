@@ -7,6 +7,7 @@ single fault would show. One run in ten has none.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -69,6 +70,10 @@ class Scenario:
     """In the order in which they strike."""
     pause_s: float = 1.0
     """Longest time between two acts."""
+    victims: tuple[str, ...] = ()
+    """Services whose processes alone are struck; empty: all."""
+    busy_first: bool = False
+    """Whether the first act waits until an episode has started."""
     misbehaviour: frozenset[str] = frozenset()
     ending_at: float | None = None
     """Virtual seconds until the run is told to end, where it is."""
@@ -99,9 +104,30 @@ def draw(seed: int) -> Scenario:
     chance = Random(f"scenario {seed}")
     quiet = chance.random() < 0.1
     misbehaviour = frozenset() if quiet else _some(chance, MISBEHAVIOUR, 0.25)
-    recipe = Recipe.model_validate(_recipe(chance, misbehaviour, shrink=True))
+    scenario = _faultless(chance, misbehaviour)
+    if not quiet:
+        _add_faults(scenario, chance)
+    return scenario
+
+
+def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
+    """A scenario of a seed with no faults but these kinds of ACTS and MISBEHAVIOUR, and many.
+
+    Services among the kinds are the only ones whose processes are struck.
+    """
+    chance = Random(f"scenario {seed}")
+    scenario = _faultless(chance, frozenset(kinds) & frozenset(MISBEHAVIOUR))
+    if acts := [kind for kind in ACTS if kind in kinds]:
+        scenario.acts = chance.choices(acts, k=16)
+    scenario.victims = tuple(service for service in _PROCESSES if service in kinds)
+    scenario.pause_s = chance.choice([0.3, 1.0]) * (4 if scenario.victims else 1)
+    scenario.busy_first = True
+    return scenario
+
+
+def _faultless(chance: Random, misbehaviour: frozenset[str]) -> Scenario:
     scenario = Scenario(
-        recipe=recipe,
+        recipe=Recipe.model_validate(_recipe(chance, misbehaviour, shrink=True)),
         processes={
             name: chance.randint(1, most) if most > 1 else 1 for name, most in _MOST.items()
         },
@@ -111,8 +137,6 @@ def draw(seed: int) -> Scenario:
         misbehaviour=misbehaviour,
     )
     scenario.faults.fetch = chance.choice([1, 3, 500])
-    if not quiet:
-        _add_faults(scenario, chance)
     return scenario
 
 

@@ -35,7 +35,12 @@ from tests.simulation.acts import Acts
 from tests.simulation.chronicle import Chronicle, Line, listening
 from tests.simulation.processes import Run, new_learner
 from tests.simulation.scenario import Scenario, draw
-from tests.simulation.story import untrue_stories, untrue_weights
+from tests.simulation.story import (
+    unparked,
+    unpublished_weights,
+    untrue_stories,
+    untrue_weights,
+)
 from tests.simulation.virtual_time import BEGIN_S, loop
 from tests.simulation.world import open_environments
 
@@ -105,6 +110,8 @@ def simulate(
         with shrunk(scenario.limits):
             try:
                 virtual_time.run(main, seed)
+            except Undone as undone:
+                result.violations.append(f"I8: {undone}")
             except Exception as error:  # Whatever ended the run: it is what the seed shows.
                 result.violations.append(f"{type(error).__name__}: {error}")
                 if history:
@@ -238,26 +245,35 @@ class _Progress:
 
 
 async def _judge(run: Run, log: EventLog, result: Result) -> None:
-    deliveries, undecodable, digest = [], 0, hashlib.sha256()
+    deliveries, garbage, digest = [], [], hashlib.sha256()
     for record in _all_records(run):
         digest.update(f"{record.partition} {record.offset} {record.timestamp}".encode())
         digest.update(record.value or b"")
         try:
             deliveries.append(await log.decode(record))
         except DecodeError:
-            undecodable += 1
-    result.records = len(deliveries) + undecodable
+            garbage.append(record)
+    result.records = len(deliveries) + len(garbage)
     result.fingerprint = digest.hexdigest()[:16]
     facts = result.facts = Facts.of(deliveries)
-    result.report = examine(run.recipe, deliveries, undecodable=undecodable)
+    result.report = examine(
+        run.recipe,
+        deliveries,
+        settled=True,
+        one_clock="clock" not in run.scenario.acts,
+        undecodable=len(garbage),
+    )
     result.violations += result.report.violations
+    letters = run.cluster.state.log(Partition(run.topics.name(DEAD_LETTERS), 0))
+    result.violations += unparked(garbage, letters.read(letters.first, 10**9)[0])
     moody = "agent moody" in run.scenario.misbehaviour
     result.violations += untrue_stories(facts, moody=moody)
+    result.violations += unpublished_weights(facts)
     if "weights differ" not in run.scenario.misbehaviour:
         result.violations += untrue_weights(facts, new_learner(run.scenario))
     left = open_environments()
     if left:
-        result.violations.append(f"{len(left)} environments are left open")
+        result.violations.append(f"I7: {len(left)} environments are left open")
     outcomes = [one.event for one in facts.all(EpisodeEnded)]
     result.endings = Counter(map(_how, outcomes))
     result.attempts_lost = sum(max(0, outcome.attempts - 1) for outcome in outcomes)
@@ -280,9 +296,10 @@ def _failed_for_nothing(facts: Facts, outcomes: Iterable[EpisodeEnded]) -> Itera
     for outcome in outcomes:
         name = f"episode {outcome.task}/{outcome.sample}"
         if outcome.task in own and _how(outcome) not in ("finished", "duplicate"):
-            yield f"{name} ended {_how(outcome)}, and nothing in this run excuses that"
+            yield f"I1: {name} ended {_how(outcome)}, and nothing in this run excuses that"
         elif outcome.task in own and outcome.attempts > 1:
-            yield f"{name} took {outcome.attempts} attempts, and nothing in this run excuses that"
+            attempts = f"{outcome.attempts} attempts"
+            yield f"I2: {name} took {attempts}, and nothing in this run excuses that"
 
 
 def _all_records(run: Run) -> Iterator[Record]:

@@ -5,21 +5,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 
 from schemas import packed
 from schemas.events import (
+    ActionRequested,
     BatchAssembled,
     EpisodeEnded,
     Event,
+    ObservationRecorded,
     PolicyPublished,
     TrajectoryRecorded,
     Turn,
 )
+from services.kafka.broker import Partition, Record
+from services.log import WHY
 from services.weights import weights_digest
 from tests.checker import Facts
-from tests.simulation.learner import DigestLearner
-from tests.simulation.world import LETTERS, TURNS, reward, verdict, where
+from tests.simulation.learner import BEGUN_FROM, DigestLearner, number_of
+from tests.simulation.world import ACTED, LETTERS, TURNS, memory_of, reward, verdict, where
 from trainer.loader import build_updates
 from trainer.sequences import UnusableBatch
 
@@ -34,7 +39,22 @@ def untrue_stories(facts: Facts, *, moody: bool) -> Iterator[str]:
         if isinstance(found, TrajectoryRecorded):
             debate = found.agent == "debater"
             for wrong in _debate(found) if debate else _walk(found, moody):
-                yield f"the story of episode {found.task}/{found.sample} is untrue: {wrong}"
+                yield f"I2: the story of episode {found.task}/{found.sample} is untrue: {wrong}"
+            if found.metrics.get(ACTED) not in (None, memory_of(_answered(facts, found))):
+                yield f"I2: the agent of episode {found.task}/{found.sample} did something else"
+
+
+def _answered(facts: Facts, trajectory: TrajectoryRecorded) -> list[str]:
+    """The actions that the answers which count are answers to."""
+    steps: dict[int, str] = {}
+    for observation in facts.events(ObservationRecorded):
+        key = (observation.task, observation.sample, observation.attempt)
+        if key != (trajectory.task, trajectory.sample, trajectory.attempt):
+            continue
+        for action in facts.every(ActionRequested, observation.event_id):
+            if action.kind == "step" and action.digest == observation.digest:
+                steps[action.index] = json.loads(action.payload)["action"]
+    return [steps[index] for index in sorted(steps)]
 
 
 def _walk(trajectory: TrajectoryRecorded, moody: bool) -> Iterator[str]:
@@ -88,6 +108,19 @@ def _seen(turn: Turn) -> str:
     return bytes(packed.unpack_i32(turn.context)).decode()
 
 
+def unparked(garbage: Iterable[Record], letters: Iterable[Record]) -> Iterator[str]:
+    """Records that are no event, and that no dead letter holds whole."""
+    parked = set()
+    for letter in letters:
+        told = {name.removeprefix(WHY): text.decode() for name, text in letter.headers}
+        place = Partition(told["topic"], int(told["partition"]))
+        parked.add((place, int(told["offset"]), letter.value or b""))
+    for record in garbage:
+        if (record.partition, record.offset, record.value or b"") not in parked:
+            place = f"{record.partition.topic}/{record.partition.number}@{record.offset}"
+            yield f"I1: {place} is no event, and in no dead letter"
+
+
 def untrue_weights(facts: Facts, learner: DigestLearner) -> Iterator[str]:
     """Versions that are not what training on the batches gives, each once and in order.
 
@@ -105,8 +138,19 @@ def untrue_weights(facts: Facts, learner: DigestLearner) -> Iterator[str]:
                 _train(facts, learner, batch)
             digest = weights_digest(learner.weights())
         if event.digest != digest:
-            yield f"version {version}, {event.status}, is not what its batches make of it"
+            yield f"I4: version {version}, {event.status}, is not what its batches make of it"
             return
+
+
+def unpublished_weights(facts: Facts) -> Iterator[str]:
+    """Versions that were trained from other weights than those of the version before them."""
+    digests: dict[int, bytes] = {}
+    for one in facts.in_order(PolicyPublished):
+        event: PolicyPublished = one.event
+        begun_from = event.metrics.get(BEGUN_FROM)
+        if begun_from not in (None, number_of(digests.get(event.version - 1, b""))):
+            yield f"I4: version {event.version} was not trained from version {event.version - 1}"
+        digests[event.version] = event.digest
 
 
 def _batch(facts: Facts, event: PolicyPublished) -> BatchAssembled | None:

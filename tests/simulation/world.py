@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.agent.agents import multi_turn
@@ -159,14 +160,26 @@ async def wanderer(episode: Episode) -> None:
         await multi_turn(episode)
 
 
+ACTED = "acted"
+"""The metric by which a moody agent says what it did."""
+
+
+def memory_of(actions: Sequence[str]) -> float:
+    """A number that tells actions apart."""
+    return float(zlib.crc32("/".join(actions).encode()))
+
+
 async def _moody(episode: Episode) -> None:
     """Acts by the loop's chance, or fails, where it ought to be deterministic."""
     observation = await episode.reset()
+    acted = []
     while not observation.done:
         generation = await episode.generate(observation.text)
         if loop().random.random() < 0.1:
             raise RuntimeError("an agent's own bug")
-        observation = await episode.step(generation.text + loop().random.choice(LETTERS))
+        acted.append(generation.text + loop().random.choice(LETTERS))
+        observation = await episode.step(acted[-1])
+    episode.metrics[ACTED] = memory_of(acted)
 
 
 async def debater(episode: Episode) -> None:

@@ -97,6 +97,7 @@ TASKS: list[Case] = [
     (lambda log: log.again(TaskEnded, closed_by="cancelled"), "two TaskEnded that differ"),
     (lambda log: log.change(TaskEnded, outcomes=()), "started samples [0, 1], ended []"),
     (lambda log: log.change(TaskEnded, epoch=7), "was submitted as"),
+    (lambda log: log.change(TaskEnded, closed_by="refused"), "is closed by refused"),
     (lambda log: log.again(EpisodeStarted), "fencing failed"),
     (lambda log: start_changed(log, seed=9), "was started as another task"),
     (lambda log: log.change_all(TaskSubmitted, task_id="0"), "task 1 runs, and was submitted"),
@@ -143,7 +144,8 @@ REWARDS: list[Case] = [
     (lambda log: group_changed(log, excluded=(Exclusion(sample=1, reason="lost"),)), "it counts"),
     (lambda log: group_changed(log, policy="other"), "does not train"),
     (lambda log: group_changed(log, verdict="dropped"), "is dropped for reason ''"),
-    (lambda log: log.change_first(TaskEnded, purpose="evaluate"), "train on an evaluation"),
+    (lambda log: log.change_first(TaskEnded, purpose="evaluate"), "that is evaluate, all"),
+    (lambda log: log.change_first(TaskEnded, closed_by="refused"), "that is train, refused"),
     (lambda log: log.change_first(TaskEnded, minimum=3), "fewer than 3"),
     (lambda log: log.without(GroupClosed), "has no group of default"),
 ]
@@ -179,6 +181,7 @@ VERSIONS: list[Case] = [
     (lambda log: log.change(PolicyPublished, status="skipped"), "its weights changed"),
     (lambda log: log.change(PolicyPublished, status="initial"), "is published as initial"),
     (lambda log: log.change(PolicyPublished, batch=None), "does not name the batch"),
+    (lambda log: log.change(PolicyPublished, updates=0), "and no update was made"),
     (lambda log: log.change(PolicyPublished, full=None), "without its weights"),
     (lambda log: log.without_last(PolicyPublished), "batch default/1 is assembled, and version 0"),
 ]

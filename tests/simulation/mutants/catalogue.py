@@ -1,0 +1,42 @@
+"""All mutants, by name."""
+
+from __future__ import annotations
+
+from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.of_agents import OF_AGENTS
+from tests.simulation.mutants.of_batches import OF_BATCHES
+from tests.simulation.mutants.of_environments import OF_ENVIRONMENTS
+from tests.simulation.mutants.of_scheduler import OF_SCHEDULER
+from tests.simulation.mutants.of_trainer import OF_TRAINER
+from tests.simulation.mutants.of_workers import OF_WORKERS
+
+MUTANTS: dict[str, Mutant] = {
+    mutant.name: mutant
+    for mutants in (
+        OF_WORKERS,
+        OF_SCHEDULER,
+        OF_AGENTS,
+        OF_ENVIRONMENTS,
+        OF_BATCHES,
+        OF_TRAINER,
+    )
+    for mutant in mutants
+}
+
+EQUIVALENT: dict[str, str] = {
+    "dropped groups keep their room": "the batch that decides them gives it back, a moment later",
+    "ended tasks run again after a take-over": "their outcomes lie in the log too, and close them "
+    "by the same TaskEnded",
+    "an outcome in the log stops no run": "the first outcome counts, whoever wrote it, and the "
+    "TaskEnded stops what still runs",
+    "agents send while they catch up": "under the ids that are in the log already: work is done "
+    "twice, and the first answer counts",
+    "a taken-over episode goes on from its first attempt": "the failures of its attempts are "
+    "recorded answers too, and lead it to the highest",
+    "a repeated action is not answered again": "its answer was durable before it was repeated",
+    "a skipped batch is trained on when it is replayed": "its content makes it unusable again; "
+    "where it doesn't, the version is published as resumed",
+    "a lost partition is committed once more": "the broker takes no commit of who doesn't hold it",
+    "checkpoints are written in place": "one that is not whole has no manifest, or another digest",
+}
+"""Sentences whose loss breaks no promise, for the code has a second net: no mutants for these."""

@@ -1,0 +1,129 @@
+"""Mutants of the agent worker: durable episodes, attempts, and the records that close them."""
+
+from tests.simulation.mutants.mutant import Mutant
+
+RUN = "services/agent/run.py"
+SHARD = "services/agent/shard.py"
+RECORDS = "services/agent/records.py"
+
+OF_AGENTS = (
+    Mutant(
+        name="recorded_answers_unused",
+        sentence="A taken-over coroutine runs against the recorded answers.",
+        file=SHARD,
+        old="for answer in self._early_answers.pop((started.task, sample), ()):",
+        new="for answer in ():",
+        caught_by=("excuses that", "I2: "),
+    ),
+    Mutant(
+        name="last_answer_wins",
+        sentence="Of two records with one id, every reader takes the first.",
+        file=SHARD,
+        old="answers.setdefault(answer.attempt, {}).setdefault(answer.call, answer)",
+        new="answers.setdefault(answer.attempt, {})[answer.call] = answer",
+        caught_by=("excuses that", "I2: "),
+        faults=("kill", "agent", "inference"),
+    ),
+    Mutant(
+        name="last_outcome_wins",
+        sentence="A TaskEnded holds the first outcome of each sample, in log order.",
+        file=SHARD,
+        old="        task.outcomes.setdefault(outcome.sample, outcome)\n",
+        new="        task.outcomes[outcome.sample] = outcome\n",
+        caught_by=("is not the one that counts", "two TaskEnded that differ"),
+        faults=("expel",),
+    ),
+    Mutant(
+        name="own_outcomes_not_read_back",
+        sentence="TaskEnded is built only from outcomes read back in log order.",
+        file=SHARD,
+        old="        run = kind(self._context, ",
+        new="""\
+        shard = self
+
+        class Own:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(shard._context, name)
+
+            async def send(self, event: Any) -> Any:
+                ref = await shard._context.send(event)
+                if isinstance(event, EpisodeEnded):
+                    shard._on_outcome(event)
+                return ref
+
+        run = kind(Own(), """,
+        caught_by=("is not the one that counts", "two TaskEnded that differ"),
+        faults=("expel",),
+    ),
+    Mutant(
+        name="outcomes_of_the_past_forgotten",
+        sentence="An episode whose outcome is in the log is not run again.",
+        file=SHARD,
+        old="            outcomes = self._early_outcomes.pop(event.task, {})\n",
+        new="            outcomes = {}\n",
+        caught_by=("I1: ", "I2: ", "I8: "),
+    ),
+    Mutant(
+        name="task_closed_early",
+        sentence="A task ends once every sample's outcome is in the log.",
+        file=SHARD,
+        old="len(task.outcomes) < task.submitted.samples",
+        new="len(task.outcomes) < 1",
+        caught_by=("I1: ", "I8: "),
+        faults=(),
+    ),
+    Mutant(
+        name="outcome_without_its_trajectory",
+        sentence="The end: trajectory delivered, then the outcome that names it.",
+        file=RUN,
+        old="            ref = await self._record_trajectory(ending)\n",
+        new="            await self._record_trajectory(ending)\n",
+        caught_by=("without a trajectory",),
+        faults=(),
+    ),
+    Mutant(
+        name="attempts_not_counted",
+        sentence="Attempts are bounded.",
+        file=RUN,
+        old="if not failure.retryable or attempt + 1 >= self.started.submitted.attempts:",
+        new="if not failure.retryable:",
+        caught_by=("attempts of", "I8: "),
+        faults=("environment fails", "engine fails"),
+    ),
+    Mutant(
+        name="failed_attempt_goes_on",
+        sentence="What the infrastructure caused is never a reward.",
+        file=RUN,
+        old='if answer.failure is not None and answer.failure.origin != "policy":',
+        new='if answer.failure is not None and answer.failure.origin == "policy":',
+        caught_by=("excuses that", "I6: ", "I2: "),
+        faults=("environment fails", "engine fails"),
+    ),
+    Mutant(
+        name="failed_rewarded_0",
+        sentence="What failed has no reward, not even 0.",
+        file=RECORDS,
+        old="    if episode is None or ending in UNREWARDED:\n        return None\n",
+        new="    if episode is None or ending in UNREWARDED:\n        return 0.0\n",
+        caught_by=("I6: ",),
+        faults=("environment fails", "engine fails", "environment hangs"),
+    ),
+    Mutant(
+        name="staleness_by_the_newest_token",
+        sentence="Staleness counts from a sample's oldest token.",
+        file=RECORDS,
+        old="oldest_version=min((one.oldest_version for one in spoken), default=-1)",
+        new="oldest_version=max((one.oldest_version for one in spoken), default=-1)",
+        caught_by=("I5: ",),
+        faults=(),
+    ),
+    Mutant(
+        name="context_without_the_prompts_ids",
+        sentence="Contexts are token ids, append-only: prompts' ids belong to them.",
+        file="services/agent/episode.py",
+        old="        context.tokens += packed.unpack_i32(answer.prompt_added)\n",
+        new="",
+        caught_by=("excuses that", "I2: "),
+        faults=(),
+    ),
+)

@@ -1,0 +1,156 @@
+"""Mutants of the stream jobs: groups and batches."""
+
+from tests.simulation.mutants.mutant import Mutant
+
+CORE = "stream_jobs/batches.py"
+JOB = "stream_jobs/assemble_batches.py"
+GROUPS = "stream_jobs/groups.py"
+
+OF_BATCHES = (
+    Mutant(
+        name="failed_samples_counted_as_0",
+        sentence="A sample that failed is excluded with the reason, and never counted as 0.",
+        file=GROUPS,
+        old="""\
+    if failure is not None and failure.origin == "infrastructure":
+        return failure.code
+    if outcome.ending in ("failed", "cancelled"):
+        return failure.code if failure is not None else outcome.ending
+    if outcome.reward is None or outcome.trajectory is None:
+""",
+        new="""\
+    outcome = outcome.model_copy(update={"reward": outcome.reward or 0.0})
+    if outcome.reward is None or outcome.trajectory is None:
+""",
+        caught_by=("I6: ",),
+        faults=("environment fails", "engine fails"),
+    ),
+    Mutant(
+        name="no_group_where_nothing_is_learned",
+        sentence="Every TaskEnded yields a GroupClosed for every policy, else the low mark stalls.",
+        file=GROUPS,
+        old="return [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]",
+        new="""\
+closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
+        return [group for group in closed if group.verdict == "scored"]""",
+        caught_by=("I3: ", "I8: "),
+        faults=(),
+    ),
+    Mutant(
+        name="advantages_without_the_stale",
+        sentence="Advantages are computed once over the whole group.",
+        file=GROUPS,
+        old="advantages = self._advantages(closed.task, rewards)",
+        new="advantages = self._advantages(closed.task, rewards[:1] * len(rewards))",
+        caught_by=("other advantages",),
+        faults=(),
+    ),
+    Mutant(
+        name="decided_groups_taken_again",
+        sentence="A late duplicate is below the frontier, and ignored whenever it comes.",
+        file=CORE,
+        old="if group.task not in self._frontier and group.task not in self._waiting:",
+        new="if group.task not in self._waiting:",
+        caught_by=("I3: ",),
+        faults=("kill", "repeat"),
+    ),
+    Mutant(
+        name="frontier_without_runs",
+        sentence="Each batch records what is decided: a low mark plus runs above it.",
+        file=CORE,
+        old="decided=tuple(Run(first=first, last=last) for first, last in frontier.runs)",
+        new="decided=()",
+        caught_by=("I3: ",),
+        faults=(),
+    ),
+    Mutant(
+        name="runs_not_read_back",
+        sentence="The frontier of the last batch is taken over whole: mark and runs.",
+        file=CORE,
+        old="Frontier(batch.low_mark, [(run.first, run.last) for run in batch.decided])",
+        new="Frontier(batch.low_mark)",
+        caught_by=("I3: ",),
+        faults=(),
+    ),
+    Mutant(
+        name="groups_read_beyond_the_undecided",
+        sentence="groups_read is the offset of the oldest group read and undecided.",
+        file=CORE,
+        old="groups_read=min(undecided, default=self._next_offset)",
+        new="groups_read=self._next_offset",
+        caught_by=("I3: ",),
+        faults=(),
+    ),
+    Mutant(
+        name="staleness_bound_too_wide",
+        sentence="Samples more than max_staleness behind n - 1 are dropped.",
+        file=CORE,
+        old="if newest - sample.oldest_version > self._settings.max_staleness:",
+        new="if newest - sample.oldest_version > self._settings.max_staleness + 1:",
+        caught_by=("versions behind",),
+        faults=(),
+    ),
+    Mutant(
+        name="staleness_bound_too_narrow",
+        sentence="Samples that are max_staleness behind n - 1 are trained on.",
+        file=CORE,
+        old="if newest - sample.oldest_version > self._settings.max_staleness:",
+        new="if newest - sample.oldest_version >= self._settings.max_staleness:",
+        caught_by=("is dropped as stale",),
+        faults=(),
+    ),
+    Mutant(
+        name="staleness_judged_once",
+        sentence="Staleness is that of the batch which trains a sample.",
+        file=CORE,
+        old="            task: self._judge(waiting.group, waiting.offset)\n",
+        new="            task: waiting\n",
+        caught_by=("versions behind",),
+        faults=(),
+    ),
+    Mutant(
+        name="dropped_groups_undecided",
+        sentence="A batch decides dropped groups too, so that they give their room back.",
+        file=CORE,
+        old="return self._assemble(chosen, list(_fitting(unfit, room)))",
+        new="return self._assemble(chosen, [])",
+        caught_by=("I3: ", "I8: "),
+        faults=(),
+    ),
+    Mutant(
+        name="prefetch_ignored",
+        sentence="Batch n is emitted when n - 1 - newest published <= prefetch.",
+        file=CORE,
+        old="and self._version - self._published <= self._settings.prefetch",
+        new="and self._version - self._published <= self._settings.prefetch + 1",
+        caught_by=("was assembled when",),
+        faults=(),
+    ),
+    Mutant(
+        name="filtered_tasks_not_in_the_mean_reward",
+        sentence="A batch carries the mean reward of all tasks it decides, filtered ones too.",
+        file=CORE,
+        old="means = [waiting.group.mean for waiting in deciding",
+        new="means = [waiting.group.mean for waiting in chosen",
+        caught_by=("that of its tasks is",),
+        faults=(),
+    ),
+    Mutant(
+        name="last_batch_unread",
+        sentence="A new assembler reads its predecessor's last batch before it decides.",
+        file=JOB,
+        old="        if last is not None:\n            assembler.on_batch(last)\n",
+        new="",
+        caught_by=("I3: ", "I5: ", "I8: "),
+        faults=("kill", "assemble-batches"),
+    ),
+    Mutant(
+        name="batches_not_fenced",
+        sentence="A sole writer is fenced by the broker.",
+        file=JOB,
+        old="        await log.send_all(writer, [batch])\n",
+        new="        await log.send(batch)\n",
+        caught_by=("I3: ", "I5: "),
+        faults=("freeze", "twin"),
+    ),
+)

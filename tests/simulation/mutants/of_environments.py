@@ -1,0 +1,127 @@
+"""Mutants of the env and inference workers."""
+
+from tests.simulation.mutants.mutant import Mutant
+
+HANDLE = "services/env/handle.py"
+SHARD = "services/env/shard.py"
+
+OF_ENVIRONMENTS = (
+    Mutant(
+        name="digest_not_echoed",
+        sentence="Requests carry a digest of their meaning that answers echo.",
+        file=HANDLE,
+        old="        digest=action.digest,\n",
+        new="        digest=bytes(16),\n",
+        caught_by=("to another meaning",),
+        faults=(),
+    ),
+    Mutant(
+        name="repeated_action_run_again",
+        sentence="A repeated action is answered again from the last observation.",
+        file=HANDLE,
+        old="""\
+        if self._last is not None and action.call == self._last.call:
+            await self._answer(self._last)
+            return
+        if action.index <= self._done:
+            return
+        if self._broken is None:
+            await self._compare()
+        if self._broken is None and action.index != self._done + 1:
+""",
+        new="        if self._broken is None and action.index > self._done + 1:\n",
+        caught_by=("excuses that", "I2: ", "I6: "),
+        faults=("repeat", "kill"),
+    ),
+    Mutant(
+        name="own_answers_acted_on",
+        sentence="An environment goes on from the answer that counts: the first in the log.",
+        file=HANDLE,
+        old="            await self._compare()\n",
+        new="            pass\n",
+        caught_by=("I2: ",),
+        faults=("expel", "sandbox", "env"),
+    ),
+    Mutant(
+        name="environment_not_rebuilt",
+        sentence="A replayable environment is rebuilt by re-stepping its recorded actions.",
+        file=HANDLE,
+        old="observation = await self._act(environment, action)\n            if",
+        new="observation = recorded\n            if",
+        caught_by=("excuses that", "I2: "),
+    ),
+    Mutant(
+        name="rebuilt_environment_not_compared",
+        sentence="A rebuilt environment is compared with what was observed.",
+        file=HANDLE,
+        old="            if not _alike(observation, recorded):\n",
+        new="            if not _alike(recorded, recorded):\n",
+        caught_by=("excuses that", "I2: "),
+        faults=("kill", "sandbox", "lies"),
+    ),
+    Mutant(
+        name="failure_rewarded_0",
+        sentence="An environment raises InfrastructureError, never rewards it.",
+        file=HANDLE,
+        old="""\
+            self._broken = _failure_of(error)
+            return answer_to(action, Observation(), self._instance, failure=self._broken)
+""",
+        new="""\
+            del error
+            return answer_to(action, Observation(reward=0.0, terminated=True), self._instance)
+""",
+        caught_by=("excuses that", "I2: ", "I6: "),
+        faults=("environment fails",),
+    ),
+    Mutant(
+        name="failure_with_a_reward",
+        sentence="What the infrastructure caused is never a reward.",
+        file=HANDLE,
+        old="return answer_to(action, Observation(), self._instance, failure=self._broken)",
+        new="""\
+zero = Observation(reward=0.0)
+            return answer_to(action, zero, self._instance, failure=self._broken)""",
+        caught_by=("I6: observation",),
+        faults=("environment fails",),
+    ),
+    Mutant(
+        name="open_environments_committed",
+        sentence="A reset is held until its environment ends.",
+        file=SHARD,
+        old="self._open(action, self._context.hold(delivery), []).put(action)",
+        new="self._open(action, lambda: None, []).put(action)",
+        caught_by=("I1: ", "I2: ", "I8: "),
+    ),
+    Mutant(
+        name="answered_actions_run_again",
+        sentence="Phase 1 reads which actions were answered.",
+        file=SHARD,
+        old="                if observation is None:\n",
+        new="                if observation is not None or observation is None:\n",
+        caught_by=("excuses that", "I2: ", "I6: "),
+        faults=("kill", "sandbox", "env"),
+    ),
+    Mutant(
+        name="prompt_done_before_its_answer",
+        sentence="A prompt is held until its answer is durable.",
+        file="services/inference/worker.py",
+        old="        self._holds[prompt_id] = [self._hands.hold(delivery)]\n",
+        new="        self._holds[prompt_id] = [lambda: None]\n",
+        caught_by=("I1: ", "I8: "),
+        faults=("kill", "inference"),
+    ),
+    Mutant(
+        name="expired_prompt_silently_dropped",
+        sentence="What has expired is dropped with a typed error.",
+        file="services/inference/serving.py",
+        old="        except InfrastructureError as error:\n",
+        new="""\
+        except InfrastructureError as error:
+            if error.code == "expired":
+                return None
+""",
+        caught_by=("I8: ",),
+        faults=("clock", "inference"),
+    ),
+)

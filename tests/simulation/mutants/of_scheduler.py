@@ -1,0 +1,72 @@
+"""Mutants of the scheduler: what starts, when, and how often."""
+
+from tests.simulation.mutants.mutant import Mutant
+
+CORE = "services/scheduler/core.py"
+SERVICE = "services/scheduler/service.py"
+
+OF_SCHEDULER = (
+    Mutant(
+        name="duplicate_submissions_accepted",
+        sentence="Duplicate submissions are recognised, and refused.",
+        file=CORE,
+        old="if verdict is None and duplicate:",
+        new="if verdict is None and duplicate and number < 0:",
+        caught_by=("was submitted before as task",),
+        faults=("submit again",),
+    ),
+    Mutant(
+        name="live_limit_ignored",
+        sentence="Limits: live episodes.",
+        file=CORE,
+        old="self._live + submitted.samples > self._limits.live_episodes",
+        new="self._live < 0",
+        caught_by=("was started as live episode",),
+        faults=(),
+    ),
+    Mutant(
+        name="room_ignores_versions",
+        sentence="Room counts how far batches are ahead of the newest published version.",
+        file=CORE,
+        old="ahead = self.published - self.batch + self.max_staleness + 1",
+        new="ahead = self.max_staleness + 1",
+        caught_by=("I5: task",),
+        faults=(),
+    ),
+    Mutant(
+        name="room_counts_no_groups",
+        sentence="Groups started and undecided take room.",
+        file=CORE,
+        old="return ahead * self.groups - len(self.undecided)",
+        new="return ahead * self.groups",
+        caught_by=("I5: task",),
+        faults=(),
+    ),
+    Mutant(
+        name="room_before_version_0",
+        sentence="There is no room before version 0.",
+        file=CORE,
+        old="        if self.published is None:\n            return 0\n",
+        new="        if self.published is None:\n            return self.groups\n",
+        caught_by=("had a version",),
+        faults=(),
+    ),
+    Mutant(
+        name="decided_groups_keep_their_room",
+        sentence="Groups give their room back once a batch has decided them.",
+        file=CORE,
+        old="known.undecided = {number for number in known.undecided if number not in decided}",
+        new="pass",
+        caught_by=("I1: ", "I8: "),
+        faults=(),
+    ),
+    Mutant(
+        name="newest_task_first",
+        sentence="Tasks are admitted in submission order.",
+        file=CORE,
+        old="number, submitted = next(iter(self._queue.items()))",
+        new="number, submitted = next(reversed(self._queue.items()))",
+        caught_by=("was started after task",),
+        faults=(),
+    ),
+)

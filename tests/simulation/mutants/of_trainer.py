@@ -1,0 +1,94 @@
+"""Mutants of the trainer: versions, checkpoints, and going on after a restart."""
+
+from tests.simulation.mutants.mutant import Mutant
+
+LOOP = "trainer/loop.py"
+PUBLISH = "trainer/publish.py"
+CHECKPOINT = "trainer/checkpoint.py"
+
+OF_TRAINER = (
+    Mutant(
+        name="resumed_without_retraining",
+        sentence="On resume it retrains silently up to the newest published version.",
+        file=LOOP,
+        old="        await self._publish_if_resumed()\n        stopping = ",
+        new="""\
+        self._version = self._history.newest.version
+            await self._publish_if_resumed()
+        stopping = """,
+        caught_by=("I4: ", "I8: "),
+        faults=("kill", "trainer"),
+    ),
+    Mutant(
+        name="resumed_from_the_start",
+        sentence="It goes on from the newest valid checkpoint, model and position together.",
+        file=LOOP,
+        old="            await self._in_thread(lambda: self._learner.load(state))\n",
+        new="",
+        caught_by=("I4: ",),
+        faults=("kill", "trainer"),
+    ),
+    Mutant(
+        name="resumed_weights_unpublished",
+        sentence="If the digest differs from the published one, it publishes that version again.",
+        file=PUBLISH,
+        old="        if (stored.digest, stored.blob) != (newest.digest, newest.full):\n",
+        new="        if stored.digest == b'':\n",
+        caught_by=("I4: ",),
+        faults=("kill", "weights differ", "trainer"),
+    ),
+    Mutant(
+        name="resumed_without_need",
+        sentence="It publishes a version again only where its weights came out otherwise.",
+        file=PUBLISH,
+        old="        if (stored.digest, stored.blob) != (newest.digest, newest.full):\n",
+        new="        if stored.digest != b'':\n",
+        caught_by=("I4: version",),
+        faults=("kill", "trainer"),
+    ),
+    Mutant(
+        name="skipped_published_as_trained",
+        sentence="A poison batch is published as skipped, weights unchanged.",
+        file=LOOP,
+        old="return _Made(0, loop.time() - started, metrics, skipped=True)",
+        new="return _Made(0, loop.time() - started, metrics, skipped=False)",
+        caught_by=("I4: ",),
+        faults=("batches unusable",),
+    ),
+    Mutant(
+        name="old_weights_published",
+        sentence="Batch n trains version n.",
+        file=LOOP,
+        old="        self._stored = await self._store()\n        await self._publisher.publish(\n",
+        new="        await self._publisher.publish(\n",
+        caught_by=("I4: ",),
+        faults=(),
+    ),
+    Mutant(
+        name="checkpoint_of_another_position",
+        sentence="Position and model state of a checkpoint are atomic.",
+        file=LOOP,
+        old="checkpoint = Checkpoint(self._version, self._offset, self._stored.digest)",
+        new="checkpoint = Checkpoint(self._version, self._offset + 2, self._stored.digest)",
+        caught_by=("I4: ", "I8: ", "where batch"),
+        faults=("kill", "trainer"),
+    ),
+    Mutant(
+        name="versions_not_fenced",
+        sentence="The trainer is a sole writer, fenced by the broker.",
+        file=PUBLISH,
+        old="        await self.log.send_all(self.writer, [published])\n",
+        new="        await self.log.send(published)\n",
+        caught_by=("I4: ", "I5: "),
+        faults=("freeze", "twin", "trainer"),
+    ),
+    Mutant(
+        name="published_history_unread",
+        sentence="It reads what it published before it publishes more.",
+        file=PUBLISH,
+        old="                history.add(event)\n",
+        new="                pass\n",
+        caught_by=("I4: ", "I5: "),
+        faults=("kill", "trainer"),
+    ),
+)

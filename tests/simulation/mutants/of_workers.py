@@ -1,0 +1,48 @@
+"""Mutants of what all workers share: take-over, commits, dead letters, sole writers."""
+
+from tests.simulation.mutants.mutant import Mutant
+
+OF_WORKERS = (
+    Mutant(
+        name="commit_past_what_is_held",
+        sentence="The commit is the oldest start whose task has no delivered TaskEnded.",
+        file="services/shard.py",
+        old="        let_go = self._ledger.hold(delivery.offset)\n",
+        new="        let_go = lambda: None\n",
+        caught_by=("I1: ", "I8: "),
+    ),
+    Mutant(
+        name="positions_as_they_stand_at_the_commit",
+        sentence="The four other positions are noted as they stood when that start was first read.",
+        file="services/shard_host.py",
+        old="offset, positions = oldest.offset, oldest.positions",
+        new="offset, positions = oldest.offset, self.positions",
+        caught_by=("I1: ", "I2: ", "I8: "),
+    ),
+    Mutant(
+        name="send_while_catching_up",
+        sentence="First it reads all of p to the ends seen at assignment, sending nothing.",
+        file="services/shard_host.py",
+        old="if not self.behind and not self.context.caught_up",
+        new="if not self.context.caught_up",
+        caught_by=("I1: ", "I2: "),
+    ),
+    Mutant(
+        name="no_fencing_of_shards",
+        sentence="The scheduler writes through a transactional producer that cuts off others.",
+        file="services/worker.py",
+        old="writer = await self.log.broker.fenced(self._fenced) if self._fenced else None",
+        new="writer = None",
+        caught_by=("I1: EpisodeStarted", "I5: "),
+        faults=("expel",),
+    ),
+    Mutant(
+        name="undecodable_skipped",
+        sentence="What is no event goes to dead-letters, whole, with the reason.",
+        file="services/log.py",
+        old="            await self.dead_letter(record, error.reason)\n",
+        new="            del error\n",
+        caught_by=("is no event, and in no dead letter",),
+        faults=("garbage",),
+    ),
+)
