@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schemas.events import BatchAssembled, PolicyPublished
+from schemas.packed import unpack_f32
 from schemas.recipe import Recipe
 from tests.checker.facts import Facts, Violations
 
@@ -61,7 +62,12 @@ def _new(
         or batch != facts.get(BatchAssembled, batch.event_id)
     ):
         yield f"I4: {name} does not name the batch that trained it"
-    elif event.status == "trained" and batch.samples and not event.updates:
+    elif event.status == "trained" and _teaches(batch) and not event.updates:
         yield f"I4: {name} is published as trained, and no update was made"
     if event.status == "skipped" and before is not None and event.digest != before.digest:
         yield f"I4: {name} was skipped, and its weights changed"
+
+
+def _teaches(batch: BatchAssembled) -> bool:
+    """Whether there is anything to learn: with equal rewards no gradient, and no update."""
+    return any(any(unpack_f32(sample.advantages)) for sample in batch.samples)
