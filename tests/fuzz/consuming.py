@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from schemas.events import TaskEnded
-from schemas.topics import BATCHES, DEAD_LETTERS, GROUPS
+from schemas.topics import DEAD_LETTERS, GROUPS
 from services.kafka.broker import Outgoing
 from services.log import EventLog
 from tests.checker import Facts, read_all
@@ -54,8 +54,9 @@ def _strange_record(chance: Random, log: EventLog) -> Outgoing:
     if placed.policy is not None:
         event = event.model_copy(update={"policy": placed.policy})
     value = log.outgoing(event).value
-    # A group or a batch names trajectories: those that are not there end the run, and says so.
-    if placed.topic in (GROUPS, BATCHES) or chance.random() < 0.5:
+    # What a sole writer writes is an order, and a group names trajectories: no others' to give.
+    order = "fenced" in placed.topic.writer or placed.topic is GROUPS
+    if order or chance.random() < 0.5:
         value = strange_value(chance, value)
     return Outgoing(placed.name, event.key, value, partition=chance.randrange(placed.partitions))
 
