@@ -154,6 +154,7 @@ async def _play(run: Run, result: Result, history: bool, meanwhile: Scene) -> No
             await acts.heal()
             await _until_drained(run, log)
             chronicle.note("--- drained")
+            read_to = _ends(run)
             await _until_settled(run, log)
             await run.stop()
         finally:
@@ -162,7 +163,7 @@ async def _play(run: Run, result: Result, history: bool, meanwhile: Scene) -> No
             if history:
                 records = await _records(run, run.log(run.cluster.client("history"), "history"))
                 result.lines = sorted([*chronicle.lines, *records])
-        await _judge(run, log, result)
+        await _judge(run, log, read_to, result)
 
 
 async def _until_drained(run: Run, log: EventLog) -> None:
@@ -244,7 +245,14 @@ class _Progress:
             self._decided = sum(task in decided for task in self._tasks)
 
 
-async def _judge(run: Run, log: EventLog, result: Result) -> None:
+def _ends(run: Run) -> dict[Partition, int]:
+    """How far each partition can be read now."""
+    places = [Partition(one.name, n) for one in run.topics for n in range(one.partitions)]
+    return {place: run.cluster.state.log(place).stable_end for place in places}
+
+
+async def _judge(run: Run, log: EventLog, read_to: dict[Partition, int], result: Result) -> None:
+    """`read_to`: what was there, and readable, while there was time enough to park it."""
     deliveries, garbage, digest = [], [], hashlib.sha256()
     for record in _all_records(run):
         digest.update(f"{record.partition} {record.offset} {record.timestamp}".encode())
@@ -265,7 +273,8 @@ async def _judge(run: Run, log: EventLog, result: Result) -> None:
     )
     result.violations += result.report.violations
     letters = run.cluster.state.log(Partition(run.topics.name(DEAD_LETTERS), 0))
-    result.violations += unparked(garbage, letters.read(letters.first, 10**9)[0])
+    due = [record for record in garbage if record.offset < read_to[record.partition]]
+    result.violations += unparked(due, letters.read(letters.first, 10**9)[0])
     moody = "agent moody" in run.scenario.misbehaviour
     result.violations += untrue_stories(facts, moody=moody)
     result.violations += unpublished_weights(facts)
