@@ -189,6 +189,7 @@ class EpisodeRun:
         """Runs the agent's coroutine until it ends or something outside ends it."""
         self._moved.clear()
         self._action = None
+        self._episode = None  # the attempt before is not this one's story, even if it ends here
         if self._cancelled is not None:
             return "cancelled"
         self._episode = Episode(self, self.setup.options)

@@ -9,7 +9,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ BOUND_S = 500.0
 """Virtual seconds within which all is drained once the faults are over."""
 SETTLE_S = 300.0
 """Virtual seconds until the deadline of what a zombie opened, and forgot, has passed too."""
+PARKED_S = 30.0
+"""Virtual seconds until every reader has parked what was no event when all was drained."""
 POLL_S = 0.5
 
 
@@ -156,6 +158,7 @@ async def _play(run: Run, result: Result, history: bool, meanwhile: Scene) -> No
             chronicle.note("--- drained")
             read_to = _ends(run)
             await _until_settled(run, log)
+            await _until_parked(run, log, read_to)
             await run.stop()
         finally:
             result.faults = chronicle.faults
@@ -245,6 +248,28 @@ class _Progress:
             self._decided = sum(task in decided for task in self._tasks)
 
 
+async def _until_parked(run: Run, log: EventLog, read_to: dict[Partition, int]) -> None:
+    """Waits, bounded, until what is no event is parked: no group's lag tells of all readers."""
+    garbage = []
+    for record in _all_records(run):
+        try:
+            await log.decode(record)
+        except DecodeError:
+            garbage.append(record)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PARKED_S):
+            while list(_not_parked(run, garbage, read_to)):
+                await asyncio.sleep(POLL_S)
+
+
+def _not_parked(
+    run: Run, garbage: Iterable[Record], read_to: dict[Partition, int]
+) -> Iterator[str]:
+    letters = run.cluster.state.log(Partition(run.topics.name(DEAD_LETTERS), 0))
+    due = [record for record in garbage if record.offset < read_to[record.partition]]
+    return unparked(due, letters.read(letters.first, 10**9)[0])
+
+
 def _ends(run: Run) -> dict[Partition, int]:
     """How far each partition can be read now."""
     places = [Partition(one.name, n) for one in run.topics for n in range(one.partitions)]
@@ -272,9 +297,7 @@ async def _judge(run: Run, log: EventLog, read_to: dict[Partition, int], result:
         undecodable=len(garbage),
     )
     result.violations += result.report.violations
-    letters = run.cluster.state.log(Partition(run.topics.name(DEAD_LETTERS), 0))
-    due = [record for record in garbage if record.offset < read_to[record.partition]]
-    result.violations += unparked(due, letters.read(letters.first, 10**9)[0])
+    result.violations += _not_parked(run, garbage, read_to)
     moody = "agent moody" in run.scenario.misbehaviour
     result.violations += untrue_stories(facts, moody=moody)
     result.violations += unpublished_weights(facts)
