@@ -238,10 +238,22 @@ async def headrace(*arguments: str) -> AsyncIterator[Command]:
     reading = asyncio.create_task(command.read())
     try:
         yield command
+    except BaseException:
+        print(command.said)
+        if "--state" in arguments:
+            print_logs(Path(arguments[arguments.index("--state") + 1]))
+        raise
     finally:
         if process.returncode is None:
             process.kill()
         await reading
+
+
+def print_logs(state: Path, lines: int = 20) -> None:
+    """Prints the last lines of each log in a state folder: what a failed test leaves to look at."""
+    for log in sorted(state.rglob("*.log")):
+        last = log.read_text(errors="replace").splitlines()[-lines:]
+        print(f"--- {log.relative_to(state)}", *(line[:400] for line in last), sep="\n")
 
 
 async def headrace_done(*arguments: str, bound_s: float = 60.0) -> None:
