@@ -250,8 +250,8 @@ async def headrace(*arguments: str) -> AsyncIterator[Command]:
 
 
 def print_logs(state: Path, lines: int = 20) -> None:
-    """Prints the last lines of each log in a state folder: what a failed test leaves to look at."""
-    for log in sorted(state.rglob("*.log")):
+    """Prints the last lines of each process's log: what a failed test leaves to look at."""
+    for log in sorted(state.glob("**/logs*/*.log")):
         last = log.read_text(errors="replace").splitlines()[-lines:]
         print(f"--- {log.relative_to(state)}", *(line[:400] for line in last), sep="\n")
 

@@ -101,6 +101,8 @@ class Acts:
             process.thaw()
             process.clock_error_s = 0.0
         await asyncio.gather(*self._background)
+        if away_s := self._run.cluster.state.away_s():
+            await asyncio.sleep(away_s)
         for service in self._run.scenario.processes:
             if not self._run.running(service):
                 self._run.add(service)
