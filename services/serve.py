@@ -93,11 +93,20 @@ def serve(options: ServeOptions, recipe: Recipe, where: Where) -> None:
             logger.info("the parent is gone before it said where to connect")
             return
         where = Where.from_json(line)
+        hold_local_stack(where)
     spare_the_collector()
     try:
         asyncio.run(_serve(module.run, options, recipe, where))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def hold_local_stack(where: Where) -> None:
+    """Has the run's own broker outlive this process, should `run` be killed: see `local.hold`."""
+    from infra import local
+
+    where.state.mkdir(parents=True, exist_ok=True)
+    local.hold(where.state)
 
 
 def spare_the_collector() -> None:

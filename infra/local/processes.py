@@ -162,6 +162,13 @@ def locked(path: Path, bound_s: float) -> Iterator[None]:
         yield
 
 
+def share(path: Path) -> None:
+    """Hold a shared lock on `path` until this process ends, unless it is `locked` just now."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
 def port_is_free(port: int) -> bool:
     """Whether a server could listen on this port of 127.0.0.1 now."""
     with socket.socket() as probe:

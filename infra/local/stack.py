@@ -7,6 +7,7 @@ knows what is left.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from infra.local.stop import take_down
 from services.errors import DependencyError, HeadraceError
 
 _LOCK_BOUND_S = 900.0  # a cold `up` over a slow line
+_HELD_BOUND_S = 11.0  # a service ends by force after 10 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,29 @@ def down(
         return ran
 
 
+def hold(state: Path) -> None:
+    """Keep the stack of `state` up after its owner's death until this process has ended, too.
+
+    For at most 11 s: so that the owner's children write what they have to, and leave in order.
+    """
+    processes.share(_holders(state.resolve()))
+
+
 def down_abandoned(state: Path, owner: ProcessId) -> None:
     """What the guard does once `owner` has ended: `down`, unless the stack is another's by now."""
     with processes.locked(state / "stack.lock", _LOCK_BOUND_S):
         stack = record.load(state)
         if stack.owner == owner:
+            with (
+                contextlib.suppress(DependencyError),
+                processes.locked(_holders(state), _HELD_BOUND_S),
+            ):
+                pass
             take_down(state, stack)
+
+
+def _holders(state: Path) -> Path:
+    return state / "holders.lock"
 
 
 def _find_owner(pid: int | None) -> ProcessId | None:

@@ -40,6 +40,17 @@ time.sleep(120)
 """
 
 
+HOLDER = """
+import sys
+from pathlib import Path
+from infra.local import hold
+
+hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[Path]:
     # A path that would break any unquoted use of it.
@@ -202,6 +213,32 @@ def test_stack_ends_with_its_owner_even_on_kill_9(state: Path) -> None:
         assert process is not None
         assert wait_for_exit(process, 60)
     assert not (state / record.FILE).exists()
+
+
+def test_stack_outlives_its_owner_until_its_holders_have_ended(state: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(state)], stdout=subprocess.PIPE, text=True
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(state)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with owner, holder:
+        assert owner.stdout is not None
+        assert holder.stdout is not None
+        assert "up\n" in iter(owner.stdout.readline, "")
+        assert holder.stdout.readline() == "held\n"
+        stack = record.load(state)
+        owner.kill()
+        assert owner.wait(10) == -signal.SIGKILL
+
+        broker = stack.servers["kafka"].process
+        assert not wait_for_exit(broker, 2)
+        holder.communicate(timeout=10)
+
+    assert wait_for_exit(broker, 60)
+    assert stack.guard is not None
+    assert wait_for_exit(stack.guard, 60)
 
 
 def test_ctrl_c_while_starting_leaves_no_process(state: Path) -> None:
