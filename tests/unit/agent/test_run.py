@@ -121,7 +121,7 @@ class World:
         return None
 
 
-def play(
+def end(
     world: World,
     submitted: TaskSubmitted | None = None,
     agent: Agent = multi_turn,
@@ -130,7 +130,9 @@ def play(
     unfinished_reward: float | None = None,
     meanwhile: Callable[[EpisodeRun], Awaitable[None]] | None = None,
     answers: dict[int, dict[str, Any]] | None = None,
-) -> tuple[EpisodeEnded, TrajectoryRecorded]:
+) -> EpisodeEnded:
+    """Runs an episode to its end; its outcome."""
+
     async def main() -> None:
         setup = AgentSetup(agent, {}, unfinished_reward, {"default": "digest"})
         started = start(submitted or task(), left_s)
@@ -141,7 +143,15 @@ def play(
         await asyncio.wait_for(running, 5)
 
     asyncio.run(main())
-    return world.of(EpisodeEnded)[0], world.of(TrajectoryRecorded)[0]
+    (outcome,) = world.of(EpisodeEnded)
+    assert isinstance(outcome, EpisodeEnded)
+    return outcome
+
+
+def play(world: World, *args: Any, **options: Any) -> tuple[EpisodeEnded, TrajectoryRecorded]:
+    """As `end`, of an episode that has turns to tell: its outcome and its trajectory."""
+    outcome = end(world, *args, **options)
+    return outcome, world.of(TrajectoryRecorded)[0]
 
 
 def test_an_episode_is_recorded_whole() -> None:
@@ -259,6 +269,22 @@ def test_cancelling_ends_without_reward() -> None:
     assert (outcome.ending, outcome.reward) == ("cancelled", None)
     assert outcome.failure is not None
     assert (outcome.failure.code, outcome.failure.message) == ("cancelled", "enough")
+
+
+def test_an_episode_cancelled_between_two_attempts_tells_the_turns_of_neither() -> None:
+    class Between(World):
+        async def send(self, event: Event) -> Ref:
+            if isinstance(event, ActionRequested) and event.kind == "close":
+                assert self.run is not None
+                self.run.cancel("enough")
+            return await super().send(event)
+
+    world = Between()
+    world.observed = lambda action: {"failure": LOST} if action.index == 2 else {}
+    outcome = end(world)
+    assert (outcome.ending, outcome.attempt) == ("cancelled", 1)
+    assert (outcome.trajectory, outcome.policies) == (None, ())
+    assert world.of(TrajectoryRecorded) == []
 
 
 def test_an_agents_bug_is_no_reward() -> None:
