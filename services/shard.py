@@ -67,6 +67,10 @@ class ShardContext:
         """Owners before this one that died one after the other, with something open that still is.
         0 where the worker doesn't count them."""
         self.caught_up = False
+        self.begun_below = 0
+        """Main records before this offset an owner before may have acted on, though this one reads
+        them after it has caught up: what they caused lies after the positions that it began at. For
+        the shard to say as it catches up, where companions come first."""
         self._home = home
         self._ledger = ledger
         self._writer = writer

@@ -52,7 +52,9 @@ class ShardHost:
     def __post_init__(self) -> None:
         self._room = asyncio.Event()
         """Set whenever there may be room in the intake, or none is needed any more."""
-        self._noted: Mapping[Partition, int] = dict(self.positions)
+        self._begun: Mapping[Partition, int] = dict(self.positions)
+        """Where the companions stood at assignment."""
+        self._noted = self._begun
         self._deaths = self.context.deaths
         self._suspects_end: int | None = None
         """Where the main partition ended as the shard began to work: what killed lies before."""
@@ -90,7 +92,8 @@ class ShardHost:
     async def _on_record(self, record: Record) -> None:
         done: Callable[[], None] | None = None
         if record.partition == self.context.partition:
-            done = self.ledger.begin(record.offset, self._noted)
+            begun = record.offset < self.context.begun_below
+            done = self.ledger.begin(record.offset, self._begun if begun else self._noted)
         delivery = await self.log.decode_or_dead_letter(record)
         if delivery is not None:
             handling(delivery)
@@ -116,7 +119,8 @@ class ShardHost:
             offset, positions = oldest.offset, oldest.positions
         else:
             offset = self.next_offset
-            positions = self.positions if self.context.caught_up else self._noted
+            begun = not self.context.caught_up or offset < self.context.begun_below
+            positions = self._begun if begun else self.positions
         return Committed(offset, CommitNote(positions, self._owners(offset)).text())
 
     def _owners(self, offset: int) -> int:

@@ -90,6 +90,11 @@ class SchedulerCore:
         return len(self._queue)
 
     @property
+    def started_below(self) -> int:
+        """No task with this number, or a higher one, is known to have been started."""
+        return max(self._started, default=-1) + 1
+
+    @property
     def live(self) -> int:
         """Episodes started and not ended."""
         return self._live

@@ -114,6 +114,7 @@ class SchedulerShard:
             group = self._context.consumer_group("scheduler")
             first = (await self._context.log.broker.committed(group, [place]))[place].offset
         await self._recall(first)
+        self._shard.begun_below = self._core.started_below
         self._core.forget_below(first)
         waiting, self._waiting = self._waiting, []
         for number, submitted in waiting:

@@ -24,6 +24,7 @@ class Context:
 
     def __init__(self) -> None:
         self.caught_up = False
+        self.begun_below = 0
         self.started: list[int] = []
         self.released: list[int] = []
         self.spawned: list[asyncio.Task[None]] = []
@@ -103,3 +104,5 @@ def test_a_successor_does_not_start_what_has_finished() -> None:
     # Then it starts that one alone, and lets the commit pass what has finished.
     assert context.started == [3, 3]
     assert context.released == [1]
+    # And whoever follows it must read the starts of the first three again.
+    assert context.begun_below == 3

@@ -12,8 +12,9 @@ import pytest
 from schemas.codec import Codec
 from schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
 from schemas.topics import ACTIONS, DEAD_LETTERS, OBSERVATIONS, Topics
+from services.commit_note import read_note
 from services.errors import Fenced, RecordsLost
-from services.kafka.broker import Committed, End, Outgoing, Partition, Record
+from services.kafka.broker import Committed, End, Outgoing, Partition, Position, Record
 from services.kafka.memory import MemoryBroker, MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
 from services.ledger import Ledger
@@ -292,6 +293,42 @@ def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read(
             shard.releases[1]()
             await asyncio.sleep(COMMITTED)
             assert await place.commit_of() == Committed(2, "[7]")
+
+    run(test)
+
+
+def test_what_an_owner_before_may_have_acted_on_is_committed_with_where_that_one_began() -> None:
+    class Successor(Notebook):
+        async def on_caught_up(self) -> None:
+            self.context.begun_below = 1
+            await super().on_caught_up()
+
+    async def test(place: Place) -> None:
+        # Given what followed from record 0 since it was first read, and what came later:
+        await place.write(action(0), action(1), *map(observation, range(4)))
+        ledger = Ledger()
+        context = ShardContext(cast("Any", None), MAIN, ledger, None)
+        shard = Successor(context, {0, 1})
+        companion = {COMPANION: 1}
+        behind = {COMPANION: 3}
+        host = ShardHost(place.log, context, shard, 0, companion, behind, [COMPANION], ledger, None)
+        pump = asyncio.create_task(host.run())
+
+        async def read(partition: Partition, offset: int, then: Any) -> int:
+            await host.take(*await place.broker.fetch([Position(partition, offset)]))
+            await shard.until(then)
+            return read_note(host.place().metadata, [COMPANION]).positions[COMPANION]
+
+        # When a successor reads that record only after all that it caught up with,
+        for offset in (1, 2, 3):
+            assert await read(COMPANION, offset, f"answer {offset}") in (1, offset + 1)
+        # Then the next one begins where it began: what followed is not to be done again.
+        assert await read(MAIN, 0, 0) == 1
+        assert await read(MAIN, 1, 1) == 1
+        shard.releases[0]()
+        assert read_note(host.place().metadata, [COMPANION]).positions[COMPANION] == 4
+        await host.close(lost=True)
+        pump.cancel()
 
     run(test)
 
