@@ -56,10 +56,11 @@ class Checkpoints:
             try:
                 write_state(partial / STATE)
                 _write_manifest(checkpoint, partial)
-                self._place(partial, self._folder / f"v{checkpoint.version:012d}")
+                folder = self._folder / f"v{checkpoint.version:012d}"
+                self._place(partial, folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-            self._prune()
+            self._prune(folder)
         except OSError as error:
             raise DependencyError(
                 f"can't write a checkpoint to {self._folder}: {error}. Free space or mend it"
@@ -97,8 +98,10 @@ class Checkpoints:
         partial.rename(folder)
         sync_folder(self._folder)
 
-    def _prune(self) -> None:
-        for folder in [*list(self._folders())[self._keep :], *self._folder.glob("partial-*")]:
+    def _prune(self, newest: Path) -> None:
+        # What has a higher version is damaged or foreign: it must not crowd out the whole ones.
+        kept = [folder for folder in self._folders() if folder <= newest]
+        for folder in [*kept[self._keep :], *self._folder.glob("partial-*")]:
             shutil.rmtree(folder)
 
 

@@ -77,6 +77,17 @@ def test_one_of_another_log_is_skipped_and_may_be_made_again(
     assert save(checkpoints, 3) == checkpoints.newest(everything)[0]  # type: ignore[index]
 
 
+def test_one_of_another_log_crowds_out_none_of_this_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    foreign = save(checkpoints, 9)
+    for version in (1, 2, 3):
+        save(checkpoints, version)
+    found = checkpoints.newest(lambda one: one != foreign)
+    assert found is not None
+    assert found[0].version == 3
+    assert checkpoints.versions() == [9, 3, 2]
+
+
 def test_a_disk_that_takes_nothing_is_a_dependency_and_keeps_the_old(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     older = save(checkpoints, 1)
