@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from services.agent.child_process import ChildProcess
 from services.agent.isolation import Isolation, MakeChild
 from services.agent.records import AgentSetup
 from services.agent.shard import AgentShard
+from services.concurrency import until_first
 from services.context import ServiceContext
 from services.kafka.broker import Partition
 from services.plugins import load
@@ -57,16 +57,7 @@ async def run(context: ServiceContext, make_child: MakeChild | None = None) -> N
         count_deaths=True,
         stopping=context.stopping,
     )
-    following = asyncio.create_task(cancellations.follow(), name="cancellations")
-    working = asyncio.create_task(worker.run(), name="episodes")
-    try:
-        done, _ = await asyncio.wait({following, working}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in (following, working):
-            task.cancel()
-        await asyncio.gather(following, working, return_exceptions=True)
+    await until_first(cancellations.follow(), worker.run())
 
 
 def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:

@@ -52,7 +52,8 @@ class EnvShard:
         self._handles: dict[Key, Handle] = {}
         self._recorded: dict[Key, _Recorded] = {}
         self._observed: dict[tuple[int, int, int, str], ObservationRecorded] = {}
-        self._scores: list[tuple[ActionRequested, Callable[[], None]]] = []
+        self._strays: list[tuple[Delivery[ActionRequested], Callable[[], None]]] = []
+        """Read in phase 1, of no open environment."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
         """Handles an action, or an observation that was recorded."""
@@ -78,14 +79,15 @@ class EnvShard:
             handle = self._open(recorded.reset, recorded.release, answered)
             for action in unanswered:
                 handle.put(action)
-        for action, release in self._scores:
-            if (action.task, action.sample, action.attempt, action.call) in self._observed:
-                release()
-            else:
-                self._context.spawn(self._score(action, release), "score")
+        for delivery, release in self._strays:
+            action = delivery.event
+            name = action.task, action.sample, action.attempt, action.call
+            if name not in self._observed and action.expires_at / 1000 > now():
+                self._on_action(delivery)
+            release()
         self._recorded.clear()
         self._observed.clear()
-        self._scores.clear()
+        self._strays.clear()
 
     async def aclose(self) -> None:
         """Nothing to say: handles are dropped with the shard's tasks."""
@@ -97,9 +99,7 @@ class EnvShard:
         recorded = self._recorded.get(key)
         if recorded is not None and action.attempt < recorded.reset.attempt:
             return
-        if action.kind == "score":
-            self._scores.append((action, self._context.hold(delivery)))
-        elif action.kind == "reset":
+        if action.kind == "reset":
             if recorded is not None and action.attempt > recorded.reset.attempt:
                 self._recorded.pop(key).release()
                 recorded = None
@@ -107,13 +107,14 @@ class EnvShard:
             if recorded is None and known and action.expires_at / 1000 > now():
                 recorded = _Recorded(action, self._context.hold(delivery))
                 self._recorded[key] = recorded
-            if recorded is not None:
-                recorded.actions.setdefault(action.call, action)
-        elif recorded is not None and action.attempt == recorded.reset.attempt:
-            if action.kind == "close":
+        current = recorded is not None and action.attempt == recorded.reset.attempt
+        if action.kind == "close":
+            if current:
                 self._recorded.pop(key).release()
-            else:
-                recorded.actions.setdefault(action.call, action)
+        elif recorded is not None and current and action.kind != "score":
+            recorded.actions.setdefault(action.call, action)
+        else:
+            self._strays.append((delivery, self._context.hold(delivery)))
 
     def _on_observation(self, observation: ObservationRecorded) -> None:
         if not self._context.caught_up:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from schemas.recipe import Policy, Recipe
 from schemas.topics import POLICIES, PROMPTS
+from services.concurrency import until_first
 from services.context import ServiceContext
 from services.errors import UsageError
 from services.inference.engine import Engine, EngineSetup
@@ -101,7 +102,6 @@ async def _serve(context: ServiceContext, served: dict[str, ServedPolicy]) -> No
     start: Start = "tail" if len(topics.policies) == 1 else "first"
     publications = EventReader(context.log, {Partition(topics.name(POLICIES), 0): start})
     follower = WeightsFollower(publications, context.blobs, served)
-    following = asyncio.create_task(follower.run(), name="weights")
 
     def make_shard(shard: ShardContext) -> PromptShard:
         name = topics.by_name(shard.partition.topic).policy
@@ -109,7 +109,8 @@ async def _serve(context: ServiceContext, served: dict[str, ServedPolicy]) -> No
         return PromptShard(shard, served[name])
 
     async def answer() -> None:
-        if await _first(follower.ready, context.stopping) is context.stopping:
+        await until_first(follower.ready.wait(), context.stopping.wait())
+        if not follower.ready.is_set():
             return
         await Worker(
             context.log,
@@ -119,24 +120,7 @@ async def _serve(context: ServiceContext, served: dict[str, ServedPolicy]) -> No
             stopping=context.stopping,
         ).run()
 
-    answering = asyncio.create_task(answer(), name="prompts")
     try:
-        done, _ = await asyncio.wait({following, answering}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await until_first(follower.run(), answer())
     finally:
-        for task in (following, answering):
-            task.cancel()
-        await asyncio.gather(following, answering, return_exceptions=True)
         await publications.aclose()
-
-
-async def _first(*events: asyncio.Event) -> asyncio.Event:
-    """Waits until one of the events is set, and returns it."""
-    waits = {asyncio.create_task(event.wait()): event for event in events}
-    try:
-        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        return next(event for task, event in waits.items() if task in done)
-    finally:
-        for task in waits:
-            task.cancel()

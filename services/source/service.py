@@ -10,12 +10,12 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 
 from schemas.events import EpisodeStarted, TaskSubmitted
 from schemas.recipe import Recipe
 from schemas.topics import EPISODES, TASKS
+from services.concurrency import until_first
 from services.context import ServiceContext
 from services.kafka.broker import Partition
 from services.log import TAIL, CaughtUp, EventReader, Start
@@ -31,16 +31,8 @@ SOURCE = "source"
 
 async def run(context: ServiceContext) -> None:
     """Submits tasks until there are none left, the run is ending, or it is to stop."""
-    stop = asyncio.create_task(_first(context.stopping.wait, context.ending.wait))
-    submit = asyncio.create_task(_submit_all(context))
-    try:
-        await asyncio.wait({stop, submit}, return_when=asyncio.FIRST_COMPLETED)
-        if submit.done():
-            submit.result()
-    finally:
-        for task in (stop, submit):
-            task.cancel()
-        await asyncio.gather(stop, submit, return_exceptions=True)
+    stop = until_first(context.stopping.wait(), context.ending.wait())
+    await until_first(stop, _submit_all(context))
 
 
 async def _submit_all(context: ServiceContext) -> None:
@@ -178,15 +170,3 @@ class _Backlog:
             self._waiting = deque(number for number in self._waiting if number not in unrun)
             self._ended_unrun -= unrun
         self._moved.set()
-
-
-async def _first(*waits: Callable[[], Awaitable[object]]) -> None:
-    """Returns when the first of these does."""
-    tasks = [asyncio.ensure_future(wait()) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)

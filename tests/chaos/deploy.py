@@ -52,12 +52,12 @@ async def deployed(
         clocks.prepare()
         fleet = Fleet(recipe, where, folder / "logs")
         watch = Watch(log)
-        following = watch.follow()
+        following = watch.follow(log.broker, log.topics)
         stack.callback(following.cancel)
         stack.push_async_callback(fleet.close)
         logger.info("starting the services")
         await fleet.start()
-        assert await watch.until(lambda: watch.version >= 2, START_S), "nothing is trained"
+        assert await watch.comes_true(lambda: watch.version >= 2, START_S), "nothing is trained"
         yield World(cluster, fleet, watch, clocks, rates, made), log
 
 

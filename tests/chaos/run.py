@@ -172,7 +172,7 @@ class Chaos:
         watch = self.world.watch
         waiting = set(watch.open_tasks)
         began = time.monotonic()
-        if await watch.until(lambda: not waiting & watch.open_tasks, DRAIN_BOUND_S):
+        if await watch.comes_true(lambda: not waiting & watch.open_tasks, DRAIN_BOUND_S):
             self.drains_s.append(time.monotonic() - began)
             logger.info(
                 f"round {number}: {self.world.injections} injections, "
@@ -190,7 +190,7 @@ class Chaos:
         """No more tasks; all that there are end, are decided and trained; the run ends."""
         watch, fleet = self.world.watch, self.world.fleet
         await fleet.end_source()
-        whole = await watch.until(
+        whole = await watch.comes_true(
             lambda: (
                 not watch.open_tasks
                 and watch.low_mark >= watch.tasks

@@ -8,17 +8,17 @@ partitions it is the first record of any successor.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded
-from schemas.topics import BATCHES, DEAD_LETTERS, POLICIES, RESULTS, TASKS
-from services.kafka.broker import Partition, Record
+from schemas.topics import BATCHES, POLICIES, RESULTS, TASKS
+from services.kafka.broker import Record
 from services.log import EventLog
+from tests.following import Follower
 
 RECENT_S = 2.0
 SHARED = ("agent", "env", "inference")
@@ -53,7 +53,7 @@ class Gap:
 
 
 @dataclass
-class Watch:
+class Watch(Follower):
     """What has been read so far."""
 
     log: EventLog
@@ -71,27 +71,6 @@ class Watch:
     _ended: set[int] = field(default_factory=set)
     _last: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
     """Service and partition to the last writer, and when."""
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _following: asyncio.Task[None] | None = None
-
-    def follow(self) -> asyncio.Task[None]:
-        """Begins to read, for ever."""
-        self._following = asyncio.create_task(self._follow(), name="watch")
-        self._following.add_done_callback(lambda _: self._news.set())
-        return self._following
-
-    async def until(self, holds: Callable[[], bool], bound_s: float) -> bool:
-        """Waits until `holds`, asked after every read. False where it doesn't within the bound."""
-        try:
-            async with asyncio.timeout(bound_s):
-                while not holds():
-                    self._news.clear()
-                    if self._following is not None and self._following.done():
-                        self._following.result()
-                    await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
 
     def killed(self, service: str, pid: int, at: float, *, alone: bool) -> Gap:
         """Notes a kill, from which a gap is measured."""
@@ -114,38 +93,19 @@ class Watch:
             return {name for (name, _), (_, at) in self._last.items() if at > since} >= wanted
 
         wanted = set(services)
-        return await self.until(holds, bound_s)
+        return await self.comes_true(holds, bound_s)
 
     async def mended(self, gap: Gap, bound_s: float) -> bool:
         """Waits until a gap has ended. False where it doesn't within the bound."""
-        return await self.until(lambda: not gap.lasts, bound_s)
+        return await self.comes_true(lambda: not gap.lasts, bound_s)
 
     def disturb(self) -> None:
         """Something else goes wrong now: the gaps that last are not its kill's alone."""
         for gap in self._lasting:
             gap.alone = False
 
-    async def _follow(self) -> None:
-        topics = self.log.topics
-        reader = self.log.broker.reader()
-        try:
-            await reader.assign(
-                {
-                    Partition(placed.name, number): 0
-                    for placed in topics
-                    if placed.topic is not DEAD_LETTERS
-                    for number in range(placed.partitions)
-                }
-            )
-            while True:
-                for item in await reader.read():
-                    if isinstance(item, Record):
-                        await self._on_record(item)
-                self._news.set()
-        finally:
-            await reader.close()
-
-    async def _on_record(self, record: Record) -> None:
+    async def on_record(self, record: Record) -> None:
+        """Takes what it tells of tasks, batches, versions, and of who wrote it."""
         topic = self.log.topics.by_name(record.partition.topic).topic
         self.records += 1
         self.by_topic[topic.name] += 1

@@ -21,9 +21,10 @@ from typing import Any
 
 import psutil
 
-from schemas.topics import DEAD_LETTERS, Topics
-from services.kafka.broker import Partition, Record
+from schemas.topics import Topics
+from services.kafka.broker import Record
 from services.kafka.client import KafkaBroker
+from tests.following import Follower
 
 LIMIT_S = 240.0
 """No test takes longer, whatever happens."""
@@ -58,24 +59,19 @@ class Written:
 
 
 @dataclass
-class LogWatch:
+class LogWatch(Follower):
     """All that is written to a namespace from the beginning on."""
 
+    namespace: str
     written: list[Written] = field(default_factory=list)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _following: asyncio.Task[None] | None = None
+
+    async def on_record(self, record: Record) -> None:
+        """Keeps who wrote it."""
+        self.written.append(_written(record, self.namespace))
 
     async def until(self, holds: Callable[[], bool], what: str, bound_s: float = 60.0) -> None:
         """Waits until `holds`, which is asked after every read. AssertionError after `bound_s`."""
-        try:
-            async with asyncio.timeout(bound_s):
-                while not holds():
-                    self._news.clear()
-                    if self._following is not None and self._following.done():
-                        self._following.result()
-                    await self._news.wait()
-        except TimeoutError:
-            raise AssertionError(f"not within {bound_s:g} s: {what}") from None
+        assert await self.comes_true(holds, bound_s), f"not within {bound_s:g} s: {what}"
 
     async def count(self, topic: str, number: int, bound_s: float = 60.0) -> None:
         """Waits until a topic holds `number` records."""
@@ -130,31 +126,6 @@ class LogWatch:
                 found.setdefault(one.partition, set()).add(one.pid)
         return found
 
-    def follow(self, broker: KafkaBroker, topics: Topics) -> asyncio.Task[None]:
-        """Begins to read, for ever."""
-        self._following = asyncio.create_task(self._follow(broker, topics))
-        self._following.add_done_callback(lambda _: self._news.set())
-        return self._following
-
-    async def _follow(self, broker: KafkaBroker, topics: Topics) -> None:
-        reader = broker.reader()
-        try:
-            await reader.assign(
-                {
-                    Partition(placed.name, number): 0
-                    for placed in topics
-                    if placed.topic is not DEAD_LETTERS
-                    for number in range(placed.partitions)
-                }
-            )
-            while True:
-                for item in await reader.read():
-                    if isinstance(item, Record):
-                        self.written.append(_written(item, topics.namespace))
-                self._news.set()
-        finally:
-            await reader.close()
-
 
 def _written(record: Record, namespace: str) -> Written:
     source = next(text.decode() for name, text in record.headers if name == "ce_source")
@@ -169,7 +140,7 @@ def _written(record: Record, namespace: str) -> Written:
 @asynccontextmanager
 async def watching(bootstrap_servers: str, topics: Topics) -> AsyncIterator[LogWatch]:
     """Watches a namespace, which must be there."""
-    watch = LogWatch()
+    watch = LogWatch(topics.namespace)
     broker = KafkaBroker(bootstrap_servers, client_id="watch")
     following = watch.follow(broker, topics)
     try:

@@ -319,6 +319,23 @@ def test_an_action_waits_until_it_is_known_which_answer_the_agent_saw() -> None:
     run(test)
 
 
+def test_what_a_predecessor_left_unanswered_is_answered_without_its_environment() -> None:
+    async def test(bench: Bench) -> None:
+        unknown = action(0, "reset", task=2, environment=EnvironmentUse(use="nowhere"))
+        answered = ObservationRecorded(task=3, sample=0, call="2", index=1, digest=bytes(16))
+        overdue = action(1, task=4, expires_at=now_ms() - 1)
+        await bench.feed(action(1), unknown, answered, action(1, task=3), overdue)
+        assert len(bench.context.held) == 4
+        await bench.live()
+        answers = await bench.context.answers(2)
+        codes = {answer.task: answer.failure.code for answer in answers if answer.failure}
+        assert codes == {1: "sandbox_lost", 2: "unknown_environment"}
+        await bench.context.idle()
+        assert bench.context.held == set()
+
+    run(test)
+
+
 def test_closed_episodes_are_not_taken_up() -> None:
     async def test(bench: Bench) -> None:
         await bench.feed(action(0, "reset"), action(1), action(2, "close"))
