@@ -6,7 +6,6 @@ episode again. Closes always get through: only the environments themselves wait 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -160,11 +159,9 @@ class EnvShard:
         OPEN.inc()
         handle.task = self._context.spawn(handle.run(), f"environment {reset.task}/{reset.sample}")
 
-        def on_done(task: asyncio.Task[None]) -> None:
+        def on_done(_: object) -> None:
             OPEN.dec()
-            # Where an answer did not get through, the next owner must read all of it again.
-            if task.cancelled() or task.exception() is None:
-                release()
+            release()
             if self._handles.get(key) is handle:
                 del self._handles[key]
 
