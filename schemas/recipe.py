@@ -124,17 +124,38 @@ class SamplingSettings(Settings):
     stop: tuple[str, ...] = ()
 
 
+class VllmOptions(Settings):
+    """The options of the engine `vllm`."""
+
+    context: Positive | None = None
+    """Most tokens of prompt and generation together; absent: what the model can."""
+    kv: Literal["keep", "recompute"] = "keep"
+    """What becomes of the KV cache of the sequences in flight as weights change between two tokens.
+
+    `keep` goes on with it, and records the generation as of mixed KV; `recompute` reads prompt and
+    tokens anew with the new weights. Later prompts never meet a cache of older weights."""
+    arguments: dict[str, Any] = {}
+    """More of vLLM's own `EngineArgs`, as `kv_cache_memory_bytes` or `gpu_memory_utilization`."""
+
+
 class EngineSettings(Settings):
     """What answers prompts."""
 
     use: str = "torch"
-    """`torch`, `scripted`, or an import path."""
+    """`torch`, `vllm`, `scripted`, or an import path."""
     options: dict[str, Any] = {}
+    """`torch` takes `context`; for `vllm` see `VllmOptions`."""
     slots: Positive = 256
     """Sequences generated at once."""
     threads: Positive = 1
     device: str = "auto"
     """`auto` takes a GPU where there is one."""
+
+    @model_validator(mode="after")
+    def _options_are_known(self) -> EngineSettings:
+        if self.use == "vllm":
+            vllm_options(self.options)
+        return self
 
 
 class Groups(Settings):
@@ -302,6 +323,14 @@ def change_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     tree = recipe.model_dump(mode="json")
     _override_all(tree, settings)
     return parse_recipe(tree, "--set")
+
+
+def vllm_options(options: Mapping[str, Any]) -> VllmOptions:
+    """The options of the engine `vllm`. RecipeError names each wrong one."""
+    try:
+        return VllmOptions.model_validate(options)
+    except ValidationError as error:
+        raise RecipeError(f"options of the vllm engine: {_explain(error)}") from error
 
 
 def _override_all(tree: dict[str, Any], settings: Sequence[str]) -> None:

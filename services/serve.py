@@ -314,5 +314,5 @@ def configure_logging(service: str, *, debug: bool = False) -> None:
     root.handlers[:] = [handler]
     logging.getLogger("services.kafka.librdkafka").setLevel(logging.NOTSET)
     root.setLevel(logging.DEBUG if debug else logging.INFO)
-    for loud in ("aiokafka", "faust", "httpx", "httpx2", "mode", "urllib3"):
+    for loud in ("aiokafka", "faust", "httpx", "httpx2", "mode", "urllib3", "vllm"):
         logging.getLogger(loud).setLevel(logging.WARNING)

@@ -1,8 +1,9 @@
 """The public Engine API: continuous batching of one base model, for one or more policies.
 
-Built-ins: `torch_engine.py` (transformers, seconds to start on a laptop's CPU) and `scripted.py`
-(answers by rule, for tests and benchmarks). An engine of your own is a class of this protocol,
-named in the recipe as `package.module:Class`, made as `Class(EngineSetup(...))`.
+Built-ins: `torch_engine.py` (transformers, seconds to start on a laptop's CPU), `vllm_engine.py`
+(vLLM, on its CPU build or a GPU) and `scripted.py` (answers by rule, for tests and benchmarks). An
+engine of your own is a class of this protocol, named in the recipe as `package.module:Class`, made
+as `Class(EngineSetup(...))`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Prompt:
     allowed: Sequence[int] = ()
     """The only ids that may be drawn; empty allows all."""
     seed: int | None = None
+    priority: int = 0
+    """Of prompts that wait for a slot, the higher goes first; in no other way does it count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from services.worker import Worker
 
 BUILTIN = {
     "torch": "services.inference.torch_engine:TorchEngine",
+    "vllm": "services.inference.vllm_engine:VllmEngine",
     "scripted": "services.inference.scripted:ScriptedEngine",
 }
 

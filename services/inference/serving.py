@@ -136,6 +136,7 @@ class ServedPolicy:
             stop_ids=(*packed.unpack_i32(sampling.stop_ids), *self._stop_ids(sampling.stop)),
             allowed=packed.unpack_i32(sampling.allowed),
             seed=sampling.seed,
+            priority=request.priority,
         )
         return prompt, added
 

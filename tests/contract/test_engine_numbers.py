@@ -1,0 +1,307 @@
+"""Engines that run a model: the numbers that they record are those that the trainer computes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from schemas.events import Event, PolicyPublished, Ref
+from schemas.packed import pack_i32
+from services.blobs import LocalBlobStore
+from services.inference.engine import Generation, Prompt, Weights
+from services.inference.serving import ServedPolicy, Slots
+from services.inference.tokenizer import Tokenizer
+from services.inference.weights_follower import WeightsFollower
+from services.kafka.broker import Partition
+from services.log import CaughtUp, Delivery
+from services.weights import model_folder, weights_digest
+from tests.contract.engines import KINDS, VLLM, make_engine_of, make_model
+from trainer.collate import collate, drawn_logprobs, processed_distribution
+from trainer.models import ChosenLogits, load_model
+from trainer.sequences import Draw, TokenSequence
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
+
+CONTEXT = 512
+VOCABULARY = 128
+SLOTS = 256
+ALLOWED = (3, 4, 5, 6, 100)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(
+        tmp_path_factory.mktemp("model"), vocab_size=VOCABULARY, max_position_embeddings=CONTEXT
+    )
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def weights(model: Path, version: int) -> Weights:
+    return Weights("default", version, model / f"{version % 2}.safetensors")
+
+
+def prompts(count: int, **settings: Any) -> list[Prompt]:
+    """Ragged ones."""
+    pick = random.Random(count)
+    lengths = [pick.choice([1, 2, 7, 20, 40, 90]) for _ in range(count)]
+    return [
+        Prompt(
+            **{
+                "policy": "default",
+                "tokens": [pick.randrange(VOCABULARY) for _ in range(length)],
+                "max_tokens": pick.choice([1, 2, 5, 30]),
+            }
+            | settings
+        )
+        for length in lengths
+    ]
+
+
+def trainer_logprobs(model: Path, version: int, prompt: Prompt, tokens: Iterable[int]) -> Any:
+    """[tokens]: as the trainer computes them, by its own loading, forward and processing."""
+    network = load_model(model_without_weights(model), seed=0)
+    network.load_state_dict(load_file(weights(model, version).path))
+    drawn = list(tokens)
+    places = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
+    zeros = np.zeros(len(drawn), dtype=np.float32)
+    draw = Draw(prompt.temperature, pack_i32(prompt.allowed))
+    sequence = TokenSequence(
+        np.array([*prompt.tokens, *drawn]), places, zeros, zeros, places, ((draw, len(drawn)),)
+    )
+    inputs = collate([sequence], VOCABULARY, torch.device("cpu"))
+    with torch.no_grad():
+        return drawn_logprobs(processed_distribution(ChosenLogits(network)(inputs), inputs), inputs)
+
+
+def model_without_weights(model: Path) -> Path:
+    bare = model / "bare"
+    if not bare.exists():
+        bare.mkdir()
+        (bare / "config.json").write_bytes((model / "config.json").read_bytes())
+    return bare
+
+
+def assert_close(generation: Generation, expected: Any, first: int = 0) -> None:
+    drawn = torch.tensor(generation.logprobs)
+    torch.testing.assert_close(drawn[first:], expected[first:], rtol=1e-3, atol=1e-3)
+
+
+def test_logprobs_are_the_trainers(kind: str, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine_of(kind, model, SLOTS)
+        await engine.load(weights(model, 0))
+        asked = [
+            *prompts(8, temperature=0.7, allowed=ALLOWED),
+            *prompts(6, temperature=0.7),
+            *prompts(4, temperature=1.0, stop_ids=(5, 6)),
+        ]
+        answers = await asyncio.gather(*map(engine.generate, asked))
+        for prompt, answer in zip(asked, answers, strict=True):
+            assert_close(answer, trainer_logprobs(model, 0, prompt, answer.tokens))
+            assert not prompt.allowed or set(answer.tokens) <= set(ALLOWED)
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_greedy_draws_are_the_trainers_likeliest(kind: str, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine_of(kind, model, SLOTS)
+        await engine.load(weights(model, 1))
+        for prompt in prompts(6, temperature=0.0, max_tokens=20):
+            answer = await engine.generate(prompt)
+            network = load_model(model_without_weights(model), seed=0)
+            network.load_state_dict(load_file(weights(model, 1).path))
+            with torch.no_grad():
+                logits = network(torch.tensor([[*prompt.tokens, *answer.tokens]])).logits[0]
+            expected = logits[len(prompt.tokens) - 1 : -1]
+            assert answer.tokens == expected.argmax(-1).tolist()
+            drawn = expected.log_softmax(-1).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+            assert_close(answer, drawn)
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_many_at_once_and_weights_changing_under_them(kind: str, model: Path) -> None:
+    """No token is lost, and after the change every token is the new version's own."""
+
+    async def main() -> None:
+        engine = make_engine_of(kind, model, SLOTS)
+        await engine.load(weights(model, 0))
+        asked = prompts(SLOTS, max_tokens=150, temperature=0.7, allowed=ALLOWED)
+        running = [asyncio.create_task(engine.generate(prompt)) for prompt in asked]
+        await asyncio.sleep(0)
+        assert engine.capacity().free_slots == 0
+        await engine.load(weights(model, 1))
+        await engine.load(weights(model, 2))
+        answers = await asyncio.gather(*running)
+        for answer in answers:
+            assert len(answer.tokens) == len(answer.versions) == len(answer.logprobs) == 150
+            assert answer.finish == "length"
+            assert answer.versions == sorted(answer.versions)
+            assert answer.versions[-1] == 2
+            assert set(answer.tokens) <= set(ALLOWED)
+            assert answer.mixed or answer.versions[0] == 2
+        late = await engine.generate(asked[0])
+        assert (late.versions, late.mixed) == ([2] * 150, False)
+        assert_close(late, trainer_logprobs(model, 2, asked[0], late.tokens))
+        await engine.close(1)
+
+    drive(main)
+
+
+@pytest.mark.long
+def test_ten_thousand_requests_lose_nothing_to_updates(kind: str, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine_of(kind, model, SLOTS)
+        await engine.load(weights(model, 0))
+        asked = prompts(10_000, temperature=0.7, allowed=ALLOWED)
+        running = asyncio.gather(*map(engine.generate, asked))
+        began = asyncio.get_running_loop().time()
+        version = 0
+        while not running.done():
+            version += 1
+            await engine.load(weights(model, version))
+        answers = await running
+        spanning = 0
+        for prompt, answer in zip(asked, answers, strict=True):
+            assert len(answer.tokens) == len(answer.logprobs) == prompt.max_tokens
+            assert answer.versions == sorted(answer.versions)
+            spanning += answer.versions[0] != answer.versions[-1]
+        assert version > 20
+        assert spanning > 1_000
+        tokens = sum(len(answer.tokens) for answer in answers)
+        took_s = asyncio.get_running_loop().time() - began
+        print(f"{tokens} tokens, {version} updates, {spanning} spanning, {took_s:.1f} s")
+        await engine.close(1)
+
+    drive(main)
+
+
+@pytest.mark.parametrize("kind", VLLM)
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+def test_the_kv_cache_is_kept_or_computed_anew(kind: str, kv: str, model: Path) -> None:
+    """Computed anew, what follows a change equals the new weights' own forward."""
+
+    async def main() -> None:
+        engine = make_engine_of(kind, model, SLOTS, kv=kv)
+        await engine.load(weights(model, 0))
+        prompt = Prompt("default", list(range(1, 100)), 400, temperature=0.7, allowed=ALLOWED)
+        running = asyncio.create_task(engine.generate(prompt))
+        # It came later: once it has ended, the other has drawn a token too.
+        await engine.generate(Prompt("default", [1], 5))
+        await engine.load(weights(model, 1))
+        answer = await running
+        first = answer.versions.index(1)
+        assert answer.versions == [0] * first + [1] * (400 - first)
+        assert first > 0
+        assert answer.mixed == (kv == "keep")
+        expected = trainer_logprobs(model, 1, prompt, answer.tokens)
+        if kv == "recompute":
+            assert_close(answer, expected, first)
+        else:
+            difference = torch.tensor(answer.logprobs)[first:] - expected[first:]
+            assert difference.abs().max() > 0.01
+        again = await engine.generate(prompt)
+        assert (again.versions, again.mixed) == ([1] * 400, False)
+        assert_close(again, trainer_logprobs(model, 1, prompt, again.tokens))
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_of_prompts_that_wait_the_higher_priority_goes_first(kind: str, model: Path) -> None:
+    async def main() -> None:
+        engine = make_engine_of(kind, model, 1)
+        await engine.load(weights(model, 0))
+        ended: list[int] = []
+
+        async def ask(priority: int, tokens: int) -> None:
+            await engine.generate(Prompt("default", [1], tokens, priority=priority))
+            ended.append(priority)
+
+        running = [asyncio.create_task(ask(99, 300))]
+        await asyncio.sleep(0)
+        running += [asyncio.create_task(ask(priority, 2)) for priority in (0, 7, 3)]
+        await asyncio.gather(*running)
+        assert ended == [99, 7, 3, 0]
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_weights_of_a_wrong_digest_or_shape_are_refused(
+    kind: str, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are never served; the version before serves on, and the next good one is taken."""
+    strange = make_model(tmp_path, vocab_size=VOCABULARY + 1) / "0.safetensors"
+    store = LocalBlobStore(tmp_path / "blobs")
+    publications: asyncio.Queue[Delivery[Event] | CaughtUp] = asyncio.Queue()
+    publish = publications.put_nowait
+    old, new = (weights(model, version).path for version in (0, 1))
+    likeliest = Prompt("default", [1], 2, temperature=0.0)
+
+    async def read() -> AsyncIterator[Delivery[Event] | CaughtUp]:
+        while True:
+            yield await publications.get()
+
+    async def until(holds: Callable[[], bool]) -> None:
+        while not holds():
+            await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        engine = make_engine_of(kind, model, 4)
+        codec = Tokenizer(model_folder("tiny-llama"))
+        policy = ServedPolicy("default", engine, Slots(engine), codec, "inference-1")
+        follower = WeightsFollower(read(), store, {"default": policy})
+        following = asyncio.create_task(follower.run())
+        publish(published(store, 0, old, digest_of=old))
+        publish(CaughtUp())
+        await follower.ready.wait()
+        before = await engine.generate(likeliest)
+        assert before.versions == [0, 0]
+        publish(published(store, 1, new, digest_of=old))
+        await until(lambda: "version 1 can't be served" in caplog.text)
+        publish(published(store, 2, strange, digest_of=strange))
+        await until(lambda: "version 2 can't be served" in caplog.text)
+        assert await engine.generate(likeliest) == before
+        publish(published(store, 3, new, digest_of=new))
+        await until(lambda: policy.version == 3)
+        assert (await engine.generate(likeliest)).versions == [3, 3]
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await engine.close(1)
+
+    drive(main)
+
+
+def published(
+    store: LocalBlobStore, version: int, path: Path, *, digest_of: Path
+) -> Delivery[Event]:
+    event = PolicyPublished(
+        policy="default",
+        version=version,
+        status="trained",
+        digest=weights_digest(digest_of),
+        full=store.put(path),
+        full_version=version,
+    )
+    ref = Ref(topic="policies", partition=0, offset=0, digest=b"r" * 16)
+    return Delivery(event, ref, 0.0, Partition("policies", 0), 0)
