@@ -70,7 +70,7 @@ class ShardContext:
         self.begun_below = 0
         """Main records before this offset an owner before may have acted on, though this one reads
         them after it has caught up: what they caused lies after the positions that it began at. For
-        the shard to say as it catches up, where companions come first."""
+        the shard to say as `on_caught_up` begins, where companions come first."""
         self._home = home
         self._ledger = ledger
         self._writer = writer

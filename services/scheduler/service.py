@@ -108,13 +108,13 @@ class SchedulerShard:
 
     async def on_caught_up(self) -> None:
         """Recalls the ids of the tasks before the commit, then begins to decide."""
+        self._shard.begun_below = self._core.started_below  # before a commit can come between
         place = self._shard.partition
         first = self._first
         if first is None:
             group = self._context.consumer_group("scheduler")
             first = (await self._context.log.broker.committed(group, [place]))[place].offset
         await self._recall(first)
-        self._shard.begun_below = self._core.started_below
         self._core.forget_below(first)
         waiting, self._waiting = self._waiting, []
         for number, submitted in waiting:

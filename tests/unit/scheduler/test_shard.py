@@ -76,9 +76,11 @@ def test_a_successor_does_not_start_what_has_finished() -> None:
         policy="default", version=0, status="initial", digest=bytes(32), full_version=0
     )
     context = Context()
+    told: list[int] = []
 
     async def main() -> None:
         async def ends(places: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+            told.append(context.begun_below)
             return {place: (0, 4) for place in places}
 
         service = SimpleNamespace(
@@ -104,5 +106,6 @@ def test_a_successor_does_not_start_what_has_finished() -> None:
     # Then it starts that one alone, and lets the commit pass what has finished.
     assert context.started == [3, 3]
     assert context.released == [1]
-    # And whoever follows it must read the starts of the first three again.
+    # And whoever follows it, at any time, must read the starts of the first three again.
+    assert told == [3]
     assert context.begun_below == 3
