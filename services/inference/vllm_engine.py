@@ -27,7 +27,6 @@ ENVIRONMENT = {
     "VLLM_CONFIGURE_LOGGING": "0",
     # It would bind its threads to cores, each worker the same ones.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "HF_HUB_OFFLINE": "1",
 }
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
