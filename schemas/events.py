@@ -658,6 +658,17 @@ class BatchAssembled(Event):
         return self
 
 
+class WeightsDelta(Part):
+    """What makes one version's weights of another's: `docs/weights.md` has the file's format."""
+
+    blob: Blob
+    """The delta's file."""
+    from_version: Version
+    """The version that it is applied to."""
+    to_version: Version
+    """The version that comes of it."""
+
+
 class PolicyPublished(Event):
     """A version of a policy. Its weights lie in the blob store before this record is written."""
 
@@ -674,9 +685,11 @@ class PolicyPublished(Event):
     digest: Fixed32
     """Of the weights: names and bytes, independent of file layout."""
     full: Blob | None = None
-    """The whole weights; null where they are those of `full_version`."""
+    """The whole weights of `full_version`; null where the store does not have them."""
     full_version: Version
     """The version whose `full` weights these build on."""
+    deltas: tuple[WeightsDelta, ...] = ()
+    """What to apply to `full`, in this order, for these weights; empty where they are `full`."""
     base: str = ""
     """The base model's name; empty where unknown."""
     format: str = "safetensors"

@@ -204,6 +204,9 @@ class Training(Settings):
     checkpoint_every: Positive = 10
     """Versions between checkpoints."""
     keep_checkpoints: Positive = 2
+    full_every: Positive = 20
+    """Versions from one publication of the whole weights to the next. Between them only what has
+    changed is published, where that is smaller; 1 publishes whole weights alone."""
     threads: Positive = 1
     device: str = "auto"
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -41,6 +41,9 @@ class BlobStore(Protocol):
     def holds(self, blob: Blob) -> bool:
         """Whether the blob is there, by name and size alone: `get` verifies its bytes."""
 
+    def verify(self, blob: Blob) -> None:
+        """BlobError where `get` would raise it, as far as the store tells without moving bytes."""
+
     def stored(self) -> Iterator[StoredBlob]:
         """All blobs, and what writers that died have left."""
 
@@ -60,16 +63,24 @@ class StoredBlob:
     size: int
     put_at: float
     """When it was last put, in epoch seconds."""
-    path: Path
+    path: PurePath
+    """Where the store has it."""
 
 
-def open_blob_store(url: str) -> BlobStore:
-    """The store at a path or a `file://` URL. UsageError for any other scheme."""
+def open_blob_store(url: str, cache: Path) -> BlobStore:
+    """The store at a path, a `file://` URL, or any URL that fsspec serves.
+
+    `cache` is a folder for what is got from afar. UsageError for a URL that nothing here serves.
+    """
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
         return LocalBlobStore(Path(unquote(parts.path)))
-    if "://" in url or not url:
+    if not url or parts.scheme == "file":
         raise UsageError(f"blob store {url!r}: give a folder, as a path or as file:///path")
+    if "://" in url:
+        from services.remote_blobs import RemoteBlobStore  # its library comes with an extra
+
+        return RemoteBlobStore(url, cache)
     return LocalBlobStore(Path(url).expanduser())
 
 
@@ -101,7 +112,7 @@ class LocalBlobStore:
         """See BlobStore."""
         path = self._path(blob)
         try:
-            size, digest = path.stat().st_size, _digest(path)
+            size, digest = path.stat().st_size, file_digest(path)
         except FileNotFoundError:
             raise BlobError(
                 f"blob {blob.sha256.hex()} is not in {self._root}: "
@@ -121,6 +132,10 @@ class LocalBlobStore:
         path = self._path(blob)
         return path.is_file() and path.stat().st_size == blob.size
 
+    def verify(self, blob: Blob) -> None:
+        """See BlobStore. Reads the blob whole."""
+        self.get(blob)
+
     def stored(self) -> Iterator[StoredBlob]:
         """See BlobStore."""
         blobs = [(at, f"{at.parent.name}{at.name}") for at in self._root.glob(f"{_HEX * 2}/*")]
@@ -135,13 +150,13 @@ class LocalBlobStore:
     def remove(self, blob: StoredBlob, put_before: float) -> bool:
         """See BlobStore."""
         with _unreachable(f"remove {blob.path}"):
-            aside = self._root / f"gone-{blob.path.name}"
+            path, aside = Path(blob.path), self._root / f"gone-{blob.path.name}"
             try:
-                if blob.path.stat().st_mtime >= put_before:
+                if path.stat().st_mtime >= put_before:
                     return False
-                blob.path.rename(aside)
+                path.rename(aside)
                 if aside.stat().st_mtime >= put_before:  # put again in this very moment
-                    aside.replace(blob.path)
+                    aside.replace(path)
                     return False
             except FileNotFoundError:
                 return False
@@ -162,7 +177,7 @@ class LocalBlobStore:
 
     def _holds_whole(self, blob: Blob) -> bool:
         """Whether the blob is there and whole; a damaged one is to be written again."""
-        return self.holds(blob) and _digest(self._path(blob)) == blob.sha256
+        return self.holds(blob) and file_digest(self._path(blob)) == blob.sha256
 
     def _place(self, temporary: Path, path: Path) -> None:
         new_folder = not path.parent.is_dir()
@@ -191,7 +206,8 @@ def _copy(data: bytes | Path, target: BinaryIO, media: str) -> Blob:
     return Blob(sha256=sha256.digest(), size=size, media=media)
 
 
-def _digest(path: Path) -> bytes:
+def file_digest(path: Path) -> bytes:
+    """The SHA-256 of a file's bytes."""
     sha256 = hashlib.sha256()
     for chunk in _chunks(path):
         sha256.update(chunk)

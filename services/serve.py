@@ -26,7 +26,6 @@ from typing import Any
 from schemas.recipe import Recipe
 from schemas.topics import Topics
 from services.apply import require_same
-from services.blobs import open_blob_store
 from services.connect import connect, locate
 from services.context import ServiceContext
 from services.errors import UsageError
@@ -214,7 +213,7 @@ async def _serve(
         folder = where.folder(namespace)
         folder.mkdir(parents=True, exist_ok=True)
         context = ServiceContext(
-            log, recipe, open_blob_store(where.blob_url), worker_id, folder, stopping, ending
+            log, recipe, where.open_blobs(), worker_id, folder, stopping, ending
         )
         await _run_beside_life(run, options, context, where, stopper)
 

@@ -10,12 +10,23 @@ from pathlib import Path
 
 from schemas.recipe import Recipe, RecipeError, load_recipe, parse_recipe
 from schemas.topics import NAME
+from services.blobs import BlobStore, open_blob_store
 from services.errors import UsageError
 
 RECIPES = Path(__file__).parent.parent / "infra" / "recipes"
 """The folder of the shipped recipes."""
 RESERVED = frozenset(
-    {"blobs", "kafka", "kafka-format", "launches", "logs", "recipes", "registry", "tmp"}
+    {
+        "blobs",
+        "blobs-cache",
+        "kafka",
+        "kafka-format",
+        "launches",
+        "logs",
+        "recipes",
+        "registry",
+        "tmp",
+    }
 )
 """Folders of the state folder that are no namespace's."""
 
@@ -31,7 +42,7 @@ class Where:
     registry_url: str | None = None
     """Base URL of the Confluent-compatible schema registry; None is the local stack's."""
     blobs: str | None = None
-    """The blob store; None is `<state>/blobs`."""
+    """The blob store: a folder, or a URL that fsspec serves; None is `<state>/blobs`."""
     namespace: str | None = None
     """None is the recipe's name."""
     kafka_properties: Mapping[str, str] = field(default_factory=dict)
@@ -52,6 +63,10 @@ class Where:
     def blob_url(self) -> str:
         """The blob store's place."""
         return self.blobs or str(self.state / "blobs")
+
+    def open_blobs(self) -> BlobStore:
+        """The blob store. UsageError where nothing here serves its URL."""
+        return open_blob_store(self.blob_url, self.state / "blobs-cache")
 
     def folder(self, namespace: str) -> Path:
         """The namespace's folder on this machine: logs, caches, checkpoints."""

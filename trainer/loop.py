@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from schemas.errors import UnknownSchema
@@ -26,8 +25,9 @@ from services.kafka.broker import Partition
 from services.log import CaughtUp, Delivery, EventReader
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.loader import PreparedBatch, load_batch, unusable_batch
-from trainer.publish import CHECK_S, History, Publisher, Stored, mend, store
+from trainer.publish import CHECK_S, History, Publisher, Status
 from trainer.sequences import Stopped, UnusableBatch
+from trainer.versions import Stored
 
 if TYPE_CHECKING:
     from trainer.learner import Learner  # torch, which the loop has no need of
@@ -79,14 +79,18 @@ class Trainer:
         """Of the batch after it, at the earliest."""
         self._saved = 0
         """Version of the newest checkpoint; version 0 needs none."""
+        self._silent = True
+        """While it trains what was published before."""
         self._stored: Stored | None = None
-        """The learner's weights as published; None while it trains silently."""
+        """The newest published weights."""
+        self._publishing: asyncio.Task[Stored] | None = None
+        """The version that is on its way out, or looked after."""
 
     async def run(self) -> None:
         """Resumes, then trains one batch after the other until the process is to stop."""
         if self._history.newest is None:
-            self._stored = await self._store()
-            await self._publisher.publish(0, "initial", self._stored)
+            self._silent = False
+            await self._publish("initial")
         else:
             await self._load_checkpoint()
             await self._publish_if_resumed()
@@ -99,6 +103,9 @@ class Trainer:
             await self._save()
         finally:
             stopping.cancel()
+            if self._publishing is not None:
+                self._publishing.cancel()
+                await asyncio.gather(self._publishing, return_exceptions=True)
             await reader.aclose()
 
     async def _load_checkpoint(self) -> None:
@@ -116,10 +123,11 @@ class Trainer:
     async def _publish_if_resumed(self) -> None:
         """Where it has come to the newest published version: compares, and publishes it again."""
         newest = self._history.newest
-        if self._stored is not None or newest is None or self._version < newest.version:
+        if newest is None or self._version < newest.version:
             return
-        self._stored = await self._store()
-        await self._publisher.publish_if_other(newest, self._stored)
+        self._silent = False
+        weights = await self._in_thread(self._learner.weights)
+        self._stored = await self._publisher.go_on(newest, weights)
 
     async def _train_all(
         self, batches: AsyncGenerator[Delivery[BatchAssembled]], stopping: asyncio.Task[bool]
@@ -220,15 +228,11 @@ class Trainer:
         """Makes the batch's version the current one, and publishes it where that is new."""
         self._version = prepared.batch.version
         self._offset = prepared.offset + 1
-        if self._stored is None:
+        if self._silent:
             await self._publish_if_resumed()
             return
-        # Of a batch that changed nothing too: it finds out whether the store still has them.
-        self._stored = await self._store()
-        await self._publisher.publish(
-            self._version,
+        await self._publish(
             "skipped" if made.skipped else "trained",
-            self._stored,
             batch=prepared.ref,
             updates=made.updates,
             wait_s=wait_s,
@@ -238,8 +242,31 @@ class Trainer:
         if self._version - self._saved >= self._settings.checkpoint_every:
             await self._save()
 
+    async def _publish(
+        self, status: Status, metrics: Mapping[str, float] | None = None, **facts: Any
+    ) -> None:
+        """Begins to publish the learner's version, as soon as the one before it is out."""
+        weights = await self._in_thread(self._learner.weights)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await self._publish_before()
+        told = {**(metrics or {}), "publish_wait_s": loop.time() - started}
+        self._publishing = asyncio.create_task(
+            self._publisher.publish(self._version, status, weights, metrics=told, **facts)
+        )
+
+    async def _publish_before(self) -> None:
+        """Waits until what was begun to be published is out. Raises what went wrong with it."""
+        if self._publishing is not None:
+            self._stored = await self._publishing
+            self._publishing = None
+
     async def _save(self) -> None:
         """Writes a checkpoint of the current version, if it is published and has none yet."""
+        if self._silent:
+            return
+        # Before it is, the log knows no such version, and a checkpoint of it counts for nothing.
+        await self._publish_before()
         if self._stored is None or self._version == self._saved:
             return
         checkpoint = Checkpoint(self._version, self._offset, self._stored.digest)
@@ -249,18 +276,16 @@ class Trainer:
     async def _first_of(self, *waits: asyncio.Task[Any]) -> None:
         """Waits for one of these, and keeps the newest weights in the store meanwhile."""
         while True:
+            out = () if self._publishing is None else (self._publishing,)
             done, _ = await asyncio.wait(
-                waits, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED
+                {*waits, *out}, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED
             )
-            if done:
+            if done & set(out):
+                await self._publish_before()
+            if done & set(waits):
                 return
-            if self._stored is not None:
-                await self._in_thread(
-                    partial(mend, self._context.blobs, self._stored, self._learner.weights)
-                )
-
-    async def _store(self) -> Stored:
-        return await self._in_thread(lambda: store(self._context.blobs, self._learner.weights()))
+            if not done and self._stored is not None and self._publishing is None:
+                self._publishing = asyncio.create_task(self._publisher.mend(self._version))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._torch_thread, work)

@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
 from schemas.events import Blob, PolicyPublished, Ref
 from schemas.topics import POLICIES
-from services.blobs import BlobStore
 from services.context import ServiceContext
-from services.errors import BlobError
 from services.kafka.broker import FencedWriter, Partition
 from services.log import EventLog, read_all, require_beginning
-from services.weights import model_folder, weights_digest
+from services.weights import model_folder
+from trainer.versions import Stored, VersionStore
 
 logger = logging.getLogger(__name__)
 
-SAFETENSORS = "application/vnd.safetensors"
 CHECK_S = 60.0
 """How often an idle trainer looks whether the blob store still has the newest weights: without
 them no worker serves the version, and no batch may ever come."""
@@ -66,26 +64,7 @@ async def read_history(log: EventLog, policy: str) -> History:
     return history
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A version's weights in the blob store."""
-
-    blob: Blob
-    digest: bytes
-
-
-def store(blobs: BlobStore, weights: bytes) -> Stored:
-    """Puts a safetensors file into the blob store. Blocks."""
-    return Stored(blobs.put(weights, SAFETENSORS), weights_digest(weights))
-
-
-def mend(blobs: BlobStore, stored: Stored, weights: Callable[[], bytes]) -> None:
-    """Stores weights again where the store has lost or damaged them. Blocks."""
-    try:
-        blobs.get(stored.blob)
-    except BlobError as error:
-        logger.error("the newest weights are stored again: %s", error)
-        store(blobs, weights())
+Status = Literal["initial", "trained", "skipped", "resumed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +74,7 @@ class Publisher:
     log: EventLog
     writer: FencedWriter
     policy: str
+    versions: VersionStore
     _: KW_ONLY
     base: str
     """The model that the recipe names."""
@@ -103,44 +83,67 @@ class Publisher:
     """Context length in tokens."""
     tokenizer: Blob
 
-    async def publish_if_other(self, newest: PolicyPublished, stored: Stored) -> None:
-        """Publishes the newest version again where its weights came out otherwise."""
-        if (stored.digest, stored.blob) != (newest.digest, newest.full):
-            logger.warning("version %d came out otherwise than published", newest.version)
-            await self.publish(newest.version, "resumed", stored)
-
     async def publish(
         self,
         version: int,
-        status: Literal["initial", "trained", "skipped", "resumed"],
-        stored: Stored,
+        status: Status,
+        weights: bytes,
         *,
         batch: Ref | None = None,
         updates: int = 0,
         wait_s: float = 0.0,
         step_s: float = 0.0,
         metrics: Mapping[str, float] | None = None,
-    ) -> None:
-        """Writes the record of a version whose weights are stored.
+    ) -> Stored:
+        """Stores a version's weights, a safetensors file, and then writes its record.
 
         Fenced where another trainer has taken over; DependencyError where the outcome is unknown.
         """
+        stored = await asyncio.to_thread(self.versions.add, version, weights)
+        facts = {"batch": batch, "updates": updates, "wait_s": wait_s, "step_s": step_s}
+        await self._write(version, status, stored, facts, metrics or {})
+        return stored
+
+    async def go_on(self, newest: PolicyPublished, weights: bytes) -> Stored:
+        """Goes on from the newest version of the log, of which these weights came.
+
+        They are published again where they came out otherwise, or the store has lost some.
+        """
+        stored = await asyncio.to_thread(self.versions.adopt, newest, weights)
+        if stored != Stored.of(newest):
+            logger.warning("version %d is not what was published", newest.version)
+            await self._write(newest.version, "resumed", stored, {"updates": 0}, {})
+        return stored
+
+    async def mend(self, version: int) -> Stored:
+        """Sees to it that the store has the newest version; it is published again if it must be."""
+        stored, other = await asyncio.to_thread(self.versions.mend)
+        if other:
+            await self._write(version, "resumed", stored, {"updates": 0}, {})
+        return stored
+
+    async def _write(
+        self,
+        version: int,
+        status: Status,
+        stored: Stored,
+        facts: Mapping[str, Any],
+        metrics: Mapping[str, float],
+    ) -> None:
         published = PolicyPublished(
             policy=self.policy,
             version=version,
             status=status,
-            batch=batch,
             digest=stored.digest,
-            full=stored.blob,
-            full_version=version,
+            full=stored.full,
+            full_version=stored.full_version,
+            deltas=stored.deltas,
             base=self.base,
             dtype=self.dtype,
             tokenizer=self.tokenizer,
             context=self.context,
-            updates=updates,
-            wait_s=wait_s,
-            step_s=step_s,
-            metrics={name: value for name, value in (metrics or {}).items() if isfinite(value)},
+            metrics={name: value for name, value in metrics.items() if isfinite(value)},
+            **facts,
         )
         await self.log.send_all(self.writer, [published])
         logger.info(
@@ -149,9 +152,9 @@ class Publisher:
             version,
             status,
             published.metrics.get("reward_mean", "-"),
-            updates,
-            wait_s,
-            step_s,
+            published.updates,
+            published.wait_s,
+            published.step_s,
         )
 
 
@@ -161,6 +164,7 @@ async def sole_publisher(
 ) -> AsyncIterator[tuple[Publisher, History]]:
     """Takes over as the policy's sole writer; only then is its history complete."""
     settings = context.recipe.policies[policy]
+    training = settings.training
     folder = model_folder(settings.model)
     writer = await context.log.broker.fenced(f"{context.namespace}.trainer.{policy}")
     try:
@@ -174,6 +178,7 @@ async def sole_publisher(
                 context.log,
                 writer,
                 policy,
+                VersionStore(context.blobs, training.full_every if training else 1),
                 base=settings.model,
                 dtype=settings.dtype,
                 context=int(configuration.get("max_position_embeddings", 0)),

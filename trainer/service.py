@@ -16,7 +16,7 @@ from services.weights import model_folder
 from trainer.learner import Learner
 from trainer.loop import Trainer
 from trainer.models import DTYPES, import_model, load_model, weights_file
-from trainer.publish import CHECK_S, History, Publisher, mend, sole_publisher, store
+from trainer.publish import CHECK_S, History, Publisher, sole_publisher
 
 
 async def run(
@@ -69,18 +69,18 @@ async def _serve_untrained(
     context: ServiceContext, publisher: Publisher, history: History, settings: Policy
 ) -> None:
     """Publishes version 0, once and for all, and keeps its weights in the store."""
-    stored = await asyncio.to_thread(lambda: store(context.blobs, _initial_weights(settings)))
+    weights = await asyncio.to_thread(_initial_weights, settings)
     if history.newest is None:
-        await publisher.publish(0, "initial", stored)
+        await publisher.publish(0, "initial", weights)
     else:
-        await publisher.publish_if_other(history.newest, stored)
+        await publisher.go_on(history.newest, weights)
     while True:
         try:
             async with asyncio.timeout(CHECK_S):
                 await context.stopping.wait()
             return
         except TimeoutError:
-            await asyncio.to_thread(mend, context.blobs, stored, lambda: _initial_weights(settings))
+            await publisher.mend(0)
 
 
 def _initial_weights(settings: Policy) -> bytes:

@@ -31,8 +31,9 @@ _PLACE = (
         help="Confluent-compatible schema registry; goes with --bootstrap-servers.",
     ),
     click.option(
-        "--blobs", metavar="FOLDER", envvar="HEADRACE_BLOBS", show_envvar=True,
-        help="Store of weights, shared by all workers. [default: <state>/blobs]",
+        "--blobs", metavar="PLACE", envvar="HEADRACE_BLOBS", show_envvar=True,
+        help="Store of weights, shared by all workers: a folder, or a URL as s3://bucket/runs. "
+        "[default: <state>/blobs]",
     ),
     _STATE,
     click.option(

@@ -72,14 +72,13 @@ def prune(
 async def _prune(
     where: Any, yes: bool, keep: int, unnamed: bool, forget: tuple[str, ...]
 ) -> list[Item]:
-    from services.blobs import open_blob_store
     from services.connect import connect, locate
     from services.prune.pruner import Pruner
     from services.scan import Patience
 
     where = locate(where)
     async with connect(where, "prune") as connection:
-        blobs = open_blob_store(where.blob_url)
+        blobs = where.open_blobs()
         pruner = Pruner(connection, blobs, where, Patience(explain))
         items = await pruner.plan(keep, unnamed, forget)
         return await pruner.carry_out(items) if yes else items

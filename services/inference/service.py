@@ -15,6 +15,7 @@ from services.concurrency import until_first
 from services.context import ServiceContext
 from services.errors import UsageError
 from services.inference.engine import Engine, EngineSetup
+from services.inference.local_weights import ScratchFolder
 from services.inference.serving import ServedPolicy, Slots
 from services.inference.tokenizer import Tokenizer
 from services.inference.weights_follower import WeightsFollower
@@ -102,7 +103,8 @@ async def _serve(context: ServiceContext, served: dict[str, ServedPolicy]) -> No
     # One policy's newest version is at the end; of several, one may have been quiet for long.
     start: Start = "tail" if len(topics.policies) == 1 else "first"
     publications = EventReader(context.log, {Partition(topics.name(POLICIES), 0): start})
-    follower = WeightsFollower(publications, context.blobs, served)
+    scratch = ScratchFolder(context.state / "weights")
+    follower = WeightsFollower(publications, context.blobs, served, scratch.path)
 
     def make_shard(shard: ShardContext) -> PromptShard:
         name = topics.by_name(shard.partition.topic).policy
@@ -125,3 +127,4 @@ async def _serve(context: ServiceContext, served: dict[str, ServedPolicy]) -> No
         await until_first(follower.run(), answer())
     finally:
         await publications.aclose()
+        scratch.remove()

@@ -16,9 +16,9 @@ from schemas.events import Event, PolicyPublished
 from services.blobs import BlobStore
 from services.errors import BlobError, DependencyError, InfrastructureError
 from services.inference.engine import Weights
+from services.inference.local_weights import LocalWeights
 from services.inference.serving import ServedPolicy
 from services.log import CaughtUp, Delivery
-from services.weights import weights_digest
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +34,17 @@ class WeightsFollower:
         publications: AsyncIterable[Delivery[Event] | CaughtUp],
         blobs: BlobStore,
         served: Mapping[str, ServedPolicy],
+        scratch: Path,
     ) -> None:
-        """`publications` yields what `policies` holds, CaughtUp where it has come to the end."""
+        """`publications` yields what `policies` holds, CaughtUp where it has come to the end.
+
+        Weights that come by deltas are put together in the folder `scratch`, this process's own.
+        """
         self.ready = asyncio.Event()
         """Set once every policy serves a version that was the newest when it began to load."""
         self._publications = publications
-        self._blobs = blobs
         self._served = served
+        self._local = {name: LocalWeights(blobs, scratch / name) for name in served}
         self._newest: dict[str, PolicyPublished] = {}
         self._news = {name: asyncio.Event() for name in served}
         self._caught_up = False
@@ -99,7 +103,7 @@ class WeightsFollower:
                 retry_s = FIRST_RETRY_S
 
     async def _load(self, policy: ServedPolicy, published: PolicyPublished) -> None:
-        path = await asyncio.to_thread(self._fetch, published)
+        path = await asyncio.to_thread(self._local[policy.name].fetch, published)
         await policy.engine.load(Weights(policy.name, published.version, path))
         policy.version = published.version
         policy.slots.notify()
@@ -108,16 +112,3 @@ class WeightsFollower:
         logger.info("policy %s: version %d is served", policy.name, published.version)
         if all(served.version >= 0 for served in self._served.values()):
             self.ready.set()
-
-    def _fetch(self, published: PolicyPublished) -> Path:
-        """A local file of the version's weights, verified. BlobError where there is none."""
-        if published.full is None:
-            raise BlobError(f"version {published.version} was published without its full weights")
-        path = self._blobs.get(published.full)
-        digest = weights_digest(path)
-        if digest != published.digest:
-            raise BlobError(
-                f"the weights in {path} have the digest {digest.hex()}, but version "
-                f"{published.version} was published as {published.digest.hex()}"
-            )
-        return path

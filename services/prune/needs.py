@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from schemas.events import Blob, Event, PolicyPublished, RunStateEntered
+from schemas.events import Event, PolicyPublished, RunStateEntered
 from services.blobs import StoredBlob
 from services.run.life import RunLife
 from services.show.facts import Fact
@@ -43,8 +43,8 @@ class Published:
     version: int
     at: float
     """Epoch seconds."""
-    full_version: int
-    weights: str | None = None
+    weights: frozenset[str] = frozenset()
+    """Whole ones, and the deltas that build on them."""
     tokenizer: str | None = None
 
 
@@ -78,14 +78,21 @@ class Namespace:
             if event.state == "ended" and self.ended_at is None:
                 self.ended_at = fact.recorded_at
         elif isinstance(event, PolicyPublished):
-            at, weights, tokenizer = fact.recorded_at, _hex(event.full), _hex(event.tokenizer)
+            weights = [event.full] if event.full is not None else []
+            weights += [delta.blob for delta in event.deltas]
             self.publications.append(
-                Published(event.policy, event.version, at, event.full_version, weights, tokenizer)
+                Published(
+                    event.policy,
+                    event.version,
+                    fact.recorded_at,
+                    frozenset(blob.sha256.hex() for blob in weights),
+                    event.tokenizer.sha256.hex() if event.tokenizer is not None else None,
+                )
             )
 
     def weights(self) -> set[str]:
         """Every version's."""
-        return {one.weights for one in self.publications if one.weights is not None}
+        return {name for one in self.publications for name in one.weights}
 
     def tokenizers(self) -> set[str]:
         """Every version's."""
@@ -131,8 +138,7 @@ def needed_versions(
         for version, following in zip(versions, [*versions[1:], None], strict=True):
             if following is None or first_at[following] >= newest_since:
                 needed.add(version)
-    builds_on = {one.version: one.full_version for one in publications}
-    return needed | {builds_on[version] for version in needed}
+    return needed
 
 
 def needed_blobs(
@@ -149,7 +155,7 @@ def needed_blobs(
     for policy in {one.policy for one in namespace.publications}:
         mine = [one for one in namespace.publications if one.policy == policy]
         versions = needed_versions(mine, keep, checkpoints.get(policy, ()), since)
-        needed |= {one.weights for one in mine if one.version in versions and one.weights}
+        needed |= {name for one in mine if one.version in versions for name in one.weights}
     return needed | namespace.tokenizers()
 
 
@@ -174,7 +180,3 @@ def needless_blobs(
             continue
         if blob.put_at < before:
             yield Item("blob", blob.name or blob.path.name, blob.size, why, blob, before)
-
-
-def _hex(blob: Blob | None) -> str | None:
-    return None if blob is None else blob.sha256.hex()

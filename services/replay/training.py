@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from schemas.events import PolicyPublished
 from schemas.recipe import Recipe
 from schemas.topics import POLICIES
-from services.blobs import open_blob_store
 from services.context import ServiceContext
 from services.kafka.broker import Partition
 from services.log import CaughtUp, EventLog, EventReader
@@ -45,7 +44,7 @@ async def train(
     context = ServiceContext(
         log,
         recipe,
-        open_blob_store(where.blob_url),
+        where.open_blobs(),
         f"replay-{socket.gethostname()}-{os.getpid()}",
         where.folder(log.topics.namespace),
         asyncio.Event(),

@@ -9,6 +9,7 @@ from typing import Any
 
 from schemas.events import (
     ActionRequested,
+    Blob,
     Failure,
     GenerationCompleted,
     GenerationRequested,
@@ -287,12 +288,12 @@ def _publication(published: Fact[PolicyPublished], weights: dict[str, bool]) -> 
     yield _line("published", f"{event.status}  {iso(published.recorded_at)}  {published.place}")
     yield _line("by", published.writer or "?")
     yield _line("digest", event.digest.hex())
-    if event.full is None:
-        yield _line("weights", f"those of version {event.full_version}")
-    else:
-        name = event.full.sha256.hex()
-        there = "in the blob store" if weights.get(name) else "not in the blob store"
-        yield _line("weights", f"{name}, {event.full.size:,} bytes, {there}")
+    if event.full is not None:
+        of = "" if event.full_version == event.version else f" of version {event.full_version}"
+        yield _line("weights", _blob(event.full, weights) + of)
+    for delta in event.deltas:
+        to = f"version {delta.from_version} to {delta.to_version}"
+        yield _line("and delta", f"{_blob(delta.blob, weights)}, {to}")
     yield _line(
         "training",
         f"{event.updates} updates in {event.step_s:.2f} s, after waiting {event.wait_s:.2f} s",
@@ -300,6 +301,12 @@ def _publication(published: Fact[PolicyPublished], weights: dict[str, bool]) -> 
     if event.metrics:
         told = "  ".join(f"{name} {value:.5g}" for name, value in sorted(event.metrics.items()))
         yield _line("metrics", told)
+
+
+def _blob(blob: Blob, there: dict[str, bool]) -> str:
+    name = blob.sha256.hex()
+    where = "in the blob store" if there.get(name) else "not in the blob store"
+    return f"{name}, {blob.size:,} bytes, {where}"
 
 
 def _failure(failure: Failure) -> str:

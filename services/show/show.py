@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from schemas.events import BatchAssembled, Event, PolicyPublished
 from schemas.recipe import Recipe
-from services.blobs import BlobStore, open_blob_store
+from services.blobs import BlobStore
 from services.errors import UsageError
 from services.kafka.broker import Partition
 from services.log import EventLog
@@ -44,7 +44,7 @@ async def find_story(where: Where, text: str, tell: Callable[[str], None]) -> St
     """
     wanted = parse_id(text)
     async with open_namespace(where, "show") as (log, life):
-        finder = _Finder(log, life.recipe(), open_blob_store(where.blob_url), Patience(tell))
+        finder = _Finder(log, life.recipe(), where.open_blobs(), Patience(tell))
         return await finder.find(wanted)
 
 
@@ -104,11 +104,9 @@ class _Finder:
     def _weights(self, facts: list[Fact[Event]]) -> dict[str, bool]:
         """Whether each publication's weights are in the blob store."""
         published = [fact.event for fact in facts if isinstance(fact.event, PolicyPublished)]
-        return {
-            one.full.sha256.hex(): self.blobs.holds(one.full)
-            for one in published
-            if one.full is not None
-        }
+        blobs = [one.full for one in published if one.full is not None]
+        blobs += [delta.blob for one in published for delta in one.deltas]
+        return {blob.sha256.hex(): self.blobs.holds(blob) for blob in blobs}
 
     async def _record(self, wanted: RecordId) -> Story:
         topic = find_topic(self.log.topics, wanted.topic)

@@ -12,11 +12,13 @@ from tests.bench.deployment import a_stack
 from tests.bench.episodes import live_episodes, null_episodes
 from tests.bench.report import Figure, print_figures
 from tests.bench.trajectories import durable_trajectories
+from tests.bench.weights import weight_deltas
 
 BENCHMARKS: dict[str, Callable[[Where, float], Coroutine[Any, Any, list[Figure]]]] = {
     "episodes": null_episodes,
     "trajectories": durable_trajectories,
     "live": live_episodes,
+    "weights": weight_deltas,
 }
 
 

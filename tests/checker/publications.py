@@ -33,8 +33,7 @@ def _versions(facts: Facts, policy: str, records: list[PolicyPublished]) -> Viol
             yield f"I5: {name} is published twice, as {event.status}"
         else:
             yield from _new(facts, event, before, name)
-        if event.full is None or event.full_version != event.version:
-            yield f"I5: {name} is published without its weights"
+        yield from _weights(event, before, name)
         newest, before = max(newest, event.version), event
 
 
@@ -44,8 +43,24 @@ def _resumed(
     """Published again on restart: the newest version, where its weights came out otherwise."""
     if event.version != newest:
         yield f"I4: {name} is resumed after version {newest}"
-    elif before is not None and (event.digest, event.full) == (before.digest, before.full):
+    elif before is not None and _stored(event) == _stored(before):
         yield f"I4: {name} is resumed with the weights that it had"
+
+
+def _stored(event: PolicyPublished) -> tuple[object, ...]:
+    return event.digest, event.full, event.deltas
+
+
+def _weights(event: PolicyPublished, before: PolicyPublished | None, name: str) -> Violations:
+    """Whole weights and an unbroken chain of deltas give the version: a reader needs no more."""
+    at = event.full_version
+    for delta in event.deltas:
+        if delta.from_version < at or delta.to_version <= delta.from_version:
+            yield f"I5: {name} has a delta of version {delta.from_version} where {at} is reached"
+        at = delta.to_version
+    unchanged = before is not None and event.digest == before.digest
+    if event.full is None or (at != event.version and not unchanged):
+        yield f"I5: {name} is published without its weights"
 
 
 def _new(

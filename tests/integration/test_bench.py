@@ -9,6 +9,7 @@ from infra.local import LocalStack
 from services.settings import Where
 from tests.bench.report import machine
 from tests.bench.trajectories import durable_trajectories
+from tests.bench.weights import measure
 
 
 def test_trajectories_pass_from_producer_to_decoded_batch(local_stack: LocalStack) -> None:
@@ -25,3 +26,12 @@ def test_trajectories_pass_from_producer_to_decoded_batch(local_stack: LocalStac
     ]
     assert all(figure.value.endswith("/s") for figure in figures)
     assert "cores" in machine()
+
+
+def test_deltas_are_received_bit_by_bit() -> None:
+    figures = measure(scale=0.05)
+    assert [figure.what for figure in figures[::3]] == [
+        "delta at learning rate 1e-06",
+        "delta at learning rate 5e-06",
+    ]
+    assert all(figure.value.endswith("times smaller") for figure in figures[::3])

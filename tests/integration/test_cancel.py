@@ -18,7 +18,7 @@ from schemas.recipe import Recipe
 from schemas.topics import EPISODES, RESULTS, Topics
 from services.agent import service as agent
 from services.apply import apply
-from services.blobs import open_blob_store
+from services.blobs import LocalBlobStore
 from services.connect import connect
 from services.context import ServiceContext
 from services.kafka.broker import Partition
@@ -93,7 +93,7 @@ class Watch:
 async def serving(log: EventLog, recipe: Recipe, state: Path) -> AsyncIterator[Watch]:
     """A scheduler and an agent worker: nobody answers, so what runs runs until it is cancelled."""
     stopping = asyncio.Event()
-    blobs = open_blob_store(str(state / "blobs"))
+    blobs = LocalBlobStore(state / "blobs")
     context = ServiceContext(log, recipe, blobs, "test", state, stopping, asyncio.Event())
     watch = Watch(log)
     following = asyncio.create_task(watch.follow())

@@ -30,6 +30,7 @@ from schemas.topics import POLICIES, TRAJECTORIES, Topics
 from services.blobs import LocalBlobStore
 from services.context import ServiceContext
 from services.errors import Fenced, HeadraceError, RecordsLost, UsageError
+from services.inference.local_weights import LocalWeights
 from services.kafka.broker import Broker, Outgoing, Partition
 from services.kafka.memory import MemoryBroker
 from services.kafka.memory_registry import MemoryRegistry
@@ -84,6 +85,10 @@ class Bench:
         return ServiceContext(
             self.log, self.recipe, self.blobs, "test", self.state, asyncio.Event(), asyncio.Event()
         )
+
+    def weights(self, published: PolicyPublished) -> Path:
+        """A version's weights, as a reader that has nothing yet gets them."""
+        return LocalWeights(self.blobs, self.state / "reader").fetch(published)
 
     async def expire(self, place: Partition, before: int) -> None:
         """Deletes records, as retention does."""
@@ -236,8 +241,7 @@ def test_each_batch_becomes_a_version_whose_weights_are_stored(tmp_path: Path) -
         assert facts(published) == [(0, "initial", 0), (1, "trained", 2), (2, "trained", 2)]
         assert len({one.digest for one in published}) == 3
         for one in published:
-            assert one.full is not None
-            assert weights_digest(bench.blobs.get(one.full)) == one.digest
+            assert weights_digest(bench.weights(one)) == one.digest
             assert one.tokenizer is not None
             assert bench.blobs.get(one.tokenizer).read_bytes()[:1] == b"{"
             assert (one.context, one.dtype, one.base) == (512, "float32", "tiny-llama")
@@ -464,8 +468,7 @@ def test_a_policy_that_is_not_trained_has_one_version(tmp_path: Path) -> None:
             await asyncio.wait_for(running, BOUND_S)
         published = await bench.published("fixed")
         assert facts(published) == [(0, "initial", 0)]
-        assert published[0].full is not None
-        assert weights_digest(bench.blobs.get(published[0].full)) == published[0].digest
+        assert weights_digest(bench.weights(published[0])) == published[0].digest
 
     on_memory(scenario, tmp_path)
 

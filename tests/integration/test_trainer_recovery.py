@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +27,8 @@ from services.weights import model_folder, weights_digest
 from tests.integration.test_trainer import BOUND_S, RECIPE, Bench, facts, on_memory, straight
 from trainer import loop, losses
 from trainer import service as trainer_service
+from trainer.learner import Learner
+from trainer.versions import SAFETENSORS
 
 BROKEN_STORE = ["lost", "cut", "changed"]
 
@@ -52,6 +56,13 @@ def with_loss(name: str) -> Recipe:
     return Recipe.model_validate(tree)
 
 
+def with_full_every(versions: int) -> Recipe:
+    """The test's recipe with whole weights so often."""
+    tree = RECIPE.model_dump(mode="json")
+    tree["policies"]["learner"]["training"]["full_every"] = versions
+    return Recipe.model_validate(tree)
+
+
 def hungry_loss(batch: losses.MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
     """GRPO, but for batches whose first advantage is negative: these want all memory there is."""
     loss = losses.grpo(batch, logprobs)
@@ -63,7 +74,7 @@ async def until_whole(bench: Bench, published: PolicyPublished) -> None:
     async with asyncio.timeout(BOUND_S):
         while True:
             try:
-                digest = weights_digest(blob_file(bench, published.full))
+                digest = weights_digest(bench.weights(published))
             except BlobError:
                 await asyncio.sleep(0.01)
             else:
@@ -127,11 +138,73 @@ def test_a_restarted_trainer_mends_the_store(tmp_path: Path, how: str) -> None:
             await until_whole(bench, published[-1])
         assert facts(await bench.published()) == facts(published), "the same weights, once"
 
+    on_memory(scenario, tmp_path, with_full_every(1))
+
+
+@pytest.mark.parametrize("blob", ["full", "delta"])
+@pytest.mark.parametrize("how", BROKEN_STORE)
+def test_a_restarted_trainer_replaces_a_broken_chain(tmp_path: Path, how: str, blob: str) -> None:
+    """A version by deltas that can't be had any more is published again, with whole weights."""
+
+    async def scenario(bench: Bench) -> None:
+        for version in range(1, 4):
+            await bench.submit(version)
+        published = await bench.train(3, killed=True)
+        newest = published[-1]
+        assert [(one.from_version, one.to_version) for one in newest.deltas][-1] == (2, 3)
+        damage(blob_file(bench, newest.full if blob == "full" else newest.deltas[-1].blob), how)
+        with pytest.raises(BlobError):
+            bench.weights(newest)
+        await bench.submit(4)
+        *_, again, after = await bench.train(4)
+
+        assert (again.version, again.status, again.digest) == (3, "resumed", newest.digest)
+        assert (again.full_version, again.deltas) == (3, ())
+        assert (after.version, after.full_version, len(after.deltas)) == (4, 3, 1)
+        for one in (again, after):
+            assert weights_digest(bench.weights(one)) == one.digest
+
     on_memory(scenario, tmp_path)
 
 
+def test_training_goes_on_while_a_version_is_stored(tmp_path: Path) -> None:
+    """The store is slow: version 2 is trained meanwhile, and comes out after version 1."""
+    stored, trained = threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    class Slow(LocalBlobStore):
+        def put(self, data: bytes | Path, media: str = "") -> Blob:
+            if media == SAFETENSORS and not stored.is_set():
+                waited.append(trained.wait(BOUND_S))
+                stored.set()
+            return super().put(data, media)
+
+    async def scenario(bench: Bench) -> None:
+        bench.blobs = Slow(tmp_path / "slow")
+        train = Learner.train
+
+        def noted(self: Learner, *arguments: Any) -> dict[str, float]:
+            metrics = train(self, *arguments)
+            trained.set()
+            return metrics
+
+        await bench.submit(1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Learner, "train", noted)
+            published = await bench.train(1)
+        assert facts(published) == [(0, "initial", 0), (1, "trained", 2)]
+        assert waited == [True], "version 1 was trained before version 0 was stored"
+        assert published[1].metrics["publish_wait_s"] >= 0
+
+    on_memory(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("full_every", [1, 20])
 def test_an_idle_trainer_mends_the_store_and_the_worker_serves_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    full_every: int,
 ) -> None:
     """Nobody restarts anything: the worker refuses, the trainer notices, the worker loads it."""
     monkeypatch.setattr(loop, "CHECK_S", 0.2)
@@ -147,7 +220,9 @@ def test_an_idle_trainer_mends_the_store_and_the_worker_serves_on(
             engine = ScriptedEngine(EngineSetup(folder, 4))
             served = ServedPolicy("learner", engine, Slots(engine), Tokenizer(folder), "worker")
             reader = EventReader(bench.log, {Partition(bench.log.topics.name(POLICIES), 0): 0})
-            follower = WeightsFollower(reader, bench.blobs, {"learner": served})
+            follower = WeightsFollower(
+                reader, bench.blobs, {"learner": served}, tmp_path / "scratch"
+            )
             following = asyncio.ensure_future(follower.run())
             try:
                 await until_served(served, 1)
@@ -157,7 +232,7 @@ def test_an_idle_trainer_mends_the_store_and_the_worker_serves_on(
         assert "version 1 can't be served" in caplog.text
         assert "the newest weights are stored again" in caplog.text
 
-    on_memory(scenario, tmp_path)
+    on_memory(scenario, tmp_path, with_full_every(full_every))
 
 
 def test_a_version_that_changes_nothing_mends_the_store(tmp_path: Path) -> None:
@@ -168,8 +243,8 @@ def test_a_version_that_changes_nothing_mends_the_store(tmp_path: Path) -> None:
             damage(blob_file(bench, published[1].full), "lost")
             await bench.submit(2, samples=0)
             published = await bench.published(until=2)
-        assert published[2].full == published[1].full
-        blob_file(bench, published[2].full)
+        assert published[2].digest == published[1].digest
+        assert weights_digest(bench.weights(published[2])) == published[2].digest
 
     on_memory(scenario, tmp_path)
 
@@ -216,7 +291,7 @@ def test_a_newest_version_whose_digest_is_wrong_is_published_again(tmp_path: Pat
         ]
         assert [one.digest for one in published[3:]] == expected[1:]
         for one in published[3:]:
-            assert weights_digest(blob_file(bench, one.full)) == one.digest
+            assert weights_digest(bench.weights(one)) == one.digest
 
     on_memory(scenario, tmp_path / "wrong")
 

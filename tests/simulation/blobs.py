@@ -59,6 +59,15 @@ class SharedBlobs:
             raise BlobError("not there yet, by chance")
         return self._store.get(blob)
 
+    def holds(self, blob: Blob) -> bool:
+        """See BlobStore."""
+        late = loop().time() < self._readable_at.get(blob.sha256, 0.0)
+        return not late and self._store.holds(blob)
+
+    def verify(self, blob: Blob) -> None:
+        """See BlobStore."""
+        self.get(blob)
+
     def _tear(self, blob: Blob, seconds: float) -> None:
         name = blob.sha256.hex()
         path = self._root / name[:2] / name[2:]

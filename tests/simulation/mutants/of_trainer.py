@@ -32,7 +32,7 @@ OF_TRAINER = (
         name="resumed_weights_unpublished",
         sentence="If the digest differs from the published one, it publishes that version again.",
         file=PUBLISH,
-        old="        if (stored.digest, stored.blob) != (newest.digest, newest.full):\n",
+        old="        if stored != Stored.of(newest):\n",
         new="        if stored.digest == b'':\n",
         caught_by=("I4: ",),
         faults=("kill", "weights differ", "trainer"),
@@ -41,7 +41,7 @@ OF_TRAINER = (
         name="resumed_without_need",
         sentence="It publishes a version again only where its weights came out otherwise.",
         file=PUBLISH,
-        old="        if (stored.digest, stored.blob) != (newest.digest, newest.full):\n",
+        old="        if stored != Stored.of(newest):\n",
         new="        if stored.digest != b'':\n",
         caught_by=("I4: version",),
         faults=("kill", "trainer"),
@@ -59,8 +59,11 @@ OF_TRAINER = (
         name="old_weights_published",
         sentence="Batch n trains version n.",
         file=LOOP,
-        old="        self._stored = await self._store()\n        await self._publisher.publish(\n",
-        new="        await self._publisher.publish(\n",
+        old="        weights = await self._in_thread(self._learner.weights)\n        loop = ",
+        new="""\
+        weights = self.__dict__.get("before", None) or self._learner.weights()
+        self.__dict__["before"] = self._learner.weights()
+        loop = """,
         caught_by=("I4: ",),
         faults=(),
     ),

@@ -56,7 +56,7 @@ class Scene:
             for name in policies
         }
         self.queue: asyncio.Queue[Delivery[Event] | CaughtUp] = asyncio.Queue()
-        self.follower = WeightsFollower(self._read(), self.blobs, self.served)
+        self.follower = WeightsFollower(self._read(), self.blobs, self.served, folder / "scratch")
 
     async def _read(self) -> AsyncIterator[Delivery[Event] | CaughtUp]:
         while True:

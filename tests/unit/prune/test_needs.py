@@ -29,7 +29,9 @@ NOW = 1_000_000.0
 def history(count: int, every_s: float = 100.0, policy: str = "default") -> list[Published]:
     """Versions 0 to count - 1, the newest published now."""
     return [
-        Published(policy, n, NOW - (count - 1 - n) * every_s, n, f"{policy}-{n}", "tokenizer")
+        Published(
+            policy, n, NOW - (count - 1 - n) * every_s, frozenset({f"{policy}-{n}"}), "tokenizer"
+        )
         for n in range(count)
     ]
 
@@ -52,9 +54,13 @@ def test_the_newest_checkpoints_and_what_episodes_hold_are_needed(
     assert needed_versions(history(10), keep, checkpoints, newest_since) == needed
 
 
-def test_a_version_needs_the_one_whose_weights_it_builds_on() -> None:
-    skipped = [*history(3), Published("default", 3, NOW + 1, full_version=1)]
-    assert needed_versions(skipped, 1, (), None) == {1, 3}
+def test_a_version_needs_the_whole_weights_and_the_deltas_that_it_builds_on() -> None:
+    space = namespace(ended_at=0.0)
+    space.publications.append(
+        Published("default", 100, NOW + 1, frozenset({"default-98", "delta-99", "delta-100"}), "t")
+    )
+    needed = needed_blobs(space, 1, {}, NOW)
+    assert needed == {"default-98", "delta-99", "delta-100", "tokenizer", "t"}
 
 
 @given(
@@ -65,7 +71,7 @@ def test_a_version_needs_the_one_whose_weights_it_builds_on() -> None:
 def test_what_was_the_newest_since_then_is_always_needed(
     times: list[float], keep: int, since: float
 ) -> None:
-    publications = [Published("p", n, at, n) for n, at in enumerate(times)]
+    publications = [Published("p", n, at) for n, at in enumerate(times)]
     needed = needed_versions(publications, keep, (), since)
     newest_then = max((n for n, at in enumerate(times) if at <= since), default=0)
     assert set(range(newest_then + 1, len(times))) <= needed

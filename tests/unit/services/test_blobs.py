@@ -8,6 +8,7 @@ import resource
 import signal
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -96,13 +97,23 @@ def test_a_store_that_is_no_folder_is_a_dependency(tmp_path: Path) -> None:
 
 
 def test_a_store_is_opened_by_path_or_file_url(tmp_path: Path) -> None:
-    blob = open_blob_store(str(tmp_path / "with space")).put(b"x")
+    blob = open_blob_store(str(tmp_path / "with space"), tmp_path).put(b"x")
     url = (tmp_path / "with space").as_uri()
     assert "%20" in url
-    assert stat.S_ISREG(open_blob_store(url).get(blob).stat().st_mode)
+    assert stat.S_ISREG(open_blob_store(url, tmp_path).get(blob).stat().st_mode)
 
 
-@pytest.mark.parametrize("url", ["", "s3://bucket/key", "http://host/x", "file://host/x"])
-def test_another_scheme_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="give a folder"):
-        open_blob_store(url)
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("", "give a folder"),
+        ("file://host/x", "give a folder"),
+        ("nonsense://x/y", "Protocol not known"),
+        ("s3://bucket/key", r"pip install .*fsspec\[s3\]"),
+    ],
+)
+def test_what_nothing_here_serves_is_refused(tmp_path: Path, url: str, reason: str) -> None:
+    if url.startswith("s3") and find_spec("s3fs") is not None:
+        pytest.skip("s3fs is installed")
+    with pytest.raises(UsageError, match=reason):
+        open_blob_store(url, tmp_path)

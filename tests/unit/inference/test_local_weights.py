@@ -1,0 +1,169 @@
+"""Weights by deltas at a reader: gaps and damage are made good by the whole ones, or refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from schemas.events import Blob, PolicyPublished, WeightsDelta
+from services.blobs import LocalBlobStore
+from services.deltas import diff
+from services.errors import BlobError, DependencyError
+from services.inference.local_weights import LocalWeights, ScratchFolder
+from services.weights import weights_digest
+
+ELEMENTS = 2000
+
+
+def weights(version: int) -> bytes:
+    values = np.zeros(ELEMENTS, dtype=np.uint16)
+    values[: 10 * version] = np.arange(10 * version)
+    return save({"a": values})
+
+
+class Reads(LocalBlobStore):
+    """A store that notes what is read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read: list[Blob] = []
+
+    def get(self, blob: Blob) -> Path:
+        self.read.append(blob)
+        return super().get(blob)
+
+
+class Scene:
+    """A chain of versions 0 to 4 in a store, and a reader."""
+
+    def __init__(self, folder: Path) -> None:
+        self.blobs = Reads(folder / "blobs")
+        self.local = LocalWeights(self.blobs, folder / "scratch" / "p")
+        self.full = self.blobs.put(weights(0))
+        self.deltas: list[WeightsDelta] = []
+        for version in range(1, 5):
+            made = diff(weights(version - 1), weights(version), 1 << 20)
+            assert made is not None
+            blob = self.blobs.put(made)
+            self.deltas.append(
+                WeightsDelta(blob=blob, from_version=version - 1, to_version=version)
+            )
+
+    def published(self, version: int, since: int = 0) -> PolicyPublished:
+        full = self.full if since == 0 else self.blobs.put(weights(since))
+        return PolicyPublished(
+            policy="p", version=version, status="trained", digest=weights_digest(weights(version)),
+            full=full, full_version=since, deltas=tuple(self.deltas[since:version]),
+        )  # fmt: skip
+
+    def fetch(self, version: int, since: int = 0) -> list[int]:
+        """Reads a version; returns which blobs that took: 0 the whole weights, n the nth delta."""
+        self.blobs.read.clear()
+        published = self.published(version, since)
+        assert self.local.fetch(published).read_bytes() == weights(version)
+        chain = [published.full, *(delta.blob for delta in self.deltas)]
+        return [chain.index(blob) for blob in self.blobs.read]
+
+    def damage(self, number: int, data: bytes | None) -> None:
+        name = self.deltas[number - 1].blob.sha256.hex()
+        path = self.blobs._root / name[:2] / name[2:]
+        path.unlink() if data is None else path.write_bytes(data)
+
+
+def test_only_what_is_new_is_read(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    assert scene.fetch(0) == [0]
+    assert scene.fetch(1) == [0, 1]
+    assert scene.fetch(2) == [2]
+    assert scene.fetch(2) == []
+    assert scene.fetch(4) == [3, 4]
+    assert scene.fetch(4, since=4) == []
+    assert len(list((tmp_path / "scratch").iterdir())) == 1
+
+
+def test_who_comes_late_begins_with_the_whole_weights(tmp_path: Path) -> None:
+    assert Scene(tmp_path).fetch(3) == [0, 1, 2, 3]
+
+
+def test_a_gap_is_made_good_by_the_whole_weights(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.fetch(1)
+    assert scene.fetch(4, since=2) == [0, 3, 4]
+
+
+@pytest.mark.parametrize("data", [None, b"", b"x" * 300])
+def test_what_the_store_cant_give_is_refused_and_later_made_good(
+    tmp_path: Path, data: bytes | None
+) -> None:
+    scene = Scene(tmp_path)
+    scene.fetch(2)
+    scene.damage(3, data)
+    with pytest.raises(BlobError, match=r"is not in|damaged"):
+        scene.local.fetch(scene.published(3))
+    assert scene.fetch(2) == [0, 1, 2]
+    assert scene.fetch(3, since=3) == [0]
+    assert scene.fetch(4, since=3) == [0, 4]
+
+
+def test_a_delta_of_other_weights_is_found_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file is at a version 2 that another trainer made: applied to it, the delta is wrong."""
+    scene = Scene(tmp_path)
+    scene.fetch(2)
+    other = bytearray(scene.local._path.read_bytes())
+    other[-1] ^= 1
+    scene.local._path.write_bytes(other)
+    assert scene.fetch(3) == [3, 0, 1, 2, 3]
+    assert "is made anew" in caplog.text
+
+
+def test_a_sound_chain_to_a_wrong_digest_is_refused(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    wrong = scene.published(2).model_copy(update={"digest": bytes(32)})
+    with pytest.raises(BlobError, match="was published as 0000"):
+        scene.local.fetch(wrong)
+    assert scene.fetch(2) == [0, 1, 2]
+
+
+def test_a_disk_that_takes_nothing_is_a_dependency(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    (tmp_path / "scratch").write_text("no folder")
+    with pytest.raises(DependencyError, match="can't write weights"):
+        scene.local.fetch(scene.published(1))
+    with pytest.raises(DependencyError, match="can't make a folder"):
+        ScratchFolder(tmp_path / "scratch")
+
+
+def test_a_scratch_folder_goes_with_its_process(tmp_path: Path) -> None:
+    first, second = ScratchFolder(tmp_path), ScratchFolder(tmp_path)
+    assert first.path != second.path
+    assert first.path.is_dir()
+    first.remove()
+    assert [path for path in tmp_path.iterdir()] == [second.path]
+    second.remove()
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        folder = ScratchFolder(tmp_path)
+        (folder.path / "weights").write_bytes(b"x")
+        os.write(writing, str(folder.path).encode())
+        signal.pause()
+    left = Path(os.read(reading, 1000).decode())
+    beside = ScratchFolder(tmp_path)
+    assert left.is_dir()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    after = ScratchFolder(tmp_path)
+    assert not left.exists()
+    assert beside.path.is_dir()
+    beside.remove()
+    after.remove()

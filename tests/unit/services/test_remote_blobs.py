@@ -1,0 +1,189 @@
+"""Blobs by fsspec: the same as in a folder, whatever the store does."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.events import Blob
+from services import remote_blobs
+from services.blobs import open_blob_store
+from services.errors import BlobError, DependencyError
+from services.remote_blobs import RemoteBlobStore
+
+pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
+
+
+@pytest.fixture(params=["memory", "local"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """`memory://`, and fsspec's own way to a folder: one is flat, the other is not."""
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}/blobs"
+    return f"local://{tmp_path}/remote"
+
+
+@pytest.fixture
+def store(url: str, tmp_path: Path) -> RemoteBlobStore:
+    opened = open_blob_store(url, tmp_path / "cache")
+    assert isinstance(opened, RemoteBlobStore)
+    return opened
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_blobs, "RETRY_S", 0.001)
+
+
+def write(store: RemoteBlobStore, blob: Blob, data: bytes) -> None:
+    """Damages a blob in the store."""
+    store._files.pipe_file(store._key(blob), data)
+
+
+@pytest.mark.parametrize("data", [b"", b"weights" * 300_000])
+@pytest.mark.parametrize("as_file", [False, True])
+def test_what_is_put_is_got(
+    store: RemoteBlobStore, tmp_path: Path, data: bytes, as_file: bool
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    for _ in range(2):
+        blob = store.put(source if as_file else data, "text/plain")
+        assert blob == Blob(
+            sha256=hashlib.sha256(data).digest(), size=len(data), media="text/plain"
+        )
+    assert store.holds(blob)
+    assert store.get(blob).read_bytes() == data
+    assert [(one.name, one.size) for one in store.stored()] == [(blob.sha256.hex(), len(data))]
+
+
+def test_two_machines_share_a_store(url: str, tmp_path: Path) -> None:
+    blob = RemoteBlobStore(url, tmp_path / "a").put(b"weights")
+    other = RemoteBlobStore(url, tmp_path / "b")
+    assert other.get(blob).parent == tmp_path / "b"
+    other.verify(blob)
+
+
+def test_what_was_got_is_not_fetched_again_unless_it_is_damaged(
+    store: RemoteBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = store.put(b"weights")
+    path = store.get(blob)
+    fetched: list[str] = []
+    get_file = store._files.get_file
+    monkeypatch.setattr(
+        store._files, "get_file", lambda key, at: (fetched.append(key), get_file(key, at))
+    )
+    assert store.get(blob) == path
+    assert not fetched
+    path.write_bytes(b"weightz")
+    assert store.get(blob).read_bytes() == b"weights"
+    assert len(fetched) == 1
+
+
+def test_what_nobody_uses_any_more_leaves_the_machine(store: RemoteBlobStore) -> None:
+    old, used, new = (store.put(data) for data in (b"old", b"used", b"new"))
+    long_ago = time.time() - remote_blobs.UNUSED_S - 1
+    for blob in (old, used):
+        os.utime(store.get(blob), (long_ago, long_ago))
+    store.get(used)
+    path = store.get(new)
+    assert {one.read_bytes() for one in path.parent.iterdir()} == {b"used", b"new"}
+    assert store.get(old).read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("damage", [b"weightz", b"weight", b""])
+def test_damage_is_seen_and_mended_by_the_next_put(store: RemoteBlobStore, damage: bytes) -> None:
+    blob = store.put(b"weights")
+    write(store, blob, damage)
+    assert store.holds(blob) == (len(damage) == 7)
+    with pytest.raises(BlobError, match="damaged"):
+        store.get(blob)
+    store.put(b"weights")
+    assert store.get(blob).read_bytes() == b"weights"
+
+
+def test_an_absent_blob_is_said_to_be_absent(store: RemoteBlobStore) -> None:
+    blob = Blob(sha256=bytes(32), size=1)
+    assert not store.holds(blob)
+    for look in (store.get, store.verify):
+        with pytest.raises(BlobError, match="is not in"):
+            look(blob)
+
+
+def test_only_what_was_not_put_since_is_removed(store: RemoteBlobStore) -> None:
+    blob = store.put(b"weights")
+    (one,) = store.stored()
+    assert abs(one.put_at - time.time()) < 3600
+    assert not store.remove(one, put_before=one.put_at)
+    assert store.remove(one, put_before=one.put_at + 1)
+    assert not store.remove(one, put_before=one.put_at + 1)
+    assert not store.holds(blob)
+
+
+class Flaky:
+    """A file system whose calls fail so many times, then pass."""
+
+    def __init__(self, inner: Any, failures: int) -> None:
+        self._inner = inner
+        self.failures = failures
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise ConnectionError("reset by peer")
+            return getattr(self._inner, name)(*arguments, **options)
+
+        return call
+
+
+@pytest.mark.usefixtures("soon")
+def test_what_fails_is_tried_again_a_few_times(store: RemoteBlobStore) -> None:
+    flaky = store._files = Flaky(store._files, remote_blobs.ATTEMPTS - 1)
+    blob = store.put(b"weights")
+    flaky.failures = remote_blobs.ATTEMPTS
+    with pytest.raises(DependencyError, match=r"can't read blob|can't look for blob"):
+        store.get(blob)
+    assert store.get(blob).read_bytes() == b"weights"
+    flaky.failures = 1000
+    with pytest.raises(DependencyError, match=r"can't write blob .* 4 times: reset by peer"):
+        store.put(b"more")
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_store_that_does_not_answer_is_a_dependency(
+    store: RemoteBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = store.put(b"weights")
+    answered = threading.Event()
+    monkeypatch.setattr(remote_blobs, "CALL_S", 0.05)
+    monkeypatch.setattr(store._files, "info", lambda key: answered.wait(60))
+    with pytest.raises(DependencyError, match=r"no answer within"):
+        store.holds(blob)
+    answered.set()
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_upload_that_arrives_in_part_is_not_stored(
+    store: RemoteBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe_file = store._files.pipe_file
+    monkeypatch.setattr(store._files, "pipe_file", lambda key, data: pipe_file(key, data[:3]))
+    with pytest.raises(DependencyError, match="3 of 7 bytes arrived"):
+        store.put(b"weights")
+    assert not store.holds(Blob(sha256=hashlib.sha256(b"weights").digest(), size=7))
+
+
+def test_a_cache_that_takes_nothing_is_a_dependency(url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    store = RemoteBlobStore(url, tmp_path / "file")
+    blob = store.put(b"weights")
+    with pytest.raises(DependencyError, match="can't keep blobs"):
+        store.get(blob)

@@ -1,0 +1,190 @@
+"""Versions in the store: whole or by deltas, each to be had whatever the store has lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from schemas.events import Blob, PolicyPublished
+from services.blobs import LocalBlobStore
+from services.inference.local_weights import LocalWeights
+from services.weights import weights_digest
+from trainer.versions import Stored, VersionStore
+
+ELEMENTS = 4000
+ACTS = ["next", "same", "lose", "restart", "read"]
+
+
+def weights(version: int, changed: int = 40) -> bytes:
+    """A version's weights: so many elements differ from the version before."""
+    values = np.zeros(ELEMENTS, dtype=np.uint16)
+    for number in range(1, version + 1):
+        values[np.random.default_rng(number).choice(ELEMENTS, changed, replace=False)] = number
+    return save({"a": values})
+
+
+def said(version: int, stored: Stored) -> PolicyPublished:
+    return PolicyPublished(
+        policy="p",
+        version=version,
+        status="trained",
+        digest=stored.digest,
+        full=stored.full,
+        full_version=stored.full_version,
+        deltas=stored.deltas,
+    )
+
+
+def file_of(store: LocalBlobStore, blob: Blob) -> Path:
+    return store.get(blob)
+
+
+def readable(blobs: LocalBlobStore, folder: Path, version: int, stored: Stored) -> bytes:
+    """The weights that a reader who has nothing yet makes of a publication."""
+    return LocalWeights(blobs, folder / "reader").fetch(said(version, stored)).read_bytes()
+
+
+def test_a_chain_is_begun_anew_after_so_many_versions(tmp_path: Path) -> None:
+    blobs = LocalBlobStore(tmp_path)
+    store = VersionStore(blobs, full_every=3)
+    for version in range(8):
+        stored = store.add(version, weights(version))
+        begun = version // 3 * 3
+        links = [(delta.from_version, delta.to_version) for delta in stored.deltas]
+        assert stored.full_version == begun
+        assert links == [(n, n + 1) for n in range(begun, version)]
+        assert stored.digest == weights_digest(weights(version))
+        assert weights_digest(weights(version)) == weights_digest(
+            readable(blobs, tmp_path, version, stored)
+        )
+        assert sum(delta.blob.size for delta in stored.deltas) < stored.full.size / 10
+
+
+def test_each_is_whole_where_that_is_asked_for(tmp_path: Path) -> None:
+    store = VersionStore(LocalBlobStore(tmp_path), full_every=1)
+    for version in range(3):
+        stored = store.add(version, weights(version))
+        assert (stored.full_version, stored.deltas) == (version, ())
+
+
+def test_a_chain_never_costs_as_much_as_whole_weights(tmp_path: Path) -> None:
+    store = VersionStore(LocalBlobStore(tmp_path), full_every=1000)
+    chains = set()
+    for version in range(12):
+        stored = store.add(version, weights(version, changed=ELEMENTS // 4))
+        assert sum(delta.blob.size for delta in stored.deltas) < stored.full.size
+        chains.add(len(stored.deltas))
+    assert chains == {0, 1, 2, 3}
+
+
+def test_unchanged_weights_are_those_of_before(tmp_path: Path) -> None:
+    store = VersionStore(LocalBlobStore(tmp_path), full_every=2)
+    store.add(0, weights(0))
+    one = store.add(1, weights(1))
+    assert [store.add(version, weights(1)) for version in range(2, 5)] == [one] * 3
+    assert store.add(5, weights(2)).full_version == 5
+
+
+@pytest.mark.parametrize("lost", ["full", "delta"])
+@pytest.mark.parametrize("how", ["gone", "cut"])
+def test_a_lost_blob_is_followed_by_whole_weights(tmp_path: Path, lost: str, how: str) -> None:
+    blobs = LocalBlobStore(tmp_path)
+    store = VersionStore(blobs, full_every=9)
+    store.add(0, weights(0))
+    before = store.add(1, weights(1))
+    path = file_of(blobs, before.full if lost == "full" else before.deltas[0].blob)
+    path.unlink() if how == "gone" else path.write_bytes(path.read_bytes()[:-1])
+    after = store.add(2, weights(2))
+    assert (after.full_version, after.deltas) == (2, ())
+    assert store.add(3, weights(3)).full_version == 2
+
+
+@pytest.mark.parametrize("lost", ["nothing", "full", "delta"])
+def test_mending_gives_what_every_reader_can_have(tmp_path: Path, lost: str) -> None:
+    blobs = LocalBlobStore(tmp_path)
+    store = VersionStore(blobs, full_every=9)
+    store.add(0, weights(0))
+    before = store.add(1, weights(1))
+    if lost != "nothing":
+        file_of(blobs, before.full if lost == "full" else before.deltas[0].blob).unlink()
+    after, other = store.mend()
+    assert other == (lost != "nothing")
+    assert readable(blobs, tmp_path, 1, after) == weights(1)
+    assert store.mend() == (after, False)
+
+
+def test_whole_weights_that_were_lost_come_back_under_their_name(tmp_path: Path) -> None:
+    blobs = LocalBlobStore(tmp_path)
+    store = VersionStore(blobs)
+    before = store.add(0, weights(0))
+    file_of(blobs, before.full).unlink()
+    assert store.mend() == (before, False)
+    assert file_of(blobs, before.full).read_bytes() == weights(0)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_restarted_trainer_goes_on_with_the_chain(tmp_path: Path, lost: bool) -> None:
+    blobs = LocalBlobStore(tmp_path)
+    first = VersionStore(blobs, full_every=9)
+    first.add(0, weights(0))
+    before = first.add(1, weights(1))
+    if lost:
+        file_of(blobs, before.deltas[0].blob).unlink()
+    second = VersionStore(blobs, full_every=9)
+    adopted = second.adopt(said(1, before), weights(1))
+    assert (adopted != before) == lost
+    after = second.add(2, weights(2))
+    assert after.full_version == (1 if lost else 0)
+    assert readable(blobs, tmp_path, 2, after) == weights(2)
+
+
+def test_weights_that_came_out_otherwise_are_stored_whole(tmp_path: Path) -> None:
+    blobs = LocalBlobStore(tmp_path)
+    first = VersionStore(blobs, full_every=9)
+    before = first.add(0, weights(0))
+    adopted = VersionStore(blobs, full_every=9).adopt(said(0, before), weights(1))
+    assert adopted.digest != before.digest
+    assert readable(blobs, tmp_path, 0, adopted) == weights(1)
+    nothing = said(0, before).model_copy(update={"full": None})
+    assert VersionStore(blobs).adopt(nothing, weights(0)) == before
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.sampled_from(["next", "same", "lose", "restart", "read"]), max_size=12), st.data()
+)
+def test_whatever_happens_the_newest_version_can_be_read(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[str], data: st.DataObject
+) -> None:
+    """One reader follows at its own pace, another begins anew each time."""
+    folder = tmp_path_factory.mktemp("versions")
+    blobs = LocalBlobStore(folder / "blobs")
+    store = VersionStore(blobs, full_every=4)
+    follower = LocalWeights(blobs, folder / "follower")
+    version = content = 0
+    stored = store.add(0, weights(0))
+    for act in acts:
+        match act:
+            case "next":
+                version, content = version + 1, content + 1
+                stored = store.add(version, weights(content))
+            case "same":
+                version += 1
+                stored = store.add(version, weights(content))
+            case "lose":
+                path = file_of(blobs, data.draw(st.sampled_from(stored.blobs)))
+                path.unlink()
+                stored, _ = store.mend()
+            case "restart":
+                store = VersionStore(blobs, full_every=4)
+                assert store.adopt(said(version, stored), weights(content)) == stored
+            case "read":
+                got = follower.fetch(said(version, stored)).read_bytes()
+                assert got == weights(content)
+    assert readable(blobs, folder, version, stored) == weights(content)
+    assert follower.fetch(said(version, stored)).read_bytes() == weights(content)
