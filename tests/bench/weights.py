@@ -98,8 +98,9 @@ class _Chain:
             self.receive_s.append(perf_counter() - began)
             if got.read_bytes() != weights:
                 raise AssertionError(f"version {version} came out otherwise")
-            self.sizes.append(stored.deltas[-1].blob.size if stored.deltas else len(weights))
-            self.changed.append(_changed(before, weights))
+            if stored.deltas:  # else the chain had come to cost as much as whole weights
+                self.sizes.append(stored.deltas[-1].blob.size)
+                self.changed.append(_changed(before, weights))
             before = weights
         return self._figures(len(first))
 
