@@ -272,6 +272,9 @@ class GenerationRequested(Event):
     """i32[]: the whole context so far, as token ids."""
     text: str = ""
     """New text, appended to the context after tokenizing."""
+    chat: str = ""
+    """JSON: new `messages`, and in an empty context `tools`, for the model's own chat template to
+    append instead of text."""
     sampling: Sampling
     priority: I32 = 0
     """Higher goes first."""

@@ -51,7 +51,8 @@ class Learner:
         torch.set_num_threads(self._settings.threads)
         if self.device.type == "cpu":
             torch.use_deterministic_algorithms(True)
-        self._model = load_model(folder, policy.seed).to(self.device).train()
+        # Without dropout: with it these logprobs would be others than those that are served.
+        self._model = load_model(folder, policy.seed).to(self.device).eval()
         self._logits_of = ChosenLogits(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
         self._loss: Loss = load("loss", self._settings.loss, LOSSES)

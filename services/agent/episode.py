@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -104,7 +104,23 @@ class Context:
 
     async def generate(self, text: str = "", *, max_tokens: int | None = None) -> Generation:
         """Appends `text`, and what the policy says to it."""
-        return await self.episode._generate(self, text, max_tokens)
+        return await self.episode._generate(self, text, "", max_tokens)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int | None = None,
+    ) -> Generation:
+        """Appends new messages by the model's own chat template, and what the policy says to them.
+
+        Only what is new: what was said before stays as the ids that it was. `tools` are told of in
+        an empty context alone. The policy's answer is text, tool calls included as it spells them.
+        """
+        tree = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
+        chat = json.dumps(tree, sort_keys=True, ensure_ascii=False)
+        return await self.episode._generate(self, "", chat, max_tokens)
 
     def fork(self) -> Context:
         """A second continuation from here; neither sees the other's tokens."""
@@ -191,6 +207,17 @@ class Episode:
         """Appends `text` to the role's own context, and what the policy says to it."""
         return await self.context(role).generate(text, max_tokens=max_tokens)
 
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        role: str = "policy",
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int | None = None,
+    ) -> Generation:
+        """Appends new messages to the role's own context: see `Context.chat`."""
+        return await self.context(role).chat(messages, tools=tools, max_tokens=max_tokens)
+
     def context(self, role: str = "policy") -> Context:
         """The role's own context, one an episode. KeyError for a role that the task lacks."""
         if role not in self._contexts:
@@ -269,7 +296,9 @@ class Episode:
             total = (recorded.turn.reward or 0.0) + answer.reward
             recorded.turn = recorded.turn.model_copy(update={"reward": total})
 
-    async def _generate(self, context: Context, text: str, max_tokens: int | None) -> Generation:
+    async def _generate(
+        self, context: Context, text: str, chat: str, max_tokens: int | None
+    ) -> Generation:
         submitted = self._started.submitted
         left = submitted.max_tokens - self._token_count
         if self._turn_count >= submitted.max_turns:
@@ -280,6 +309,7 @@ class Episode:
         most = min(left, use.sampling.max_tokens, max_tokens or left)
         sampling = use.sampling.model_copy(update={"max_tokens": most})
         tokens = packed.pack_i32(context.tokens)
+        meant = (use.policy, str(use.version), sampling.model_dump_json(), tokens, text)
         request = GenerationRequested(
             task=self._started.task,
             sample=self._started.sample,
@@ -289,10 +319,11 @@ class Episode:
             pinned=use.version,
             tokens=tokens,
             text=text,
+            chat=chat,
             sampling=sampling,
             priority=submitted.priority,
             expires_at=self._started.deadline,
-            digest=_meaning(use.policy, str(use.version), sampling.model_dump_json(), tokens, text),
+            digest=_meaning(*meant, *((chat,) if chat else ())),
         )
         self._turn_count += 1
         answer = await self._runtime.ask_policy(request)

@@ -24,6 +24,8 @@ class TextCodec(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    def chat(self, chat: str, context: Sequence[int]) -> list[int]: ...
+
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def token_id(self, spelling: str) -> int | None: ...
@@ -124,10 +126,11 @@ class ServedPolicy:
         if request.kind != "generate":
             raise ValueError(f"this worker doesn't answer requests of kind {request.kind!r}")
         sampling = request.sampling
-        added = self.codec.encode(request.text) if request.text else []
+        context = packed.unpack_i32(request.tokens)
+        added = self._added(request, context)
         prompt = Prompt(
             policy=self.name,
-            tokens=packed.unpack_i32(request.tokens) + added,
+            tokens=context + added,
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -139,6 +142,14 @@ class ServedPolicy:
             priority=request.priority,
         )
         return prompt, added
+
+    def _added(self, request: GenerationRequested, context: Sequence[int]) -> list[int]:
+        """The ids of what is new. ValueError where it can't be tokenized."""
+        if request.chat and request.text:
+            raise ValueError("a request has text or messages to append, not both")
+        if request.chat:
+            return self.codec.chat(request.chat, context)
+        return self.codec.encode(request.text) if request.text else []
 
     def _stop_ids(self, texts: tuple[str, ...]) -> tuple[int, ...]:
         """The tokens that stop texts are. ValueError where one is more than a token."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.errors import UsageError
+from services.inference.chat import ChatTemplate
 
 
 class Tokenizer:
@@ -23,6 +24,7 @@ class Tokenizer:
         except Exception as error:
             # The library raises bare Exception for whatever is wrong with the file.
             raise UsageError(f"{folder} has no usable tokenizer.json: {error}") from error
+        self._chat = ChatTemplate(folder, self.encode)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around it. ValueError where it has none."""
@@ -32,6 +34,13 @@ class Tokenizer:
             # The library raises bare Exception, as for an unknown word without a token for it.
             raise ValueError(f"can't tokenize {text[:80]!r}: {error}") from error
         return ids
+
+    def chat(self, chat: str, context: Sequence[int]) -> list[int]:
+        """The ids that new messages add to a context, by the model's own template.
+
+        ValueError where it has none, or can't render them. See `chat.py`.
+        """
+        return self._chat.ids(chat, context)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens spelled out. Ids that it doesn't know are left out."""

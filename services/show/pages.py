@@ -253,7 +253,7 @@ def _exchange_row(exchange: Exchange, clip: Callable[[str], str]) -> list[str]:
         request = exchange.request.event
         if isinstance(request, GenerationRequested):
             context = len(ids_in(request.tokens))
-            asked = f"{request.policy} after {context} tokens: {clip(request.text)}"
+            asked = f"{request.policy} after {context} tokens: {clip(request.text or request.chat)}"
         elif isinstance(request, ActionRequested):
             asked = f"{request.kind} {clip(request.payload)}"
     if exchange.answer is not None:

@@ -1,0 +1,138 @@
+"""Messages to token ids, by the chat template that a model's folder brings.
+
+What was said before is never rendered again, so it is never retokenized: a template may rewrite
+history (drop earlier reasoning, shorten old turns), and the ids that the policy has seen and drawn
+stay what they were. New messages are rendered behind a stand-in for all that came before, and what
+the template says after it is appended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from services.errors import UsageError
+
+SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""What templates call the tokens of `tokenizer_config.json`."""
+
+
+class ChatTemplate:
+    """A template of Jinja, as Hugging Face's models bring it; sandboxed."""
+
+    def __init__(self, folder: Path, encode: Callable[[str], list[int]]) -> None:
+        """`encode` makes ids of text. UsageError where the folder's template is none."""
+        self._encode = encode
+        self._folder = folder
+        configuration = _configuration(folder)
+        self._special = {name: _spelling(configuration.get(name)) for name in SPECIAL}
+        source = _source(folder, configuration)
+        self._template = None if source is None else _compile(folder, source)
+
+    def ids(self, chat: str, context: Sequence[int]) -> list[int]:
+        """The ids that new messages add to a context, up to where the policy begins to speak.
+
+        `chat` is JSON: `messages`, and `tools` where there are any; these count in an empty
+        context alone. ValueError where the template can't render it.
+        """
+        messages, tools = _parse(chat)
+        if not context:
+            return self._encode(self._render(messages, tools))
+        mark = f"said-{hashlib.sha256(chat.encode()).hexdigest()[:24]}"
+        before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
+        _, *after = self._render([*before, *messages], ()).split(mark)
+        if len(after) != 1:
+            raise ValueError(
+                f"the chat template of {self._folder} says an assistant's message {len(after)} "
+                "times, so nothing can be appended to it: append text instead"
+            )
+        ids = self._encode(after[0])
+        # The policy may have ended its turn itself, by the token that the template ends it with.
+        return ids[1:] if ids and ids[0] == context[-1] else ids
+
+    def _render(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
+        if self._template is None:
+            raise ValueError(
+                f"the model {self._folder} has no chat template (chat_template.jinja, or "
+                "chat_template in tokenizer_config.json): send text instead"
+            )
+        try:
+            text: str = self._template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=True, **self._special
+            )
+        except Exception as error:
+            # A template is code: whatever it raises says that it can't render these messages.
+            raise ValueError(f"the chat template can't render these messages: {error}") from error
+        return text
+
+
+def _parse(chat: str) -> tuple[list[Any], list[Any]]:
+    tree = json.loads(chat)
+    if not isinstance(tree, dict) or set(tree) - {"messages", "tools"}:
+        raise ValueError("a chat needs `messages`, may have `tools`, and no more")
+    messages, tools = tree.get("messages"), tree.get("tools", [])
+    if not isinstance(messages, list) or not messages or not isinstance(tools, list):
+        raise ValueError("`messages` must be a list that is not empty, `tools` a list")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError("each message must be an object with a role")
+    return messages, tools
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        tree = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} can't be read: {error}") from error
+    return tree if isinstance(tree, dict) else {}
+
+
+def _source(folder: Path, configuration: dict[str, Any]) -> str | None:
+    """The template's text; of several named ones, `default`."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    match configuration.get("chat_template"):
+        case str() as text:
+            return text
+        case list() as named:
+            found = [one["template"] for one in named if one.get("name") == "default"]
+            return str(found[0]) if found else None
+    return None
+
+
+def _spelling(token: Any) -> str:
+    """A token of the configuration as text: there it is text, or an object around it."""
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _compile(folder: Path, source: str) -> Any:
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    # What transformers gives to templates, so that they say the same here.
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise UsageError(f"the chat template of {folder} is none: {error}") from error
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)
