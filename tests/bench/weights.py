@@ -1,6 +1,6 @@
 """What a version's delta weighs, and what a receiver needs to have the version.
 
-A Llama of 18.9 million parameters is made here: random, then trained by cross-entropy on bytes of
+A Llama of 19.5 million parameters is made here: random, then trained by cross-entropy on bytes of
 this repository's own text at 1e-3. From there on it is trained at the learning rates that
 reinforcement learning of language models uses, by the trainer's own learner (AdamW, master weights
 in float32, bfloat16 published), each update on new text. Every version goes through the trainer's
@@ -43,7 +43,7 @@ VERSIONS = 24
 WARM_UP = 30
 SEQUENCES, LENGTH = 8, 128
 SHAPE = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6}
-"""At scale 1: 18.9 million parameters."""
+"""At scale 1: 19.5 million parameters."""
 
 
 def cross_entropy(batch: MicroBatch, logprobs: Tensor) -> Tensor:
