@@ -713,6 +713,27 @@ class PolicyPublished(Event):
     """Loss, gradient norm and the like, by name."""
 
 
+class InstanceStateEntered(Event):
+    """A worker or a sandbox has entered a state of its life. It tells; nothing is decided by it."""
+
+    id_fields = ("instance", "worker", "number")
+    key_fields = ("instance",)
+
+    instance: str
+    """Id of the worker or of the sandbox."""
+    worker: str
+    """Id of the worker that says so. A sandbox may outlive the one that made it."""
+    number: N31
+    """Number of what this worker says of this instance, from 0."""
+    kind: Literal["worker", "sandbox"]
+    state: Literal["provisioning", "ready", "busy", "failed", "gone"]
+    """`provisioning`: nothing is sent to it yet; `ready`: it may be; `busy`: an episode has it."""
+    host: str = ""
+    """Name of the worker's host."""
+    reason: str = ""
+    """Why the state was entered, for people."""
+
+
 EVENTS: tuple[type[Event], ...] = (
     RunStateEntered,
     TaskSubmitted,
@@ -728,4 +749,5 @@ EVENTS: tuple[type[Event], ...] = (
     GroupClosed,
     BatchAssembled,
     PolicyPublished,
+    InstanceStateEntered,
 )

@@ -77,6 +77,7 @@ BATCHES = Topic(
     per_policy=True,
 )
 POLICIES = Topic("policies", events.PolicyPublished, "trainer, fenced", "long", single=True)
+INSTANCES = Topic("instances", events.InstanceStateEntered, "workers", "days", single=True)
 DEAD_LETTERS: Topic[Event] = Topic("dead-letters", None, "any consumer", "long", single=True)
 
 TOPICS: tuple[Topic[Event], ...] = (
@@ -94,6 +95,7 @@ TOPICS: tuple[Topic[Event], ...] = (
     GROUPS,
     BATCHES,
     POLICIES,
+    INSTANCES,
     DEAD_LETTERS,
 )  # type: ignore[assignment]
 

@@ -17,9 +17,23 @@ InfrastructureError for what is nobody's doing: it is retried, never rewarded.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from services.types import Observation, TaskView
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Whose an environment is: one attempt of one sample, and where its reset lies in the log."""
+
+    task: int
+    sample: int
+    attempt: int
+    partition: int
+    offset: int
+    expires_at: float
+    """Seconds since the epoch."""
 
 
 class Environment(Protocol):
@@ -44,6 +58,20 @@ class Judge(Protocol):
 
     async def score(self, payload: Mapping[str, Any]) -> Observation:
         """The score as the observation's reward."""
+
+
+@runtime_checkable
+class Lasting(Protocol):
+    """An environment that outlives its worker: another finds it where it stands."""
+
+    async def resume(self, task: TaskView, done: int) -> None:
+        """Finds what was open, as action `done` left it (0 is the reset), instead of a reset.
+
+        InfrastructureError `sandbox_lost` where it is gone, or began more than that.
+        """
+
+    async def let_go(self) -> None:
+        """Ends this worker's part of it, and leaves it to be found."""
 
 
 MakeEnvironment = Callable[..., Environment]

@@ -2,7 +2,8 @@
 
 A handle waits for a slot, makes (or takes from the pool) its environment, rebuilds it from the
 recorded actions where it was open before, then answers one action after another. It ends by
-`close`, by a newer attempt, by the episode's deadline, or with its partition.
+`close`, by a newer attempt, by the episode's deadline, or with its partition. What outlives its
+worker (a Lasting environment) is not rebuilt but found again, and left alone with its partition.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from schemas.errors import TooLarge
 from schemas.events import ActionRequested, EnvironmentUse, Failure, ObservationRecorded
 from services.clock import now
-from services.env.environment import Environment, Judge, MakeEnvironment
+from services.env.environment import Claim, Environment, Judge, Lasting, MakeEnvironment
 from services.errors import InfrastructureError, UsageError
 from services.types import Observation, TaskView
 
@@ -28,9 +29,25 @@ CLOSE_S = 2.0
 """Seconds that an environment has to close."""
 
 
+class Setup(Protocol):
+    """An environment of the recipe: where its instances come from, and go."""
+
+    slots: asyncio.Semaphore
+    options: Mapping[str, Any]
+
+    async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:
+        """An environment for one attempt, not yet reset."""
+
+    async def give_back(self, use: EnvironmentUse, environment: Environment, fit: bool) -> None:
+        """Takes an environment that is over; `fit` to be reset or not."""
+
+    async def close_pool(self) -> None:
+        """Closes what is idle."""
+
+
 @dataclass(eq=False)
 class EnvironmentSetup:
-    """An environment of the recipe: how it is made, its slots, and its pool."""
+    """Environments that live in this process: how they are made, their slots, and their pool."""
 
     make: MakeEnvironment
     options: Mapping[str, Any]
@@ -38,7 +55,7 @@ class EnvironmentSetup:
     pool: dict[str, list[Environment]] = field(default_factory=dict)
     """Idle persistent environments, by their options. Bounded by the slots."""
 
-    async def take(self, use: EnvironmentUse) -> Environment:
+    async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:
         """A fresh environment, or in mode `persistent` an idle one with the same options."""
         if use.mode == "persistent" and (idle := self.pool.get(use.options)):
             return idle.pop()
@@ -75,10 +92,11 @@ class Handle:
 
     def __init__(
         self,
-        setup: EnvironmentSetup,
+        setup: Setup,
         reset: ActionRequested,
         answer: Answer,
         instance: str,
+        claim: Claim,
         history: History = (),
     ) -> None:
         """`history` holds the actions that were answered before, with the recorded answers."""
@@ -89,6 +107,7 @@ class Handle:
         self._reset = reset
         self._answer = answer
         self._instance = instance
+        self._claim = claim
         self._history = history
         self._actions: asyncio.Queue[ActionRequested] = asyncio.Queue()
         self._done = -1
@@ -98,6 +117,8 @@ class Handle:
         self._read = asyncio.Event()
         """Set whenever one more is known."""
         self._broken: Failure | None = None
+        self._over = False
+        """By the log: closed, or a newer attempt has begun. It is no one's any more."""
 
     def put(self, action: ActionRequested) -> None:
         """Takes an action of this attempt, in the order of the log."""
@@ -107,6 +128,12 @@ class Handle:
         """Takes an answer of this attempt from the log: one's own, or another worker's."""
         self._first.setdefault(answer.call, answer)
         self._read.set()
+
+    def end(self) -> None:
+        """Ends it for good, whoever may own its partition."""
+        self._over = True
+        if self.task is not None:
+            self.task.cancel()
 
     async def run(self) -> None:
         """From the slot to the deadline, or to its cancellation."""
@@ -125,21 +152,27 @@ class Handle:
                                 await self._rebuild(environment)
                         await self._perform(environment, action)
             except TimeoutError:
+                self._over = True
                 logger.info("environment of task %d: deadline", self._reset.task)
             finally:
-                if environment is not None:
+                if isinstance(environment, Lasting) and not self._over:
+                    await environment.let_go()
+                elif environment is not None:
                     await self._setup.give_back(self._reset.environment, environment, fit)
 
     async def _take(self) -> Environment | None:
         """Makes the environment, or notes what went wrong."""
         try:
-            return await self._setup.take(self._reset.environment)
+            return await self._setup.take(self._reset.environment, self._claim)
         except Exception as error:  # as in _act: making it runs an environment's own code
             self._broken = _failure_of(error)
             return None
 
     async def _rebuild(self, environment: Environment) -> None:
-        """Has it do again what was recorded; notes where it differs."""
+        """Has it do again what was recorded; notes where it differs. Finds a lasting one again."""
+        if self._history and isinstance(environment, Lasting):
+            await self._find(environment)
+            return
         if self._history and not environment.replayable:
             self._broken = _infrastructure("sandbox_lost", "its worker is gone")
         for action, recorded in self._history:
@@ -151,6 +184,17 @@ class Handle:
                 self._broken = observation.failure or _infrastructure("diverged", message)
             self._done, self._last = action.index, recorded
             self.on_recorded(recorded)
+
+    async def _find(self, environment: Lasting) -> None:
+        """Has it be as it was after the last recorded action."""
+        last, recorded = self._history[-1]
+        try:
+            await environment.resume(_view(self._reset, self._setup.options), last.index)
+        except Exception as error:  # as in _act: a tool of the user's own may be made again
+            self._broken = _failure_of(error)
+        self._done, self._last = last.index, recorded
+        for _, answer in self._history:
+            self.on_recorded(answer)
 
     async def _perform(self, environment: Environment | None, action: ActionRequested) -> None:
         """Answers one action: again from the last answer where it is a repetition."""
@@ -209,7 +253,7 @@ async def deliver(
 
 
 async def score(
-    setup: EnvironmentSetup, action: ActionRequested, instance: str
+    setup: Setup, action: ActionRequested, claim: Claim, instance: str
 ) -> ObservationRecorded:
     """Answers a `score` action by an environment that is a Judge."""
     async with setup.slots:
@@ -217,7 +261,7 @@ async def score(
         fit = False
         environment: Environment | None = None
         try:
-            environment = await setup.take(action.environment)
+            environment = await setup.take(action.environment, claim)
             if not isinstance(environment, Judge):
                 raise InfrastructureError("no_judge", "it has no score()", retryable=False)
             left_s = max(0.0, action.expires_at / 1000 - now())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from schemas.recipe import Recipe
 from schemas.topics import ACTIONS, OBSERVATIONS
 from services.context import ServiceContext
-from services.env.handle import EnvironmentSetup
+from services.env.docker.pool import DockerSetup
+from services.env.handle import EnvironmentSetup, Setup
+from services.env.instances import Instances
 from services.env.shard import EnvShard
+from services.errors import HeadraceError
 from services.kafka.broker import Partition
 from services.plugins import load
 from services.worker import CompanionStart, Worker
@@ -17,12 +21,24 @@ from services.worker import CompanionStart, Worker
 BUILTIN = {
     "null": "services.env.null:NullEnvironment",
     "gymnasium": "services.env.gymnasium:GymnasiumEnvironment",
+    "docker": "services.env.docker.pool:DockerSetup",
 }
+DOCKER = "docker"
+"""The environment whose episodes have containers: its setup is its own."""
+
+
+@runtime_checkable
+class Opening(Protocol):
+    """A setup that must be made ready before it can take episodes."""
+
+    async def open(self) -> None:
+        """Ready when it returns."""
 
 
 async def run(context: ServiceContext) -> None:
-    """Runs environments until `context.stopping` is set."""
-    setups = load_environments(context.recipe)
+    """Runs environments until `context.stopping` is set. It joins the group once it is ready."""
+    instances = Instances(context.log.send, context.worker_id)
+    setups = load_environments(context.recipe, context.namespace, instances)
     topics = context.log.topics
 
     def companions(place: Partition) -> Mapping[Partition, CompanionStart]:
@@ -36,19 +52,34 @@ async def run(context: ServiceContext) -> None:
         companions=companions,
         stopping=context.stopping,
     )
+    telling = asyncio.create_task(instances.run(), name="instances")
+    instances.enter(context.worker_id, "worker", "provisioning")
     try:
+        await _open([setup for setup in setups.values() if isinstance(setup, Opening)])
+        instances.enter(context.worker_id, "worker", "ready")
         await worker.run()
+    except HeadraceError as error:
+        instances.enter(context.worker_id, "worker", "failed", str(error))
+        raise
+    else:
+        instances.enter(context.worker_id, "worker", "gone")
     finally:
         await asyncio.gather(*(setup.close_pool() for setup in setups.values()))
+        await instances.close(telling)
 
 
-def load_environments(recipe: Recipe) -> dict[str, EnvironmentSetup]:
+async def _open(setups: Sequence[Opening]) -> None:
+    await asyncio.gather(*(setup.open() for setup in setups))
+
+
+def load_environments(recipe: Recipe, namespace: str, instances: Instances) -> dict[str, Setup]:
     """The recipe's environments by key. UsageError where one can't be loaded."""
-    return {
-        key: EnvironmentSetup(
-            load("environment", environment.use, BUILTIN),
-            environment.options,
-            asyncio.Semaphore(environment.slots),
-        )
-        for key, environment in recipe.environments.items()
-    }
+    setups: dict[str, Setup] = {}
+    for key, environment in recipe.environments.items():
+        slots = asyncio.Semaphore(environment.slots)
+        if environment.use == DOCKER:
+            setups[key] = DockerSetup(key, environment.options, slots, namespace, instances)
+        else:
+            make = load("environment", environment.use, BUILTIN)
+            setups[key] = EnvironmentSetup(make, environment.options, slots)
+    return setups

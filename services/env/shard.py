@@ -6,16 +6,19 @@ episode again. Closes always get through: only the environments themselves wait 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from prometheus_client import Counter, Gauge
 
 from schemas.events import ActionRequested, Failure, ObservationRecorded
 from services.clock import now
-from services.env.handle import EnvironmentSetup, Handle, answer_to, deliver, score
+from services.env.environment import Claim
+from services.env.handle import Handle, Setup, answer_to, deliver, score
+from services.errors import InfrastructureError
 from services.log import Delivery
 from services.shard import ShardContext
 from services.types import Observation
@@ -24,6 +27,21 @@ logger = logging.getLogger(__name__)
 
 OPEN = Gauge("headrace_environments_open", "Environments that are open or wait for a slot.")
 ACTIONS = Counter("headrace_actions_total", "Actions answered.", ["kind"])
+
+SWEEP_S = 10.0
+"""Seconds between two looks for sandboxes that nobody needs."""
+
+
+@runtime_checkable
+class Sweeping(Protocol):
+    """A setup whose sandboxes may be left over."""
+
+    async def sweep(
+        self, partition: int, read_to: int, open_attempt: Callable[[int, int], int | None]
+    ) -> None:
+        """Removes those whose reset lies at or before offset `read_to` of the partition, and whose
+        attempt isn't open: `open_attempt` tells it of a task and sample."""
+
 
 Key = tuple[int, int]
 """Task number, sample."""
@@ -34,6 +52,7 @@ class _Recorded:
     """What phase 1 read of one attempt."""
 
     reset: ActionRequested
+    offset: int
     release: Callable[[], None]
     actions: dict[str, ActionRequested] = field(default_factory=dict)
 
@@ -41,9 +60,7 @@ class _Recorded:
 class EnvShard:
     """Actions of one partition in, observations out."""
 
-    def __init__(
-        self, context: ShardContext, setups: Mapping[str, EnvironmentSetup], worker_id: str
-    ) -> None:
+    def __init__(self, context: ShardContext, setups: Mapping[str, Setup], worker_id: str) -> None:
         """`setups` by their keys in the recipe."""
         self._context = context
         self._setups = setups
@@ -53,16 +70,20 @@ class EnvShard:
         self._observed: dict[tuple[int, int, int, str], ObservationRecorded] = {}
         self._strays: list[tuple[Delivery[ActionRequested], Callable[[], None]]] = []
         """Read in phase 1, of no open environment."""
+        self._read_to = -1
+        """The newest action that was handled: its offset. All before it are known, or done."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
         """Handles an action, or an observation that was recorded."""
         event = delivery.event
         if isinstance(event, ObservationRecorded):
             self._on_observation(event)
-        elif not self._context.caught_up:
-            self._note(delivery)
         else:
-            self._on_action(delivery)
+            if self._context.caught_up:
+                self._on_action(delivery)
+            else:
+                self._note(delivery)
+            self._read_to = delivery.offset
 
     async def on_caught_up(self) -> None:
         """Takes up each open environment: rebuilt when its next unanswered action is run."""
@@ -75,7 +96,8 @@ class EnvShard:
                     unanswered.append(action)
                 else:
                     answered.append((action, observation))
-            handle = self._open(recorded.reset, recorded.release, answered)
+            claim = self._claim(recorded.reset, recorded.offset)
+            handle = self._open(recorded.reset, claim, recorded.release, answered)
             for action in unanswered:
                 handle.put(action)
         for delivery, release in self._strays:
@@ -87,6 +109,9 @@ class EnvShard:
         self._recorded.clear()
         self._observed.clear()
         self._strays.clear()
+        for key, setup in self._setups.items():
+            if isinstance(setup, Sweeping):
+                self._context.spawn(self._sweep(setup), f"sweep {key}")
 
     async def aclose(self) -> None:
         """Nothing to say: handles are dropped with the shard's tasks."""
@@ -104,7 +129,7 @@ class EnvShard:
                 recorded = None
             known = action.environment.use in self._setups
             if recorded is None and known and action.expires_at / 1000 > now():
-                recorded = _Recorded(action, self._context.hold(delivery))
+                recorded = _Recorded(action, delivery.offset, self._context.hold(delivery))
                 self._recorded[key] = recorded
         current = recorded is not None and action.attempt == recorded.reset.attempt
         if action.kind == "close":
@@ -136,24 +161,28 @@ class EnvShard:
         elif action.environment.use not in self._setups:
             self._answer(_unknown(action, self._worker_id), self._context.hold(delivery))
         elif action.kind == "score":
-            self._context.spawn(self._score(action, self._context.hold(delivery)), "score")
+            claim = self._claim(action, delivery.offset)
+            scoring = self._score(action, claim, self._context.hold(delivery))
+            self._context.spawn(scoring, "score")
         elif current:
             assert handle is not None
             handle.put(action)
         elif action.kind == "reset":
             self._drop(handle)
-            self._open(action, self._context.hold(delivery), []).put(action)
+            claim = self._claim(action, delivery.offset)
+            self._open(action, claim, self._context.hold(delivery), []).put(action)
         else:
             self._answer(_lost(action, self._worker_id), self._context.hold(delivery))
 
     def _open(
         self,
         reset: ActionRequested,
+        claim: Claim,
         release: Callable[[], None],
         answered: list[tuple[ActionRequested, ObservationRecorded]],
     ) -> Handle:
         setup = self._setups[reset.environment.use]
-        handle = Handle(setup, reset, self._context.send, self._worker_id, answered)
+        handle = Handle(setup, reset, self._context.send, self._worker_id, claim, answered)
         key = reset.task, reset.sample
         self._handles[key] = handle
         OPEN.inc()
@@ -170,8 +199,8 @@ class EnvShard:
 
     @staticmethod
     def _drop(handle: Handle | None) -> None:
-        if handle is not None and handle.task is not None:
-            handle.task.cancel()
+        if handle is not None:
+            handle.end()
 
     def _answer(self, answer: ObservationRecorded, release: Callable[[], None]) -> None:
         """Sends an answer that no open environment gives; its action is held until then."""
@@ -182,12 +211,33 @@ class EnvShard:
 
         self._context.spawn(send(), "answer")
 
-    async def _score(self, action: ActionRequested, release: Callable[[], None]) -> None:
+    def _claim(self, action: ActionRequested, offset: int) -> Claim:
+        partition = self._context.partition.number
+        expires_at = action.expires_at / 1000
+        return Claim(action.task, action.sample, action.attempt, partition, offset, expires_at)
+
+    async def _sweep(self, setup: Sweeping) -> None:
+        """Has what nobody needs removed, now and regularly."""
+
+        def open_attempt(task: int, sample: int) -> int | None:
+            handle = self._handles.get((task, sample))
+            return None if handle is None else handle.attempt
+
+        while True:
+            try:
+                await setup.sweep(self._context.partition.number, self._read_to, open_attempt)
+            except InfrastructureError as error:
+                logger.warning("sandboxes could not be looked through: %s", error)
+            await asyncio.sleep(SWEEP_S)
+
+    async def _score(
+        self, action: ActionRequested, claim: Claim, release: Callable[[], None]
+    ) -> None:
         setup = self._setups.get(action.environment.use)
         if setup is None:
             answer = _unknown(action, self._worker_id)
         else:
-            answer = await score(setup, action, self._worker_id)
+            answer = await score(setup, action, claim, self._worker_id)
         await deliver(self._context.send, action, answer)
         release()
 

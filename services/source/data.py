@@ -16,6 +16,7 @@ from services.tasks import Item
 
 BUILTIN = {
     "count": "services.source.data:count",
+    "coding": "services.source.coding:items",
     "jsonl": "services.source.data:jsonl",
     "hf": "services.source.data:hugging_face",
 }

@@ -45,7 +45,7 @@ OPERATING = (
 SOLE_IMPORTERS = {
     "aiokafka": ("stream_jobs.assemble_groups",),
     "confluent_kafka": ("services.kafka",),
-    "docker": (),
+    "aiohttp": ("services.env.docker.engine",),
     "faust": ("stream_jobs.assemble_groups",),
     "infra": OPERATING,
     "marshal": (),

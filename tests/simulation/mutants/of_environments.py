@@ -89,8 +89,8 @@ zero = Observation(reward=0.0)
         name="open_environments_committed",
         sentence="A reset is held until its environment ends.",
         file=SHARD,
-        old="self._open(action, self._context.hold(delivery), []).put(action)",
-        new="self._open(action, lambda: None, []).put(action)",
+        old="self._open(action, claim, self._context.hold(delivery), []).put(action)",
+        new="self._open(action, claim, lambda: None, []).put(action)",
         caught_by=("I1: ", "I2: ", "I8: "),
     ),
     Mutant(

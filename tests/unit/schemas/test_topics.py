@@ -24,6 +24,7 @@ results      TaskEnded           task           P -      agent                  
 groups       GroupClosed         task           1 policy assemble-groups          long
 batches      BatchAssembled      policy         1 policy assemble-batches,fenced  long
 policies     PolicyPublished     policy         1 -      trainer,fenced           long
+instances    InstanceStateEntered instance      1 -      workers                  days
 dead-letters -                   -              1 -      any-consumer             long
 """
 
@@ -70,6 +71,7 @@ def test_a_namespace_s_topics() -> None:
         ("demo.batches.a.v1", 1),
         ("demo.batches.b.v1", 1),
         ("demo.policies.v1", 1),
+        ("demo.instances.v1", 1),
         ("demo.dead-letters.v1", 1),
     ]
     assert placed.by_name("demo.prompts.b.v1").policy == "b"

@@ -1,0 +1,1 @@
+"""Sandboxes: environments whose actions run as untrusted code in hardened Docker containers."""

@@ -1,0 +1,79 @@
+"""Sandboxes without a log: a setup on a real engine, and what it says of its instances."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from schemas.events import EnvironmentUse, Event, InstanceStateEntered
+from services.env.docker.engine import Engine
+from services.env.docker.environment import DockerEnvironment
+from services.env.docker.pool import DockerSetup
+from services.env.environment import Claim
+from services.env.instances import Instances
+from services.types import TaskView
+from tests.sandboxes.docker_engine import IMAGE
+
+NAMESPACE = "test-sandboxes"
+OPTIONS: Mapping[str, Any] = {
+    "image": IMAGE, "memory_mb": 64, "pids": 32, "disk_mb": 16, "command_s": 10,
+}  # fmt: skip
+
+
+def claim(task: int = 1, *, attempt: int = 0, offset: int = 0, seconds: float = 300) -> Claim:
+    return Claim(task, 0, attempt, partition=0, offset=offset, expires_at=time.time() + seconds)
+
+
+def view(payload: Mapping[str, Any] | None = None) -> TaskView:
+    return TaskView(1, 0, payload or {}, {}, 0)
+
+
+class Bench:
+    """One worker's setup."""
+
+    def __init__(self, host: str, options: Mapping[str, Any]) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.engine = Engine(host)
+        self._instances = Instances(self._send, "worker")
+        self.setup = DockerSetup(
+            "default", {**OPTIONS, **options}, asyncio.Semaphore(8), NAMESPACE,
+            self._instances, self.engine,
+        )  # fmt: skip
+
+    async def _send(self, event: Event) -> None:
+        assert isinstance(event, InstanceStateEntered)
+        self.told.append((event.instance, event.state))
+
+    async def take(self, owner: Claim | None = None, mode: str = "ephemeral") -> DockerEnvironment:
+        use = EnvironmentUse(use="default", mode=mode)  # type: ignore[arg-type]
+        environment = await self.setup.take(use, owner or claim())
+        assert isinstance(environment, DockerEnvironment)
+        return environment
+
+    async def fresh(self, owner: Claim | None = None, **payload: Any) -> DockerEnvironment:
+        environment = await self.take(owner)
+        await environment.reset(view(payload))
+        return environment
+
+    async def left(self) -> list[str]:
+        """Names of the containers that are there."""
+        found = await self.engine.containers({"headrace.namespace": NAMESPACE})
+        return [container["Names"][0] for container in found]
+
+
+@asynccontextmanager
+async def bench(host: str, **options: Any) -> AsyncIterator[Bench]:
+    """Opened, and closed with nothing left."""
+    made = Bench(host, options)
+    telling = asyncio.create_task(made._instances.run())
+    await made.setup.open()
+    try:
+        yield made
+    finally:
+        for name in await made.left():
+            await made.engine.remove(name.lstrip("/"))
+        await made.setup.close_pool()
+        await made._instances.close(telling)

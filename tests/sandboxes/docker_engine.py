@@ -1,0 +1,124 @@
+"""A private Docker engine and an image for it, of Debian's packages alone.
+
+Nothing is installed: the packages are unpacked into the test's folder. The engine has a socket and
+data of its own, no bridge and no firewall rules, and ends with the tests, killed or not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ENGINE = ("docker.io", "containerd", "runc", "tini")
+PYTHON = (
+    "busybox-static", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib",
+    "libc6", "zlib1g", "libexpat1", "libffi8", "libssl3", "libbz2-1.0", "liblzma5", "libuuid1",
+    "libgcc-s1", "libcrypt1", "libsqlite3-0", "libtinfo6",
+)  # fmt: skip
+APPLETS = (
+    "sh", "cat", "sleep", "ls", "timeout", "id", "ps", "mkdir", "rm", "grep", "head", "tail", "dd",
+    "mount", "umount", "wget", "nc", "ping", "chmod", "chown", "mknod", "ln", "find", "env", "yes",
+    "su", "unshare", "nsenter", "chroot", "date", "hostname", "kill", "touch", "cp", "wc", "tr",
+)  # fmt: skip
+IMAGE = "headrace-python"
+START_S = 90.0
+
+
+def why_not() -> str:
+    """Why no engine can be had here; empty where it can."""
+    if os.geteuid() != 0:
+        return "a private Docker engine needs root"
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        return "a private Docker engine is unpacked from Debian's packages, and this is no Debian"
+    return ""
+
+
+@contextmanager
+def docker_engine(folder: Path) -> Iterator[str]:
+    """A running engine that has IMAGE; its DOCKER_HOST."""
+    packages = folder / "packages"
+    packages.mkdir()
+    _download(packages, [*ENGINE, *PYTHON])
+    _unpack(packages, ENGINE, folder / "engine")
+    _unpack(packages, PYTHON, folder / "root")
+    shutil.rmtree(packages)
+    host, log = f"unix://{folder}/docker.sock", folder / "dockerd.log"
+    client = (str(folder / "engine/usr/bin/docker"), "--host", host)
+    environment = {
+        **os.environ,
+        "PATH": f"{folder}/engine/usr/sbin:{folder}/engine/usr/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    }
+    arguments = [
+        # Ended with the process that runs the tests, however that ends.
+        *("setpriv", "--pdeathsig", "TERM", str(folder / "engine/usr/sbin/dockerd")),
+        *("--host", host, "--data-root", str(folder / "data")),
+        *("--exec-root", str(folder / "exec"), "--pidfile", str(folder / "pid")),
+        *("--bridge=none", "--iptables=false", "--ip6tables=false", "--log-level=warn"),
+    ]
+    with log.open("wb") as out:
+        daemon = subprocess.Popen(arguments, env=environment, stdout=out, stderr=out)
+    try:
+        _wait(daemon, client, log)
+        _import(folder / "root", client)
+        yield host
+    finally:
+        daemon.terminate()
+        try:
+            daemon.wait(60)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+
+def _download(folder: Path, packages: list[str]) -> None:
+    command = ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", *packages]
+    first = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if first.returncode:  # a new machine may have no lists, or old ones
+        subprocess.run(["apt-get", "update", "-q"], check=True, capture_output=True)
+        again = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert again.returncode == 0, f"apt-get download failed: {again.stderr[-2000:]}"
+
+
+def _unpack(packages: Path, names: tuple[str, ...], folder: Path) -> None:
+    for name in names:
+        (package,) = packages.glob(f"{name}_*.deb")
+        subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True)
+
+
+def _wait(daemon: subprocess.Popen[bytes], client: Sequence[str], log: Path) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and daemon.poll() is None:
+        if subprocess.run([*client, "version"], capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"dockerd did not start: {log.read_text(errors='replace')[-3000:]}")
+
+
+def _import(root: Path, client: Sequence[str]) -> None:
+    """Makes the image: a Python and a busybox, and nothing that is setuid."""
+    for folder in ("work", "tmp", "proc", "sys", "dev", "etc", "run", "usr/bin"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "usr/bin/python3").symlink_to("python3.11")
+    for applet in APPLETS:
+        if not (root / "bin" / applet).exists():
+            (root / "bin" / applet).symlink_to("busybox")
+    (root / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\n")
+    # A setuid copy, for a probe: no-new-privileges must make it useless.
+    shutil.copy(root / "bin/busybox", root / "bin/setuid-busybox")
+    (root / "bin/setuid-busybox").chmod(0o4755)
+    for unneeded in ("usr/share/doc", "usr/share/man", "usr/share/locale"):
+        shutil.rmtree(root / unneeded, ignore_errors=True)
+    tar = root.with_suffix(".tar")
+    with tarfile.open(tar, "w") as archive:
+        archive.add(root, arcname=".")
+    subprocess.run(
+        [*client, "import", str(tar), f"{IMAGE}:latest"],
+        check=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+    tar.unlink()

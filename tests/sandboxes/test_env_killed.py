@@ -1,0 +1,207 @@
+"""The env worker is killed with live containers: they are found again, and none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import infra.local
+from schemas.events import (
+    ActionRequested,
+    EnvironmentUse,
+    InstanceStateEntered,
+    ObservationRecorded,
+)
+from schemas.topics import INSTANCES, OBSERVATIONS, Topics
+from services.apply import apply
+from services.clock import now_ms
+from services.connect import connect
+from services.env.docker.engine import Engine
+from services.kafka.broker import Partition
+from services.log import CaughtUp, EventLog, EventReader
+from services.settings import Where, read_recipe
+
+RECIPE = str(Path(__file__).parent / "recipe.toml")
+EPISODES = 4
+ANSWER_S = 120.0
+GONE_S = 90.0
+
+
+class Actor:
+    """Acts in one episode's shell: what an agent worker would write and await."""
+
+    def __init__(self, log: EventLog, task: int) -> None:
+        self._log = log
+        self._task = task
+        self._attempt = 0
+        self._index = -1
+        self.steps = 0
+        """Of this attempt, answered."""
+        self.lost = 0
+        self.answers: asyncio.Queue[ObservationRecorded] = asyncio.Queue()
+
+    async def ask(self, kind: str, command: str = "") -> ObservationRecorded | None:
+        """An action and its answer; None where none is due."""
+        self._index = 0 if kind == "reset" else self._index + 1
+        await self._log.send(
+            ActionRequested(
+                task=self._task, sample=0, attempt=self._attempt, call=str(self._index + 1),
+                index=self._index, kind=kind,  # type: ignore[arg-type]
+                environment=EnvironmentUse(use="default"),
+                payload=json.dumps({"action": command}), expires_at=now_ms() + 600_000,
+                digest=bytes(16),
+            )
+        )  # fmt: skip
+        while kind != "close":
+            answer = await asyncio.wait_for(self.answers.get(), ANSWER_S)
+            if (answer.attempt, answer.index) == (self._attempt, self._index):
+                return answer
+        return None
+
+    async def step(self) -> None:
+        """Adds a line to a file, which says how many steps were done: each once, or all are lost."""
+        said = await self.ask("step", "sleep 0.2; echo x >> n; wc -l < n")
+        assert said is not None
+        if said.failure is None:
+            self.steps += 1
+            assert said.text.strip() == str(self.steps)
+            return
+        assert said.reward is None
+        assert (said.failure.origin, said.failure.code) == ("infrastructure", "sandbox_lost")
+        self.lost += 1
+        await self.begin(self._attempt + 1)
+
+    async def begin(self, attempt: int = 0) -> None:
+        self._attempt, self.steps = attempt, 0
+        answer = await self.ask("reset")
+        assert answer is not None
+        assert answer.failure is None, answer.failure
+
+
+async def route(reader: EventReader, actors: dict[int, Actor]) -> None:
+    async for item in reader:
+        if not isinstance(item, CaughtUp) and isinstance(item.event, ObservationRecorded):
+            actors[item.event.task].answers.put_nowait(item.event)
+
+
+class Workers:
+    """The env worker's process, killed and started again."""
+
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        self._environment = environment
+        self._folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with (self._folder / "env.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.cli", "serve", "env", RECIPE],
+                env=self._environment, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+
+async def none_left(engine: Engine, namespace: str) -> None:
+    """Waits until no container of the namespace is there."""
+    async with asyncio.timeout(GONE_S):
+        while await engine.containers({"headrace.namespace": namespace}):
+            await asyncio.sleep(0.5)
+
+
+async def kill_again_and_again(
+    host: str, stack: infra.local.LocalStack, namespace: str, state: Path, kills: int
+) -> tuple[int, int]:
+    """Steps answered in all, and attempts lost."""
+    where = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
+    recipe = read_recipe(RECIPE)
+    workers = Workers(
+        {
+            **os.environ,
+            "DOCKER_HOST": host,
+            "HEADRACE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+            "HEADRACE_REGISTRY_URL": stack.registry_url,
+            "HEADRACE_NAMESPACE": namespace,
+            "HEADRACE_STATE": str(state),
+        },
+        state,
+    )
+    engine, draw, answered = Engine(host), random.Random(kills), 0
+    await engine.open()
+    async with connect(where, "test") as connection:
+        topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+        log = await connection.writing_log(topics)
+        await apply(log, recipe)
+        actors = {task: Actor(log, task) for task in range(EPISODES)}
+        places = {Partition(topics.name(OBSERVATIONS), number): "first" for number in range(2)}
+        reader = EventReader(log, places)  # type: ignore[arg-type]
+        routing = asyncio.create_task(route(reader, actors))
+        workers.start()
+        try:
+            await asyncio.gather(*(actor.begin() for actor in actors.values()))
+            for _ in range(kills):
+                acting = [asyncio.create_task(actor.step()) for actor in actors.values()]
+                await asyncio.sleep(draw.random() * 0.8)
+                workers.kill()
+                workers.start()
+                await asyncio.gather(*acting)
+                answered += EPISODES
+            await asyncio.gather(*(actor.step() for actor in actors.values()))
+            # Closed while no worker lives: whoever comes next has to see that nobody needs them.
+            workers.kill()
+            await asyncio.gather(*(actor.ask("close") for actor in actors.values()))
+            workers.start()
+            await none_left(engine, namespace)
+            await check_told(log, topics)
+        finally:
+            workers.kill()
+            routing.cancel()
+            await asyncio.gather(routing, return_exceptions=True)
+            await reader.aclose()
+            await engine.aclose()
+    return answered, sum(actor.lost for actor in actors.values())
+
+
+async def check_told(log: EventLog, topics: Topics) -> None:
+    """Sandboxes and workers told of their lives."""
+    told: dict[str, list[str]] = {}
+    reader = EventReader(log, {Partition(topics.name(INSTANCES), 0): "first"})
+    async for item in reader:
+        if isinstance(item, CaughtUp):
+            break
+        assert isinstance(item.event, InstanceStateEntered)
+        told.setdefault(item.event.instance, []).append(item.event.state)
+    await reader.aclose()
+    sandboxes = [states for name, states in told.items() if name.startswith("sandbox-")]
+    assert len(sandboxes) >= EPISODES
+    assert all(states[0] in ("provisioning", "busy") for states in sandboxes)
+    workers = [states for name, states in told.items() if name.startswith("env-")]
+    assert all(states[:2] == ["provisioning", "ready"] for states in workers)
+
+
+def test_kills_leave_no_container_and_do_no_step_twice(
+    engine: str, local_stack: infra.local.LocalStack, namespace: str, tmp_path: Path
+) -> None:
+    killing = kill_again_and_again(engine, local_stack, namespace, tmp_path, kills=7)
+    answered, lost = asyncio.run(asyncio.wait_for(killing, 600))
+    print(f"{answered} steps, {lost} attempts lost")
+    assert lost < answered
+
+
+@pytest.mark.long
+def test_two_hundred_kills(
+    engine: str, local_stack: infra.local.LocalStack, namespace: str, tmp_path: Path
+) -> None:
+    killing = kill_again_and_again(engine, local_stack, namespace, tmp_path, kills=200)
+    answered, lost = asyncio.run(asyncio.wait_for(killing, 7200))
+    print(f"{answered} steps, {lost} attempts lost")
