@@ -66,7 +66,7 @@ class Actor:
         return None
 
     async def step(self) -> None:
-        """Adds a line to a file, which says how many steps were done: each once, or all are lost."""
+        """Adds a line to a file, which says how many steps were done: none is done twice."""
         said = await self.ask("step", "sleep 0.2; echo x >> n; wc -l < n")
         assert said is not None
         if said.failure is None:
