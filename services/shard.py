@@ -67,6 +67,8 @@ class ShardContext:
         """Owners before this one that died one after the other, with something open that still is.
         0 where the worker doesn't count them."""
         self.caught_up = False
+        self.begins_at = 0
+        """The main record that is read first: all before it are done."""
         self.begun_below = 0
         """Main records before this offset an owner before may have acted on, though this one reads
         them after it has caught up: what they caused lies after the positions that it began at. For

@@ -200,6 +200,7 @@ class Worker:
         logger.info("take over %s/%d from %d", partition.topic, partition.number, committed.offset)
         ledger = Ledger()
         context = ShardContext(self, partition, ledger, writer, note.owners)
+        context.begins_at = resolved[partition]
         shard = self._make_shard(context)
         companions = list(starts)
         host = ShardHost(

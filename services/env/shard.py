@@ -70,7 +70,7 @@ class EnvShard:
         self._observed: dict[tuple[int, int, int, str], ObservationRecorded] = {}
         self._strays: list[tuple[Delivery[ActionRequested], Callable[[], None]]] = []
         """Read in phase 1, of no open environment."""
-        self._read_to = -1
+        self._read_to = context.begins_at - 1
         """The newest action that was handled: its offset. All before it are known, or done."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:

@@ -231,7 +231,8 @@ class DockerSetup:
     async def _discard(self, found: Mapping[str, Any], why: str) -> None:
         logger.info("removing a sandbox %s: %s", why, found["Names"][0])
         await self._engine.remove(found["Names"][0].lstrip("/"))
-        self._instances.enter(found["Labels"][f"{LABEL}instance"], "sandbox", "gone", why)
+        instance = found["Labels"].get(f"{LABEL}instance", found["Id"][:12])
+        self._instances.enter(instance, "sandbox", "gone", why)
 
     def _labels(
         self, environment: DockerEnvironment, instance: str, deadline: float

@@ -31,6 +31,7 @@ class FakeContext:
     def __init__(self) -> None:
         self.partition = PLACE
         self.caught_up = False
+        self.begins_at = 0
         self.sent: list[ObservationRecorded] = []
         self.held: set[int] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -446,3 +447,114 @@ def test_a_wrong_recipe_is_the_operators_doing_and_not_retried() -> None:
         assert (failure.origin, failure.code, failure.retryable) == ("operator", "unusable", False)
 
     run(test)
+
+
+class Lived(Counter):
+    """Outlives its worker: an action that was begun is remembered outside of it."""
+
+    replayable = False
+    begun = -1
+    let_gone = 0
+
+    async def reset(self, task: TaskView) -> Observation:
+        type(self).begun = 0
+        return await super().reset(task)
+
+    async def step(self, action: str) -> Observation:
+        type(self).begun += 1
+        return await super().step(action)
+
+    async def resume(self, task: TaskView, done: int) -> None:
+        if type(self).begun != done:
+            raise InfrastructureError("sandbox_lost", f"{type(self).begun} begun, {done} answered")
+
+    async def let_go(self) -> None:
+        type(self).let_gone += 1
+
+
+class Swept(EnvironmentSetup):
+    """Notes what it was asked to sweep."""
+
+    def __init__(self) -> None:
+        super().__init__(Lived, {}, asyncio.Semaphore(8))
+        self.asked: list[tuple[int, int, int | None]] = []
+
+    async def sweep(
+        self, partition: int, read_to: int, open_attempt: Callable[[int, int], int | None]
+    ) -> None:
+        self.asked.append((partition, read_to, open_attempt(1, 0)))
+
+
+class LastingBench(Bench):
+    """A shard of environments that outlive it."""
+
+    def __init__(self, slots: int = 8) -> None:
+        super().__init__(slots)
+        Lived.begun, Lived.let_gone, Lived.closed = -1, 0, 0
+        self.setup = Swept()
+        self.context.begins_at = 7
+        self.shard = EnvShard(self.context, {"default": self.setup}, "me")  # type: ignore[arg-type]
+        self.context.shard = self.shard
+
+    async def end(self) -> None:
+        for task in list(self.context.tasks):
+            task.cancel()
+        await self.context.idle()
+
+
+def lasting(test: Callable[[LastingBench], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        bench = LastingBench()
+        try:
+            await test(bench)
+        finally:
+            await bench.end()
+
+    asyncio.run(main())
+
+
+def test_what_outlives_its_worker_is_left_with_the_partition_and_found_again() -> None:
+    async def test(bench: LastingBench) -> None:
+        await bench.live()
+        await bench.feed(action(0, "reset"), action(1))
+        answers = list(await bench.context.answers(2))
+        await bench.end()
+        assert (Lived.closed, Lived.let_gone) == (0, 1)
+        other = LastingBench()
+        Lived.begun = 1
+        await other.feed(action(0, "reset"), action(1), *answers, action(2))
+        await other.live()
+        (answer,) = await other.context.answers(1)
+        assert (answer.index, answer.failure, Lived.begun) == (2, None, 2)
+        await other.feed(action(3, "close"))
+        await asyncio.sleep(0)
+        await other.end()
+        assert Lived.closed == 1
+
+    lasting(test)
+
+
+def test_what_was_begun_and_not_answered_is_not_done_again() -> None:
+    async def test(bench: LastingBench) -> None:
+        Lived.begun = 1
+        reset = action(0, "reset")
+        answered = ObservationRecorded(
+            task=1, sample=0, attempt=0, call="1", index=0, digest=reset.digest
+        )
+        await bench.feed(reset, answered, action(1))
+        await bench.live()
+        (answer,) = await bench.context.answers(1)
+        assert answer.failure is not None
+        assert answer.failure.code == "sandbox_lost"
+        assert (answer.reward, Lived.begun) == (None, 1)
+
+    lasting(test)
+
+
+def test_a_sweep_is_told_what_was_read_and_what_is_open() -> None:
+    async def test(bench: LastingBench) -> None:
+        await bench.live()
+        await asyncio.sleep(0)
+        assert bench.setup.asked == [(0, 6, None)]
+
+    lasting(test)
