@@ -726,6 +726,7 @@ class InstanceStateEntered(Event):
     number: N31
     """Number of what this worker says of this instance, from 0."""
     kind: Literal["worker", "sandbox"]
+    """What it is: a process of a service, or a container of an episode."""
     state: Literal["provisioning", "ready", "busy", "failed", "gone"]
     """`provisioning`: nothing is sent to it yet; `ready`: it may be; `busy`: an episode has it."""
     host: str = ""
