@@ -77,7 +77,7 @@ BATCHES = Topic(
     per_policy=True,
 )
 POLICIES = Topic("policies", events.PolicyPublished, "trainer, fenced", "long", single=True)
-INSTANCES = Topic("instances", events.InstanceStateEntered, "workers", "days", single=True)
+INSTANCES = Topic("instances", events.InstanceStateEntered, "env", "days", single=True)
 DEAD_LETTERS: Topic[Event] = Topic("dead-letters", None, "any consumer", "long", single=True)
 
 TOPICS: tuple[Topic[Event], ...] = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Protocol, runtime_checkable
 
 from schemas.recipe import Recipe
@@ -52,24 +53,32 @@ async def run(context: ServiceContext) -> None:
         companions=companions,
         stopping=context.stopping,
     )
-    telling = asyncio.create_task(instances.run(), name="instances")
-    instances.enter(context.worker_id, "worker", "provisioning")
+    opening = [setup for setup in setups.values() if isinstance(setup, Opening)]
     try:
-        await _open([setup for setup in setups.values() if isinstance(setup, Opening)])
-        instances.enter(context.worker_id, "worker", "ready")
-        await worker.run()
-    except HeadraceError as error:
-        instances.enter(context.worker_id, "worker", "failed", str(error))
-        raise
-    else:
-        instances.enter(context.worker_id, "worker", "gone")
+        if opening:
+            async with _telling(instances, context.worker_id):
+                await asyncio.gather(*(setup.open() for setup in opening))
+                instances.enter(context.worker_id, "worker", "ready")
+                await worker.run()
+        else:
+            await worker.run()
     finally:
         await asyncio.gather(*(setup.close_pool() for setup in setups.values()))
+
+
+@asynccontextmanager
+async def _telling(instances: Instances, worker_id: str) -> AsyncIterator[None]:
+    """Tells of a worker that has sandboxes, and of these."""
+    telling = asyncio.create_task(instances.run(), name="instances")
+    instances.enter(worker_id, "worker", "provisioning")
+    try:
+        yield
+        instances.enter(worker_id, "worker", "gone")
+    except HeadraceError as error:
+        instances.enter(worker_id, "worker", "failed", str(error))
+        raise
+    finally:
         await instances.close(telling)
-
-
-async def _open(setups: Sequence[Opening]) -> None:
-    await asyncio.gather(*(setup.open() for setup in setups))
 
 
 def load_environments(recipe: Recipe, namespace: str, instances: Instances) -> dict[str, Setup]:

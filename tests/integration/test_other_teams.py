@@ -16,7 +16,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 import infra.local
-from schemas.topics import DEAD_LETTERS, MAX_RECORD_BYTES, TOPICS
+from schemas.topics import DEAD_LETTERS, INSTANCES, MAX_RECORD_BYTES, TOPICS
 from schemas.topics import Topic as TopicRow
 
 RECIPE = ("quickstart", "--set", "stop.versions=3", "--set", "stop.reward=9")
@@ -42,6 +42,10 @@ def headrace(arguments: tuple[str, ...], environment: dict[str, str]) -> str:
     return done.stdout
 
 
+UNREAD = (DEAD_LETTERS.name, INSTANCES.name)
+"""What no service consumes; sandboxes, of which `instances` tells, are none here."""
+
+
 def name_of(topic: TopicRow[Any], namespace: str) -> str:
     return topic.real_name(namespace, "default" if topic.per_policy else None)
 
@@ -51,7 +55,7 @@ def write_garbage(servers: str, namespace: str) -> int:
     producer = Producer({"bootstrap.servers": servers, "message.max.bytes": 2 * MAX_RECORD_BYTES})
     written = 0
     for topic in TOPICS:
-        if topic.name == DEAD_LETTERS.name:
+        if topic.name in UNREAD:
             continue
         for value in (*GARBAGE.values(), None):
             producer.produce(name_of(topic, namespace), value, b"0", partition=0)
@@ -157,7 +161,7 @@ def run_among_others(
     deserialize = AvroDeserializer(registry)
     results: list[dict[str, Any]] = []
     for topic in TOPICS:
-        if topic.name == DEAD_LETTERS.name:
+        if topic.name in UNREAD:
             continue
         name = name_of(topic, namespace)
         context = SerializationContext(name, MessageField.VALUE)

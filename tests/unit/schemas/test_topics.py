@@ -24,7 +24,7 @@ results      TaskEnded           task           P -      agent                  
 groups       GroupClosed         task           1 policy assemble-groups          long
 batches      BatchAssembled      policy         1 policy assemble-batches,fenced  long
 policies     PolicyPublished     policy         1 -      trainer,fenced           long
-instances    InstanceStateEntered instance      1 -      workers                  days
+instances    InstanceStateEntered instance      1 -      env                      days
 dead-letters -                   -              1 -      any-consumer             long
 """
 
