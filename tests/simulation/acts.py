@@ -17,6 +17,7 @@ from schemas.topics import (
     EPISODES,
     GENERATIONS,
     GROUPS,
+    INSTANCES,
     OBSERVATIONS,
     OUTCOMES,
     POLICIES,
@@ -37,7 +38,7 @@ from tests.simulation.virtual_time import loop
 GARBAGE = (b"", b"\xffgarbage", b"\0\x7f\xff\xff\xffof a schema that nobody registered", None)
 SOLE_WRITERS = ("scheduler", "assemble-batches", "trainer", "source")
 SCALED = ("agent", "env", "inference", "assemble-groups")
-NEVER_GARBAGE = (RUNS, TRAJECTORIES, DEAD_LETTERS)
+NEVER_GARBAGE = (RUNS, TRAJECTORIES, INSTANCES, DEAD_LETTERS)
 """Read by reference alone, by what hosts a service, or by nobody."""
 NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, EPISODES, BATCHES, POLICIES)
 """Written by sole writers, who write each record once; and what `submit again` repeats."""
