@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from schemas.events import TaskEnded
-from schemas.topics import BATCHES, DEAD_LETTERS, EPISODES
+from schemas.topics import BATCHES, DEAD_LETTERS, EPISODES, INSTANCES
 from services.kafka.broker import Outgoing
 from services.log import EventLog
 from tests.checker import Facts, read_all
@@ -20,6 +20,7 @@ from tests.simulation.scenario import calm
 BOUND_S = 600.0
 """Virtual seconds within which the run's own tasks have ended, whatever else there was."""
 PACE_S = 0.02
+UNREAD = (DEAD_LETTERS, INSTANCES)
 NEVER_SUBMITTED = 10**9
 """A task number beyond those of any run here."""
 
@@ -50,7 +51,7 @@ async def _fuzz(folder: Path, chance: Random, messages: int) -> None:
 
 
 def _strange_record(chance: Random, log: EventLog) -> Outgoing:
-    placed = chance.choice([one for one in log.topics if one.topic is not DEAD_LETTERS])
+    placed = chance.choice([one for one in log.topics if one.topic not in UNREAD])
     assert placed.topic.event is not None
     event = strange_event(chance, placed.topic.event)
     if placed.policy is not None:
