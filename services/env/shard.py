@@ -188,9 +188,11 @@ class EnvShard:
         OPEN.inc()
         handle.task = self._context.spawn(handle.run(), f"environment {reset.task}/{reset.sample}")
 
-        def on_done(_: object) -> None:
+        def on_done(task: asyncio.Task[None]) -> None:
             OPEN.dec()
-            release()
+            # The shard hears of a failure too, perhaps later than this: what failed stays held.
+            if task.cancelled() or task.exception() is None:
+                release()
             if self._handles.get(key) is handle:
                 del self._handles[key]
 

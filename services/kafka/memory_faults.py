@@ -38,6 +38,8 @@ class Faults:
     """Of a group's last commits for partitions that are given up: they don't get through."""
     piecemeal: bool = False
     """Partitions change hands one by one, in an order of chance."""
+    disorder: bool = False
+    """A reader is given its partitions in an order of chance, and not in turn."""
 
     def hit(self, share: float) -> bool:
         """Whether a fault of this share strikes now."""
@@ -51,4 +53,4 @@ class Faults:
         """From now on nothing fails. What is on its way stays as slow."""
         self.late = self.lost_answers = self.lost_sends = 0.0
         self.aborts = self.unknown_commits = self.lost_commits = 0.0
-        self.piecemeal = False
+        self.piecemeal = self.disorder = False

@@ -74,7 +74,10 @@ class Cursor:
         """What can be read now, bounded; partitions take turns at coming first."""
         items: list[Record | End] = []
         most = self._faults.fetch
-        for partition in list(self._positions):
+        turns = list(self._positions)
+        if self._faults.disorder:
+            self._faults.random.shuffle(turns)
+        for partition in turns:
             if partition in self._paused or len(items) >= most:
                 continue
             log = self._state.log(partition)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -22,17 +22,20 @@ from schemas.topics import (
     OUTCOMES,
     POLICIES,
     PROMPTS,
+    RESULTS,
     RUNS,
     TASKS,
     TRAJECTORIES,
     Topic,
 )
-from services.agent.service import COMPANIONS
-from services.apply import shared_partitions
 from services.kafka.broker import Outgoing, Partition, Record
+from services.kafka.memory_log import PartitionLog
 from services.log import EventLog
 from services.tasks import Item, TaskMaker
+from tests.simulation.learner import bring_foreign
+from tests.simulation.needed import needed
 from tests.simulation.processes import Process, Run
+from tests.simulation.scenario import RUIN
 from tests.simulation.virtual_time import loop
 
 GARBAGE = (b"", b"\xffgarbage", b"\0\x7f\xff\xff\xffof a schema that nobody registered", None)
@@ -44,8 +47,10 @@ NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, EPISODES, BATCHES, POLICIES)
 """Written by sole writers, who write each record once; and what `submit again` repeats."""
 BUSY_S = 30.0
 """Longest that faults wait for the first episode."""
-EXPIRING = (EPISODES, PROMPTS, GENERATIONS, ACTIONS, OBSERVATIONS)
-"""Kept for days only."""
+AIMS = (EPISODES, GENERATIONS, OBSERVATIONS, TRAJECTORIES, OUTCOMES, RESULTS, GROUPS, BATCHES)
+"""Topics whose records an aimed fault waits for: what is written next is another's, or missing."""
+AIM_S = 2.0
+"""Longest that it waits."""
 
 
 class Acts:
@@ -74,24 +79,39 @@ class Acts:
             "repeat": self.repeat,
             "retention": self.retention,
             "damage": self.damage,
+            RUIN: self.truncate,
         }
 
     async def strike(self) -> None:
         """Does what the scenario says, at moments of chance."""
-        if self._run.scenario.busy_first:
+        scenario = self._run.scenario
+        if scenario.timing != "any":
             await self._until_busy()
-        for name in self._run.scenario.acts:
-            await asyncio.sleep(self._chance.uniform(0.0, self._run.scenario.pause_s))
+        for name in scenario.acts:
+            await asyncio.sleep(self._chance.uniform(0.0, scenario.pause_s))
+            if scenario.timing == "aimed":
+                await self._until_written(self._chance.choice(AIMS), AIM_S)
+                await asyncio.sleep(self._chance.expovariate(1 / scenario.faults.latency_s))
             self._by_name[name]()
 
     async def _until_busy(self) -> None:
         """Waits, bounded, until the first episode has started."""
-        topics = self._run.topics
-        places = [Partition(topics.name(EPISODES), n) for n in range(topics.partitions)]
         with suppress(TimeoutError):
             async with asyncio.timeout(BUSY_S):
-                while not any(self._run.cluster.state.log(place).end for place in places):
+                while not any(log.end for log in self._logs(EPISODES)):
                     await asyncio.sleep(0.1)
+
+    async def _until_written(self, topic: Topic[Any], most_s: float) -> None:
+        """Waits, bounded, until a record of a topic comes."""
+        written = asyncio.Event()
+        logs = self._logs(topic)
+        for log in logs:
+            log.watchers[written] = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await written.wait()
+        for log in logs:
+            del log.watchers[written]
 
     async def heal(self) -> None:
         """Ends all faults that last."""
@@ -243,18 +263,27 @@ class Acts:
 
     def retention(self) -> None:
         """Deletes what nobody needs any more, as far as topics keep records for days."""
-        needed = self._needed()
         self._fault("retention")
-        for partition, before in needed.items():
+        for partition, before in needed(self._run).items():
             self._run.expired += self._run.cluster.expire(partition, before)
 
+    def truncate(self) -> None:
+        """Deletes all of a partition, whoever needs it yet: who misses it must say so."""
+        log = self._chance.choice([*self._logs(PROMPTS), *self._logs(ACTIONS)])
+        self._fault(f"truncated for {log.partition.topic}")
+        self._run.expired += self._run.cluster.expire(log.partition, log.end)
+
     def damage(self) -> None:
-        """Tears the newest checkpoint of a trainer, and kills it."""
+        """Kills a trainer, and tears its newest checkpoint or brings one of another log."""
         trainer = self._chance.choice(self._run.running("trainer"))
         folder = self._run.folder / trainer.name / "checkpoints" / "default"
         newest = sorted(folder.glob("v*"))[-1:]
-        self._fault("checkpoint damaged", trainer)
         trainer.kill()
+        if self._chance.random() < 0.3:
+            self._fault("foreign checkpoint", trainer)
+            bring_foreign(folder, self._chance)
+            return
+        self._fault("checkpoint damaged", trainer)
         for checkpoint in newest:
             path = self._chance.choice(sorted(checkpoint.iterdir()))
             path.write_bytes(path.read_bytes()[: self._chance.randint(0, 20)])
@@ -285,35 +314,17 @@ class Acts:
         placed = self._chance.choice(topics)
         return Partition(placed.name, self._chance.randrange(placed.partitions))
 
+    def _logs(self, topic: Topic[Any]) -> list[PartitionLog]:
+        """All partitions of a topic."""
+        topics = self._run.cluster.state.topics
+        return [log for one in self._run.topics if one.topic is topic for log in topics[one.name]]
+
     def _records(self, partition: Partition) -> list[Record]:
         log = self._run.cluster.state.log(partition)
         return log.read(log.first, 1_000_000)[0]
 
     def _append(self, outgoing: Outgoing) -> None:
         self._run.cluster.state.append(outgoing)
-
-    def _needed(self) -> dict[Partition, int]:
-        """Of each partition kept for days: the oldest offset that some reader still needs."""
-        state, topics = self._run.cluster.state, self._run.topics
-        needed: dict[Partition, int] = {}
-
-        def need(partition: Partition, offset: int) -> None:
-            needed[partition] = min(needed.get(partition, offset), offset)
-
-        for service in ("scheduler", "agent", "env", "inference"):
-            group, partitions = shared_partitions(topics, service)
-            for partition, place in state.committed(group, partitions).items():
-                need(partition, place.offset)
-                noted = json.loads(place.metadata) if place.metadata else []
-                offsets = noted if isinstance(noted, list) else noted["at"]
-                places = _companions(self._run, service, partition)
-                for companion, offset in zip(places, offsets or [0] * len(places), strict=True):
-                    need(companion, offset)
-        return {
-            place: offset
-            for place, offset in needed.items()
-            if topics.by_name(place.topic).topic in EXPIRING
-        }
 
     def _fault(self, text: str, process: Process | None = None) -> None:
         self._run.chronicle.fault(text, process.name if process is not None else "")
@@ -328,19 +339,4 @@ def _copy(record: Record) -> Outgoing:
     partition = record.partition
     return Outgoing(
         partition.topic, record.key or b"", record.value or b"", record.headers, partition.number
-    )
-
-
-def _companions(run: Run, service: str, main: Partition) -> list[Partition]:
-    """What a service's commit notes positions of, in the note's order."""
-    topics, own, every = run.topics, [main.number], range(run.topics.partitions)
-    read: dict[str, list[tuple[Topic[Any], Iterable[int]]]] = {
-        "agent": [(topic, own) for topic in COMPANIONS],
-        "env": [(OBSERVATIONS, own)],
-        "scheduler": [(EPISODES, every), (OUTCOMES, every), (GROUPS, [0])],
-    }
-    return sorted(
-        Partition(topics.name(topic, "default" if topic.per_policy else None), number)
-        for topic, numbers in read.get(service, [])
-        for number in numbers
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 from services.weights import weights_digest
+from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.sequences import Stopped, UnusableBatch, UpdateBatch
 
 VOCABULARY = 258
@@ -77,6 +78,18 @@ class DigestLearner:
         """Goes on from what `save` wrote."""
         state = path.read_bytes()
         self._state, self.updates_done = state[:32], int.from_bytes(state[32:], "little")
+
+
+def bring_foreign(folder: Path, chance: Random) -> None:
+    """Puts a sound checkpoint of another log among a trainer's own: of a version not far off."""
+    versions = [int(one.name[1:]) for one in folder.glob("v*")]
+    foreign = Checkpoint(max(versions, default=0) + chance.randint(0, 2), 0, chance.randbytes(32))
+    state = chance.randbytes(40)
+    Checkpoints(folder, keep=len(versions) + 1).save(foreign, lambda path: _write(path, state))
+
+
+def _write(path: Path, state: bytes) -> None:
+    path.write_bytes(state)
 
 
 def number_of(digest: bytes) -> float:

@@ -8,7 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from tests.simulation.simulate import Result, simulate
+from tests.simulation.judge import Result
+from tests.simulation.simulate import simulate
 
 CHUNK = 5
 """Seeds that a process is given at once."""

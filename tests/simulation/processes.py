@@ -160,6 +160,8 @@ class Run:
         self.topics = Topics(recipe.name, tuple(recipe.policies), recipe.partitions)
         self.ending = asyncio.Event()
         self.processes: list[Process] = []
+        self.struck_s = 0.0
+        """Virtual seconds until the last fault struck."""
         self.expired: list[Record] = []
         """What retention deleted."""
         self.folder = folder

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from schemas.recipe import Recipe
 from services.kafka.memory_faults import Faults
@@ -53,6 +53,18 @@ MISBEHAVIOUR = (
     "batches unusable",
 )
 """Faults of what users bring."""
+Timing = Literal["any", "busy", "aimed"]
+"""Of acts: from the start on, once an episode has started, or then a moment after a record comes:
+between two steps of what somebody does, where a death matters most."""
+TIMINGS: tuple[Timing, ...] = ("busy", "aimed", "any", "any")
+RUIN = "truncation"
+"""An act that no run may survive in silence: of mutants alone."""
+UNSAFE = frozenset({"freeze", "expel", "outage", "garbage", "clock"})
+"""Acts after which two may have acted who don't know of each other."""
+SLOW, DEBATE = "engine slow", "debate"
+"""No misbehaviour, and no excuse: answers that take seconds, and agents that ask twice at once."""
+WIRE = {"lost_sends": 0.05, "unknown_commits": 0.3, "disorder": True}
+"""Faults of the way to the log that `draw_only` knows, and how strong they are there."""
 
 
 @dataclass
@@ -72,8 +84,8 @@ class Scenario:
     """Longest time between two acts."""
     victims: tuple[str, ...] = ()
     """Services whose processes alone are struck; empty: all."""
-    busy_first: bool = False
-    """Whether the first act waits until an episode has started."""
+    timing: Timing = "any"
+    """At which moments the acts strike."""
     misbehaviour: frozenset[str] = frozenset()
     ending_at: float | None = None
     """Virtual seconds until the run is told to end, where it is."""
@@ -84,8 +96,13 @@ class Scenario:
     def costs_attempts(self) -> bool:
         """Whether an episode may need a second attempt, or end otherwise than finished."""
         # A zombie that thaws after its successor has acted makes it diverge, and rightly so.
-        unsafe = {"freeze", "expel", "outage", "garbage", "clock"}
-        return bool(self.misbehaviour or unsafe & set(self.acts) or self.ending_at)
+        return bool((self.misbehaviour | UNSAFE | {"ending"}) & self.kinds - {SLOW, DEBATE})
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """All that strikes, by name."""
+        ending = () if self.ending_at is None else ("ending",)
+        return self.misbehaviour.union(self.acts, ending)
 
 
 def calm() -> Scenario:
@@ -101,27 +118,35 @@ def calm() -> Scenario:
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
-    chance = Random(f"scenario {seed}")
+    # What was thought of later is of a chance of its own: a seed without it is what it was before.
+    chance, later = Random(f"scenario {seed}"), Random(f"strikes {seed}")
+    timing = TIMINGS[int(4 * later.random())]
     quiet = chance.random() < 0.1
     misbehaviour = frozenset() if quiet else _some(chance, MISBEHAVIOUR, 0.25)
-    scenario = _faultless(chance, misbehaviour)
+    slow = {SLOW} if later.random() < 0.2 else set()
+    scenario = _faultless(chance, misbehaviour | slow)
+    scenario.faults.disorder = later.random() < 0.2
     if not quiet:
+        scenario.timing = timing
         _add_faults(scenario, chance)
     return scenario
 
 
 def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
-    """A scenario of a seed with no faults but these kinds of ACTS and MISBEHAVIOUR, and many.
+    """A scenario of a seed with no faults but these kinds of ACTS, MISBEHAVIOUR and WIRE.
 
-    Services among the kinds are the only ones whose processes are struck.
+    Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
+    SLOW and DEBATE are what they are in a swarm's seed.
     """
     chance = Random(f"scenario {seed}")
-    scenario = _faultless(chance, frozenset(kinds) & frozenset(MISBEHAVIOUR))
-    if acts := [kind for kind in ACTS if kind in kinds]:
+    scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
+    if acts := [kind for kind in (*ACTS, RUIN) if kind in kinds]:
         scenario.acts = chance.choices(acts, k=16)
     scenario.victims = tuple(service for service in _PROCESSES if service in kinds)
     scenario.pause_s = chance.choice([0.3, 1.0]) * (4 if scenario.victims else 1)
-    scenario.busy_first = True
+    scenario.timing = "aimed" if "aimed" in kinds else "busy"
+    for fault in WIRE.keys() & kinds:
+        setattr(scenario.faults, fault, WIRE[fault])
     return scenario
 
 
@@ -190,7 +215,7 @@ def _recipe(chance: Random, misbehaviour: frozenset[str], *, shrink: bool) -> di
         return chance.choice([as_it_is, *others]) if shrink else as_it_is
 
     fails = {name: either(0.06, 0.2) if name in misbehaviour else 0.0 for name in MISBEHAVIOUR}
-    debate = either(False, False, False, True)
+    debate = either(False, False, False, True) or DEBATE in misbehaviour
     training = {"checkpoint_every": either(3, 1), "keep_checkpoints": either(2, 1)}
     return {
         "name": "sim",
@@ -240,6 +265,7 @@ def _recipe(chance: Random, misbehaviour: frozenset[str], *, shrink: bool) -> di
                     "options": {
                         "fails": fails["engine fails"],
                         "breaks": fails["engine breaks"] / 20,
+                        "slow": 0.1 if SLOW in misbehaviour else 0.0,
                     },
                 },
                 "sampling": {"max_tokens": 2, "allowed": list(LETTERS)},

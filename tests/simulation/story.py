@@ -40,8 +40,14 @@ def untrue_stories(facts: Facts, *, moody: bool) -> Iterator[str]:
             debate = found.agent == "debater"
             for wrong in _debate(found) if debate else _walk(found, moody):
                 yield f"I2: the story of episode {found.task}/{found.sample} is untrue: {wrong}"
-            if found.metrics.get(ACTED) not in (None, memory_of(_answered(facts, found))):
+            if not debate and _acted(found) != memory_of(_answered(facts, found)):
                 yield f"I2: the agent of episode {found.task}/{found.sample} did something else"
+
+
+def _acted(trajectory: TrajectoryRecorded) -> float:
+    """What an agent says that it did: without a word, all that the policy said."""
+    said = memory_of([turn.text for turn in trajectory.turns])
+    return trajectory.metrics.get(ACTED, said)
 
 
 def _answered(facts: Facts, trajectory: TrajectoryRecorded) -> list[str]:

@@ -19,9 +19,10 @@ from schemas.topics import TASKS
 from services.kafka.broker import Partition, Position
 from services.log import EventLog
 from tests.checker import Facts
+from tests.simulation.judge import Result
 from tests.simulation.processes import Run
 from tests.simulation.scenario import calm
-from tests.simulation.simulate import Result, simulate
+from tests.simulation.simulate import simulate
 
 RECIPE = calm().recipe
 

@@ -13,9 +13,10 @@ from services.kafka.broker import Partition, Record
 from services.log import EventLog
 from services.tasks import Item, TaskMaker
 from tests.simulation.acts import GARBAGE, NEVER_GARBAGE, no_event
+from tests.simulation.judge import Result
 from tests.simulation.processes import Run
 from tests.simulation.scenario import calm
-from tests.simulation.simulate import Result, simulate
+from tests.simulation.simulate import simulate
 
 ALL_FINISHED = {"finished": 48}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from services.log import EventLog
 from tests.simulation.pool import Summary, run_seeds
+from tests.simulation.processes import RESTART_S, Run
 from tests.simulation.scenario import ACTS, calm
 from tests.simulation.simulate import simulate
 
@@ -27,6 +30,18 @@ def test_a_run_without_faults_writes_nothing_twice() -> None:
     assert result.report is not None
     assert result.report.duplicates == {}
     assert result.report.trained > 0
+
+
+def test_a_process_that_is_frozen_while_it_is_down_comes_up_again() -> None:
+    async def freeze_nobody(run: Run, log: EventLog) -> None:
+        (trainer,) = run.running("trainer")
+        await asyncio.sleep(1.0)
+        trainer.kill()
+        await asyncio.sleep(RESTART_S / 2)
+        trainer.freeze()
+        await asyncio.sleep(RESTART_S)  # Before all is healed.
+
+    assert simulate(0, scenario=calm(), meanwhile=freeze_nobody).violations == []
 
 
 def test_a_run_repeats_by_its_seed_in_another_process() -> None:

@@ -30,20 +30,23 @@ TURNS = 3
 class Dice(ScriptedEngine):
     """Draws tokens by the loop's chance, after a moment: no two generations are alike.
 
-    Options, beside those of ScriptedEngine: `fails` and `breaks`, shares of prompts that fail and
-    that end the process.
+    Options, beside those of ScriptedEngine: `fails`, `breaks` and `slow`, shares of prompts that
+    fail, that end the process, and that take seconds.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
         options = dict(setup.options)
         self._fails: float = options.pop("fails", 0.0)
         self._breaks: float = options.pop("breaks", 0.0)
+        self._slow: float = options.pop("slow", 0.0)
         changed = {"options": options}
         super().__init__(EngineSetup(**{**_fields(setup), **changed}))
         self._random = loop().random
 
     async def _continue(self, prompt: Prompt) -> Generation:
         await asyncio.sleep(self._random.uniform(0.005, 0.2))
+        if self._slow and self._random.random() < self._slow:
+            await asyncio.sleep(self._random.uniform(0.2, 5.0))
         if self._random.random() < self._fails:
             raise InfrastructureError("engine_failed", "by chance")
         if self._random.random() < self._breaks:

@@ -38,5 +38,10 @@ EQUIVALENT: dict[str, str] = {
     "where it doesn't, the version is published as resumed",
     "a lost partition is committed once more": "the broker takes no commit of who doesn't hold it",
     "checkpoints are written in place": "one that is not whole has no manifest, or another digest",
+    "a higher attempt in the log moves no live run": "attempts fail by recorded answers, which all "
+    "owners read; of two that go apart the first outcome counts, and stops the other",
+    "batches are decided while their writer catches up": "a batch is right for what was read, and "
+    "says what that was: only a fuller one was to be had",
+    "what was interrupted is answered": "an engine closes after its shards, which send no more",
 }
 """Sentences whose loss breaks no promise, for the code has a second net: no mutants for these."""

@@ -153,4 +153,48 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         caught_by=("I3: ", "I5: "),
         faults=("freeze", "twin"),
     ),
+    Mutant(
+        name="batches_never_short",
+        sentence="After `batch_wait` a batch may be short, so that nothing waits for ever.",
+        file=CORE,
+        old="        return first + self._settings.batch_wait_s\n",
+        new="        return None\n",
+        caught_by=("I8: ",),
+        faults=(),
+    ),
+    Mutant(
+        name="frontier_apart_from_its_batch",
+        sentence="One record is both batch and frontier: neither is there without the other.",
+        file=JOB,
+        old="""\
+            assembler.on_batch(last)
+        logger""",
+        new="""\
+            loop = asyncio.get_running_loop()
+            assembler.on_batch(last.model_copy(update=getattr(loop, "frontier_apart", {})))
+        take_over = assembler.on_batch
+
+        def on_batch(batch: BatchAssembled) -> None:
+            # Written after the batch, to another place: lost if the process dies between.
+            take_over(batch)
+            names = ("low_mark", "decided", "groups_read")
+            frontier = {name: getattr(batch, name) for name in names}
+            asyncio.get_running_loop().call_later(
+                1.0, setattr, asyncio.get_running_loop(), "frontier_apart", frontier
+            )
+
+        assembler.on_batch = on_batch  # type: ignore[method-assign]
+        logger""",
+        caught_by=("I3: ",),
+        faults=("kill", "assemble-batches", "aimed"),
+    ),
+    Mutant(
+        name="unknown_outcome_taken_for_written",
+        sentence="A commit whose outcome is unknown ends the process; a new one finds out.",
+        file="services/kafka/memory.py",
+        old="        if unknown:\n            self._broken",
+        new="        if unknown and not unknown:\n            self._broken",
+        caught_by=("I1: ", "I3: ", "I4: ", "I5: ", "I8: ", "RecordsLost"),
+        faults=("kill", "assemble-batches", "unknown_commits"),
+    ),
 )

@@ -124,4 +124,13 @@ zero = Observation(reward=0.0)
         caught_by=("I8: ",),
         faults=("clock", "inference"),
     ),
+    Mutant(
+        name="close_ignored",
+        sentence="An environment ends by `close`, and gives its slot back.",
+        file=SHARD,
+        old="            self._drop(handle)\n        elif action.environment.use",
+        new="            pass\n        elif action.environment.use",
+        caught_by=("excuses that", "I8: "),
+        faults=(),
+    ),
 )

@@ -4,7 +4,6 @@ from tests.simulation.mutants.mutant import Mutant
 
 LOOP = "trainer/loop.py"
 PUBLISH = "trainer/publish.py"
-CHECKPOINT = "trainer/checkpoint.py"
 
 OF_TRAINER = (
     Mutant(
@@ -93,5 +92,14 @@ OF_TRAINER = (
         new="                pass\n",
         caught_by=("I4: ", "I5: "),
         faults=("kill", "trainer"),
+    ),
+    Mutant(
+        name="foreign_checkpoint_taken",
+        sentence="A checkpoint counts only with a digest that the log published.",
+        file=LOOP,
+        old="lambda c: c.digest in digests.get(c.version, ())",
+        new="lambda c: c.version in digests or bool(c.digest)",
+        caught_by=("I4: ", "I5: "),
+        faults=("damage", "trainer"),
     ),
 )

@@ -45,4 +45,13 @@ OF_WORKERS = (
         caught_by=("is no event, and in no dead letter",),
         faults=("garbage",),
     ),
+    Mutant(
+        name="what_was_deleted_is_passed_over",
+        sentence="An offset out of range is a loud error: nobody reads on elsewhere.",
+        file="services/kafka/memory_log.py",
+        old="        self.check(position)\n        records",
+        new="        position = max(position, self.first)\n        records",
+        caught_by=("I1: ", "I8: "),
+        faults=("truncation", "engine slow"),
+    ),
 )

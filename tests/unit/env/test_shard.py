@@ -16,7 +16,7 @@ from services.clock import now_ms
 from services.env.handle import EnvironmentSetup
 from services.env.null import NullEnvironment
 from services.env.shard import EnvShard
-from services.errors import InfrastructureError, UsageError
+from services.errors import DependencyError, InfrastructureError, UsageError
 from services.kafka.broker import Partition
 from services.log import Delivery
 from services.types import Observation, TaskView
@@ -30,7 +30,7 @@ class FakeContext:
 
     def __init__(self) -> None:
         self.partition = PLACE
-        self.caught_up = False
+        self.caught_up = self.away = False
         self.begins_at = 0
         self.sent: list[ObservationRecorded] = []
         self.held: set[int] = set()
@@ -40,6 +40,8 @@ class FakeContext:
         """Reads back what it sent."""
 
     async def send(self, event: Event) -> Ref:
+        if self.away:
+            raise DependencyError("the log did not answer: was the record written?")
         assert isinstance(event, ObservationRecorded)
         self.sent.append(event)
         self.arrived.set()
@@ -433,6 +435,20 @@ def test_an_observation_that_is_none_is_a_failure_of_the_environment() -> None:
         failure = (await bench.context.answers(2))[1].failure
         assert failure is not None
         assert (failure.origin, failure.code) == ("environment", "environment_error")
+
+    run(test)
+
+
+def test_a_reset_whose_answers_do_not_get_through_stays_held() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        await bench.feed(action(0, "reset"))
+        await bench.context.answers(1)
+        bench.context.away = True
+        await bench.feed(action(1))
+        with pytest.raises(DependencyError):
+            await asyncio.gather(*bench.context.tasks)
+        assert bench.context.held == {0}
 
     run(test)
 
