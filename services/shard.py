@@ -77,7 +77,6 @@ class ShardContext:
         self._ledger = ledger
         self._writer = writer
         self._open = True
-        self._failed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = 0
         self._idle = asyncio.Event()
@@ -113,13 +112,12 @@ class ShardContext:
     def hold(self, delivery: Delivery[Event]) -> Callable[[], None]:
         """Keeps the commit at or before this main record until the result is called.
 
-        A release does nothing once the partition is lost or work has failed: what ended by that,
-        the next owner takes up.
+        A release after the partition is lost does nothing: the next owner takes the record up.
         """
         let_go = self._ledger.hold(delivery.offset)
 
         def release() -> None:
-            if self._open and not self._failed:
+            if self._open:
                 let_go()
 
         return release
@@ -147,7 +145,6 @@ class ShardContext:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed = True
             self._home.fail(error)
 
     def cut(self) -> None:

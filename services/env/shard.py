@@ -190,7 +190,7 @@ class EnvShard:
 
         def on_done(task: asyncio.Task[None]) -> None:
             OPEN.dec()
-            # The shard hears of a failure too, perhaps later than this: what failed stays held.
+            # What failed stays held: the next owner must read all of it again.
             if task.cancelled() or task.exception() is None:
                 release()
             if self._handles.get(key) is handle:

@@ -688,32 +688,3 @@ def test_a_shard_that_ends_keeps_nobody_waiting_for_room(monkeypatch: pytest.Mon
         await asyncio.wait_for(asyncio.gather(*takes), 1.0)
 
     asyncio.run(main())
-
-
-def test_what_ends_by_a_failure_lets_go_of_no_record() -> None:
-    class Home:
-        def fail(self, error: BaseException) -> None:
-            assert isinstance(error, ConnectionError)
-
-    async def work(*, fails: bool) -> None:
-        if fails:
-            raise ConnectionError
-
-    async def main() -> None:
-        place, ledger = Partition("topic", 0), Ledger()
-        context = ShardContext(cast("Any", Home()), place, ledger, None)
-        for offset, fails in enumerate([False, True]):
-            done = ledger.begin(offset, {})
-            release = context.hold(
-                Delivery(cast("Any", None), cast("Any", None), 0.0, place, offset)
-            )
-            task = context.spawn(work(fails=fails), "work")
-            task.add_done_callback(lambda _, release=release: release())
-            done()
-            await asyncio.wait([task])
-            await asyncio.sleep(0)
-        oldest = ledger.oldest()
-        assert oldest is not None
-        assert oldest.offset == 1
-
-    asyncio.run(main())
