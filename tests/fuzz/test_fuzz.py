@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.__main__ import fuzz
 from tests.fuzz.consuming import fuzz_consumers
 from tests.fuzz.decoding import fuzz_decoder
+from tests.fuzz.fuzz import fuzz
 
 LONG = 1_000_000
 

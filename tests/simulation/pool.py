@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 
+from tests.pool import processes
 from tests.simulation.judge import Result
 from tests.simulation.simulate import simulate
 
@@ -47,7 +46,7 @@ class Summary:
 
 def run_seeds(seeds: Sequence[int], jobs: int) -> Iterator[Result]:
     """The results, in the order of the seeds."""
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with processes(jobs) as pool:
         yield from pool.map(_simulate, seeds, chunksize=CHUNK)
 
 
