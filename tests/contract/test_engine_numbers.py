@@ -270,7 +270,7 @@ def test_weights_of_a_wrong_digest_or_shape_are_refused(
         engine = make_engine_of(kind, model, 4)
         codec = Tokenizer(model_folder("tiny-llama"))
         policy = ServedPolicy("default", engine, Slots(engine), codec, "inference-1")
-        follower = WeightsFollower(read(), store, {"default": policy})
+        follower = WeightsFollower(read(), store, {"default": policy}, tmp_path)
         following = asyncio.create_task(follower.run())
         publish(published(store, 0, old, digest_of=old))
         publish(CaughtUp())
