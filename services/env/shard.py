@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -43,6 +44,9 @@ class Sweeping(Protocol):
         attempt isn't open: `open_attempt` tells it of a task and sample."""
 
 
+EARLY = 256
+"""Most observations kept of attempts that are not open."""
+
 Key = tuple[int, int]
 """Task number, sample."""
 
@@ -68,6 +72,8 @@ class EnvShard:
         self._handles: dict[Key, Handle] = {}
         self._recorded: dict[Key, _Recorded] = {}
         self._observed: dict[tuple[int, int, int, str], ObservationRecorded] = {}
+        self._early: deque[ObservationRecorded] = deque(maxlen=EARLY)
+        """Of attempts that are not open: their resets may be on their way here."""
         self._strays: list[tuple[Delivery[ActionRequested], Callable[[], None]]] = []
         """Read in phase 1, of no open environment."""
         self._read_to = context.begins_at - 1
@@ -107,6 +113,8 @@ class EnvShard:
                 self._on_action(delivery)
             release()
         self._recorded.clear()
+        for observation in self._observed.values():
+            self._hear(observation)
         self._observed.clear()
         self._strays.clear()
         for key, setup in self._setups.items():
@@ -145,9 +153,15 @@ class EnvShard:
             name = observation.task, observation.sample, observation.attempt, observation.call
             self._observed.setdefault(name, observation)
         else:
-            handle = self._handles.get((observation.task, observation.sample))
-            if handle is not None and handle.attempt == observation.attempt:
-                handle.on_recorded(observation)
+            self._hear(observation)
+
+    def _hear(self, observation: ObservationRecorded) -> None:
+        """Takes an answer: another worker's may be read before the reset that it answers."""
+        handle = self._handles.get((observation.task, observation.sample))
+        if handle is None or handle.attempt < observation.attempt:
+            self._early.append(observation)
+        elif handle.attempt == observation.attempt:
+            handle.on_recorded(observation)
 
     def _on_action(self, delivery: Delivery[ActionRequested]) -> None:
         action = delivery.event
@@ -185,6 +199,9 @@ class EnvShard:
         handle = Handle(setup, reset, self._context.send, self._worker_id, claim, answered)
         key = reset.task, reset.sample
         self._handles[key] = handle
+        for early in self._early:
+            if (early.task, early.sample, early.attempt) == (*key, reset.attempt):
+                handle.on_recorded(early)
         OPEN.inc()
         handle.task = self._context.spawn(handle.run(), f"environment {reset.task}/{reset.sample}")
 

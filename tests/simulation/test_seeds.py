@@ -18,8 +18,9 @@ from tests.simulation.scenario import ACTS, calm
 from tests.simulation.simulate import simulate
 
 ROOT = Path(__file__).parents[2]
-SEEDS = (*range(300), 314, 642, 1409)
-"""The last two showed what no other did: a late letter, and a cancellation between attempts."""
+SEEDS = (*range(300), 303, 314, 642)
+"""The last showed what no other did: answers read before what they answer, a late letter, and a
+cancellation between attempts."""
 MANY_SEEDS = range(10_000)
 
 

@@ -303,6 +303,33 @@ def test_an_answer_of_another_worker_that_came_first_counts(text: str) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_an_answer_of_another_worker_counts_though_it_is_read_before_the_reset(live: bool) -> None:
+    async def test(bench: Bench) -> None:
+        first = ObservationRecorded(
+            task=1,
+            sample=0,
+            call="1",
+            index=0,
+            digest=bytes(16),
+            text="elsewhere",
+            instance="other",
+        )
+        if not live:
+            await bench.feed(first)
+        await bench.live()
+        if live:
+            await bench.feed(first)
+        await bench.feed(action(0, "reset"))
+        await bench.context.answers(1)
+        await bench.feed(action(1))
+        answer = (await bench.context.answers(2))[-1]
+        assert answer.failure is not None
+        assert answer.failure.code == "superseded"
+
+    run(test)
+
+
 def test_an_action_waits_until_it_is_known_which_answer_the_agent_saw() -> None:
     async def test(bench: Bench) -> None:
         bench.context.shard = None
