@@ -102,7 +102,7 @@ def _wait(daemon: subprocess.Popen[bytes], client: Sequence[str], log: Path) -> 
 
 def _import(root: Path, client: Sequence[str]) -> None:
     """Makes the image: a Python and a busybox, and nothing that is setuid."""
-    for folder in ("work", "tmp", "proc", "sys", "dev", "etc", "run", "usr/bin"):
+    for folder in ("workspace", "tmp", "proc", "sys", "dev", "etc", "run", "usr/bin"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "usr/bin/python3").symlink_to("python3.11")
     for applet in APPLETS:

@@ -33,7 +33,7 @@ def test_commands_run_one_after_the_other_and_files_stay(engine: str) -> None:
         first = await environment.reset(view({"prompt": "count"}))
         assert first.text == "count"
         said = await environment.step("echo out; echo err >&2; echo 7 > n; id -u; pwd")
-        assert said.text.split() == ["out", "err", "65534", "/work"]
+        assert said.text.split() == ["out", "err", "65534", "/workspace"]
         assert said.data == {"exit_code": 0, "ended": ""}
         assert said.reward is None
         assert (await environment.step("cat n; exit 3")).text == "7\n[exit code 3]"
@@ -69,7 +69,9 @@ def test_limits_end_a_command_and_not_its_sandbox(engine: str) -> None:
         big = await environment.step("python3 -c 'bytearray(10**9)'")
         assert big.data["exit_code"] == 137
         assert "fork" in (await environment.step("b(){ b|b& };b")).text
-        full = await environment.step("dd if=/dev/zero of=/work/f bs=1M count=100; rm -f /work/f")
+        full = await environment.step(
+            "dd if=/dev/zero of=/workspace/f bs=1M count=100; rm -f /workspace/f"
+        )
         assert "No space left" in full.text
         assert (await environment.step("echo alive")).text == "alive\n"
         assert (await environment.step("ps | grep -c '[s]leep 1000'")).text.startswith("0\n")
@@ -162,13 +164,13 @@ def test_a_persistent_sandbox_is_reset_and_used_again(engine: str) -> None:
         use = EnvironmentUse(use="default", mode="persistent")
         first = await made.take(claim(1), "persistent")
         await first.reset(view())
-        await first.step("echo secret > /work/n; echo x > /tmp/x; sleep 500 & echo")
+        await first.step("echo secret > /workspace/n; echo x > /tmp/x; sleep 500 & echo")
         await made.setup.give_back(use, first, fit=True)
         assert [".idle." in name for name in await made.left()] == [True]
         second = await made.take(claim(2), "persistent")
         await second.reset(view())
-        left = await second.step("ls -A /work /tmp; ps | grep -c '[s]leep 500'")
-        assert left.text.split() == ["/tmp:", "/work:", "0", "[exit", "code", "1]"]
+        left = await second.step("ls -A /workspace /tmp; ps | grep -c '[s]leep 500'")
+        assert left.text.split() == ["/tmp:", "/workspace:", "0", "[exit", "code", "1]"]
         assert second.sandbox is not None
         assert first.sandbox is not None
         assert second.sandbox.instance == first.sandbox.instance

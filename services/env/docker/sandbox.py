@@ -72,7 +72,7 @@ class Sandbox:
     async def run(
         self, command: Sequence[str], *, seconds: float | None = None, output_kb: int | None = None
     ) -> Result:
-        """Runs a command as the sandbox's user in /work.
+        """Runs a command as the sandbox's user in /workspace.
 
         SandboxEnded where it took the sandbox down, InfrastructureError where something else did,
         BadArgument where it can't be run at all.

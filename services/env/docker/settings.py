@@ -11,7 +11,7 @@ from services.errors import UsageError
 
 Positive = Annotated[int, Field(gt=0)]
 
-WORK = "/work"
+WORK = "/workspace"
 """The only folder besides /tmp that a command can write to."""
 USER = "65534:65534"
 """Who runs the commands."""
@@ -39,12 +39,12 @@ class SandboxSettings(BaseModel):
     network: str = "none"
     """A network of the engine. Anything but `none` is up to you to guard."""
     memory_mb: Positive = 256
-    """Memory in MiB, what lies in /work and /tmp included. There is no swap."""
+    """Memory in MiB, what lies in /workspace and /tmp included. There is no swap."""
     cpus: float = Field(default=1.0, gt=0)
     pids: Positive = 64
     """Processes and threads."""
     disk_mb: Positive = 64
-    """Of /work, and a quarter of it of /tmp, in MiB: both lie in memory."""
+    """Of /workspace, and a quarter of it of /tmp, in MiB: both lie in memory."""
     output_kb: Positive = 16
     """Most of a command's output that is kept, in KiB: its beginning and its end."""
     flood_kb: Positive = 4096

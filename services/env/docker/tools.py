@@ -24,7 +24,7 @@ class Tool(Protocol):
 
 
 class Shell:
-    """An action is a command of `sh`. Files in /work stay; variables and the folder don't.
+    """An action is a command of `sh`. Files in /workspace stay; variables and the folder don't.
 
     The first observation is the task's payload `prompt`. It never ends the episode, and gives no
     reward: an agent's own judgement or a limit of turns does.
@@ -51,7 +51,7 @@ class Shell:
 
 
 class Python(Shell):
-    """An action is a Python program, run afresh: files in /work stay, variables don't."""
+    """An action is a Python program, run afresh: files in /workspace stay, variables don't."""
 
     def _command(self, action: str) -> tuple[str, ...]:
         return "python3", "-c", action
