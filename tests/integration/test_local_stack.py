@@ -216,25 +216,26 @@ def test_stack_ends_with_its_owner_even_on_kill_9(state: Path) -> None:
 
 
 def test_stack_outlives_its_owner_until_its_holders_have_ended(state: Path) -> None:
-    owner = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(state)], stdout=subprocess.PIPE, text=True
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(state)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    with owner, holder:
+    ) as owner:
         assert owner.stdout is not None
-        assert holder.stdout is not None
         assert "up\n" in iter(owner.stdout.readline, "")
-        assert holder.stdout.readline() == "held\n"
-        stack = record.load(state)
-        owner.kill()
-        assert owner.wait(10) == -signal.SIGKILL
+        with subprocess.Popen(  # once it is up: a service is started by who has the stack
+            [sys.executable, "-c", HOLDER, str(state)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            stack = record.load(state)
+            owner.kill()
+            assert owner.wait(10) == -signal.SIGKILL
 
-        broker = stack.servers["kafka"].process
-        assert not wait_for_exit(broker, 2)
-        holder.communicate(timeout=10)
+            broker = stack.servers["kafka"].process
+            assert not wait_for_exit(broker, 2)
+            holder.communicate(timeout=10)
 
     assert wait_for_exit(broker, 60)
     assert stack.guard is not None
