@@ -87,6 +87,7 @@ class ShardHost:
             if self.commit is not None:
                 await self.commit(self.place())
             self.context.caught_up = True
+            self._noted = dict(self.positions)
             await self.shard.on_caught_up()
 
     async def _on_record(self, record: Record) -> None:

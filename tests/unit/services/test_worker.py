@@ -297,6 +297,24 @@ def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read(
     run(test)
 
 
+def test_a_commits_note_never_goes_back_to_what_retention_may_have_deleted() -> None:
+    async def test(place: Place) -> None:
+        settings = {"held": {1}, "companions": with_companion}
+        # A take-over from the first offsets, with all records done: its companion is needed no more.
+        await place.write(action(0), *map(observation, range(3)))
+        async with member(place, **settings) as one:
+            shard = await one.shard()
+            await shard.until("caught up")
+            await asyncio.sleep(COMMITTED)
+            assert await place.commit_of() == Committed(1, "[3]")
+            await place.write(action(1))  # and no companion's record since
+            await shard.until(1)
+            await asyncio.sleep(COMMITTED)
+            assert await place.commit_of() == Committed(1, "[3]")
+
+    run(test)
+
+
 def test_what_an_owner_before_may_have_acted_on_is_committed_with_where_that_one_began() -> None:
     class Successor(Notebook):
         async def on_caught_up(self) -> None:
