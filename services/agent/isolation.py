@@ -118,7 +118,7 @@ class Suspect:
         message = f"the agent's code killed {DEATHS} workers, then a process of its own ({death})"
         logger.error("poison: %s: %s", where, message)
         if self._action is not None:
-            await self._context.send(close_after(self._action))
+            await self._context.send(close_after(self._action, None))
         outcome = outcome_of(
             self.started,
             self._setup,

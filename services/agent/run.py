@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -16,6 +17,7 @@ from schemas.errors import TooLarge
 from schemas.events import (
     ActionRequested,
     Ending,
+    EnvironmentUse,
     EpisodeStarted,
     Event,
     Failure,
@@ -243,9 +245,11 @@ class EpisodeRun:
         )
 
     async def _close_environment(self) -> None:
-        last, self._action = self._action, None
+        # Where this owner has asked for nothing, one before it may have.
+        last = self._action or last_observed(self.answers.get(self.attempt, {}).values())
+        self._action = None
         if last is not None:
-            await self.outlet.send(close_after(last))
+            await self.outlet.send(close_after(last, self.started.submitted.environment))
 
     async def _record_trajectory(self, ending: Ending) -> Ref | None:
         """Writes what there is of the last attempt; None where nothing was done."""
@@ -288,8 +292,30 @@ def cancelled(reason: str) -> Failure:
     return Failure(origin="operator", code="cancelled", message=reason[:MESSAGE])
 
 
-def close_after(action: ActionRequested) -> ActionRequested:
-    """What ends the environment of an attempt whose last action is this one."""
-    closing = {"kind": "close", "index": action.index + 1, "call": f"{action.call}.close"}
-    blank = {"payload": "{}", "artifacts": ()}
-    return action.model_copy(update={**closing, **blank})
+def last_observed(answers: Iterable[Answer]) -> ObservationRecorded | None:
+    """The newest answer of an environment among these."""
+    observed = (answer for answer in answers if isinstance(answer, ObservationRecorded))
+    return max(observed, key=lambda answer: answer.index, default=None)
+
+
+def close_after(
+    last: ActionRequested | ObservationRecorded, environment: EnvironmentUse | None
+) -> ActionRequested:
+    """What ends the environment of an attempt: `last` is its newest action or answer known.
+
+    An environment is found by its attempt: the record names none where it isn't known any more.
+    """
+    expires_at = 0
+    if isinstance(last, ActionRequested):
+        environment, expires_at = last.environment, last.expires_at
+    return ActionRequested(
+        task=last.task,
+        sample=last.sample,
+        attempt=last.attempt,
+        call=f"{last.call}.close",
+        index=last.index + 1,
+        kind="close",
+        environment=environment or EnvironmentUse(use=""),
+        expires_at=expires_at,
+        digest=last.digest,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from schemas.events import (
 from services.agent.cancellations import Cancellations
 from services.agent.isolation import DEATHS, Isolation, Suspect
 from services.agent.records import AgentSetup
-from services.agent.run import Answer, EpisodeRun
+from services.agent.run import Answer, EpisodeRun, close_after, last_observed
 from services.cancelled import TaskId, id_of
 from services.log import Delivery
 from services.shard import ShardContext
@@ -37,6 +37,9 @@ LIVE = Gauge("headrace_live_episodes", "Episodes that run in this worker.")
 ENDED = Counter("headrace_episodes_ended_total", "Episodes ended by this worker.", ["ending"])
 
 RUN_ENDING = "the run is ending"
+
+EARLY = 256
+"""Most episodes of which answers are kept before their start is read, once caught up."""
 
 Key = tuple[int, int]
 """Task number, sample."""
@@ -81,8 +84,11 @@ class AgentShard:
         """Of the tasks that run; a duplicate's is not among them."""
         self._runs: dict[Key, EpisodeRun | Suspect] = {}
         self._early_answers: dict[Key, list[Answer]] = {}
+        """Of episodes whose starts are not read yet, as far as is known."""
         self._early_outcomes: dict[int, dict[int, EpisodeEnded]] = {}
         self._ended: set[int] = set()
+        self._newest = -1
+        """Highest number of a task that has started: they start in their order, or nearly."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
         """Handles a start, an answer, an outcome or a result of this partition."""
@@ -112,7 +118,7 @@ class AgentShard:
                 len(suspects),
             )
             self._context.spawn(self._isolation.run(self._context, suspects), "suspects")
-        self._early_answers.clear()
+        self._close_over()
         self._early_outcomes.clear()
         self._ended.clear()
         self._cancellations.tell(self._on_cancelled)
@@ -126,6 +132,7 @@ class AgentShard:
 
     def _on_start(self, delivery: Delivery[EpisodeStarted]) -> None:
         event = delivery.event
+        self._newest = max(self._newest, event.task)
         if event.task in self._ended:
             return
         task = self._tasks.get(event.task)
@@ -140,13 +147,43 @@ class AgentShard:
         task.releases.append(self._context.hold(delivery))
         if self._context.caught_up:
             self._launch(task, event.sample)
+            self._close_over()
 
     def _on_answer(self, answer: Answer) -> None:
         key = answer.task, answer.sample
         if (run := self._runs.get(key)) is not None:
             run.on_answer(answer)
-        elif not self._context.caught_up:
+        else:
             self._early_answers.setdefault(key, []).append(answer)
+            if self._context.caught_up:
+                self._close_over()
+
+    def _is_over(self, number: int, sample: int) -> bool:
+        """Whether an episode has ended, as far as is read here."""
+        task = self._tasks.get(number)
+        return number <= self._newest if task is None else sample in task.outcomes
+
+    def _close_over(self) -> None:
+        """Ends the environments that answered to episodes that are over.
+
+        What they answer a former owner has asked: after the episode's `close`, or unknown to who
+        ended it. Nobody else would free their slots before the deadline.
+        """
+        early = self._early_answers
+        over = {key: early.pop(key) for key in list(early) if self._is_over(*key)}
+        for key in list(early)[:-EARLY]:
+            del early[key]
+        if over:
+            self._context.spawn(self._close_all(over), "close what is over")
+
+    async def _close_all(self, answers: Mapping[Key, Sequence[Answer]]) -> None:
+        for (number, _), answered in answers.items():
+            newest = max(answer.attempt for answer in answered)
+            last = last_observed(answer for answer in answered if answer.attempt == newest)
+            if last is not None:
+                task = self._tasks.get(number)
+                environment = None if task is None else task.submitted.environment
+                await self._context.send(close_after(last, environment))
 
     def _on_outcome(self, outcome: EpisodeEnded) -> None:
         task = self._tasks.get(outcome.task)
@@ -161,6 +198,7 @@ class AgentShard:
             self._maybe_close(task)
 
     def _on_result(self, result: TaskEnded) -> None:
+        self._newest = max(self._newest, result.task)
         if not self._context.caught_up:
             self._ended.add(result.task)
         task = self._tasks.pop(result.task, None)

@@ -151,8 +151,11 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
 
 
 def _faultless(chance: Random, misbehaviour: frozenset[str]) -> Scenario:
+    recipe = _recipe(chance, misbehaviour, shrink=True)
+    if SLOW in misbehaviour and _crowded(recipe):
+        recipe["tasks"]["deadline_s"] *= 3
     scenario = Scenario(
-        recipe=Recipe.model_validate(_recipe(chance, misbehaviour, shrink=True)),
+        recipe=Recipe.model_validate(recipe),
         processes={
             name: chance.randint(1, most) if most > 1 else 1 for name, most in _MOST.items()
         },
@@ -163,6 +166,13 @@ def _faultless(chance: Random, misbehaviour: frozenset[str]) -> Scenario:
     )
     scenario.faults.fetch = chance.choice([1, 3, 500])
     return scenario
+
+
+def _crowded(recipe: dict[str, Any]) -> bool:
+    """Whether so many episodes wait for one slot that slow answers use up their time."""
+    slots: int = recipe["environments"]["default"]["slots"]
+    live: int = recipe["scheduler"]["live_episodes"]
+    return live > 15 * slots
 
 
 def _add_faults(scenario: Scenario, chance: Random) -> None:
@@ -230,7 +240,7 @@ def _recipe(chance: Random, misbehaviour: frozenset[str], *, shrink: bool) -> di
             "mode": either("ephemeral", "persistent"),
             "max_turns": TURNS * (2 if debate else 1),
             "max_tokens": 4 * TURNS,
-            "deadline_s": DEADLINE_S if shrink else 180,
+            "deadline_s": DEADLINE_S if shrink else 3 * DEADLINE_S,
         },
         "agents": {
             "wanderer": {

@@ -153,4 +153,13 @@ OF_AGENTS = (
         caught_by=("did something else", "I2: "),
         faults=("kill", "agent moody", "agent", "aimed"),
     ),
+    Mutant(
+        name="strays_not_closed",
+        sentence="What answers to an episode that is over is closed by the episode's owner.",
+        file="services/agent/shard.py",
+        old="        if over:\n",
+        new="        if False:\n",
+        caught_by=("I8: ",),
+        faults=("repeat", "cancel"),
+    ),
 )

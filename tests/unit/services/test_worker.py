@@ -300,7 +300,7 @@ def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read(
 def test_a_commits_note_never_goes_back_to_what_retention_may_have_deleted() -> None:
     async def test(place: Place) -> None:
         settings = {"held": {1}, "companions": with_companion}
-        # A take-over from the first offsets, with all records done: its companion is needed no more.
+        # All that was there is done once it is read: its companion is needed no more.
         await place.write(action(0), *map(observation, range(3)))
         async with member(place, **settings) as one:
             shard = await one.shard()

@@ -1,0 +1,205 @@
+"""The agent worker's shard: what it does about answers that no live episode waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, cast
+
+from schemas.events import (
+    ActionRequested,
+    EpisodeEnded,
+    EpisodeStarted,
+    Event,
+    ObservationRecorded,
+    Ref,
+    TaskEnded,
+    TaskSubmitted,
+)
+from services.agent.cancellations import Cancellations
+from services.agent.episode import Episode
+from services.agent.isolation import Isolation
+from services.agent.records import AgentSetup
+from services.agent.shard import EARLY, AgentShard
+from services.clock import now_ms
+from services.kafka.broker import Partition
+from services.log import Delivery
+from services.shard import ShardContext
+from tests.unit.agent.test_run import task
+
+EPISODES = Partition("episodes", 0)
+
+
+async def patient(episode: Episode) -> None:
+    await episode.reset()
+
+
+class Nobody:
+    """Cancellations: none so far."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    def tell(self, told: Callable[..., None]) -> None: ...
+
+    def forget(self, told: Callable[..., None]) -> None: ...
+
+    def reason(self, submitted: TaskSubmitted) -> str | None:
+        return self.reasons.get(submitted.task_id)
+
+
+class Bench:
+    """A ShardContext, its shard, and what it sent."""
+
+    partition = EPISODES
+    deaths = 0
+
+    def __init__(self) -> None:
+        self.caught_up = False
+        self.sent: list[Event] = []
+        self.spawned: list[asyncio.Task[None]] = []
+        self.cancellations = Nobody()
+        setup = AgentSetup(patient, {}, None, {})
+        self.shard = AgentShard(
+            cast("ShardContext", self),
+            {"default": setup},
+            lambda _: None,
+            asyncio.Event(),
+            cast("Isolation", None),
+            cast("Cancellations", self.cancellations),
+        )
+
+    def hold(self, delivery: Delivery[Any]) -> Callable[[], None]:
+        return lambda: None
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        self.spawned.append(asyncio.create_task(work, name=name))
+        return self.spawned[-1]
+
+    async def send(self, event: Event) -> Ref:
+        self.sent.append(event)
+        return Ref(topic="any", partition=0, offset=len(self.sent), digest=bytes(16))
+
+    async def feed(self, *events: Event) -> None:
+        for event in events:
+            ref = Ref(topic="any", partition=0, offset=0, digest=bytes(16))
+            await self.shard.on_event(Delivery(event, ref, 1.0, EPISODES, 0))
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def catch_up(self) -> None:
+        self.caught_up = True
+        await self.shard.on_caught_up()
+        await self.feed()
+
+    def closed(self) -> list[tuple[int, int, int]]:
+        """Task, sample and attempt of each `close`."""
+        actions = [event for event in self.sent if isinstance(event, ActionRequested)]
+        return [(a.task, a.sample, a.attempt) for a in actions if a.kind == "close"]
+
+    async def end(self) -> None:
+        for spawned in self.spawned:
+            spawned.cancel()
+            with suppress(asyncio.CancelledError):
+                await spawned
+
+
+def on_a_bench(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        bench = Bench()
+        try:
+            await test(bench)
+        finally:
+            await bench.end()
+
+    asyncio.run(main())
+
+
+def started(number: int, sample: int = 0) -> EpisodeStarted:
+    submitted = task(task_id=str(number), samples=2)
+    return EpisodeStarted(
+        task=number, sample=sample, submitted=submitted, seed=5, deadline=now_ms() + 60_000
+    )
+
+
+def observed(number: int, sample: int = 0, attempt: int = 0, index: int = 0) -> ObservationRecorded:
+    return ObservationRecorded(
+        task=number,
+        sample=sample,
+        attempt=attempt,
+        call=str(index + 1),
+        index=index,
+        digest=bytes(16),
+    )
+
+
+def outcome(number: int, sample: int = 0) -> EpisodeEnded:
+    return EpisodeEnded(
+        task=number, sample=sample, item_id=str(number), ending="cancelled", attempts=1
+    )
+
+
+def result(number: int) -> TaskEnded:
+    return TaskEnded(
+        task=number,
+        source="test",
+        task_id=str(number),
+        item_id=str(number),
+        closed_by="all",
+        outcomes=(outcome(number),),
+    )
+
+
+def test_an_answer_to_what_is_over_frees_its_environment() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.feed(started(3), outcome(3), started(3, 1))
+        await bench.catch_up()
+        # When what a zombie asked is answered after the episode's end, and after its task's:
+        await bench.feed(observed(3, attempt=2), result(3), observed(3, 1, attempt=1))
+        assert bench.closed() == [(3, 0, 2), (3, 1, 1)]
+
+    on_a_bench(test)
+
+
+def test_what_answered_before_the_take_over_is_freed_where_its_episode_is_over() -> None:
+    async def test(bench: Bench) -> None:
+        # Given answers to an episode that ended before, to one that goes on, and to one that is
+        # cancelled, of which this owner has asked nothing:
+        bench.cancellations.reasons["5"] = "nobody needs it"
+        await bench.feed(started(3), outcome(3), started(4), started(5))
+        await bench.feed(observed(3, index=0), observed(3, index=1), observed(4), observed(5))
+        await bench.catch_up()
+        assert sorted(bench.closed())[0] == (3, 0, 0)
+        assert (5, 0, 0) in bench.closed()
+        # The one that goes on closes its own once its agent is done, and just that.
+        assert bench.closed().count((4, 0, 0)) == 1
+
+    on_a_bench(test)
+
+
+def test_an_answer_that_is_read_before_its_start_counts() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.catch_up()
+        await bench.feed(observed(8))  # a zombie that reads starts sooner has asked
+        assert bench.sent == []
+        await bench.feed(started(8))
+        # It is the answer to the reset, which this owner need not send; that it is to another
+        # meaning shows that it was looked at.
+        resets = [one for one in bench.sent if isinstance(one, ActionRequested)]
+        assert [(reset.kind, reset.attempt) for reset in resets] == [("close", 0), ("reset", 1)]
+
+    on_a_bench(test)
+
+
+def test_answers_to_starts_that_never_come_take_bounded_memory() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.catch_up()
+        await bench.feed(*(observed(number) for number in range(3 * EARLY)))
+        assert len(bench.shard._early_answers) == EARLY
+        # Once others have started, they are known to be over.
+        await bench.feed(started(10 * EARLY))
+        assert bench.shard._early_answers == {}
+        assert len(bench.closed()) >= EARLY
+
+    on_a_bench(test)
