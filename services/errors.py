@@ -7,6 +7,7 @@
     ├── DependencyError            exit 75   broker, registry or blob store out of reach: restart me
     │   └── Fenced                 exit 75   another process has taken over this writer
     ├── BlobError                            a blob is absent, or its bytes are not what it's called
+    ├── EnvironmentFailed                    an environment does what it must not; never a reward
     └── InfrastructureError                  an environment or engine broke; never a reward
     ValueError
     └── DecodeError                          bytes that are no event: dead-lettered, never raised on
@@ -24,6 +25,7 @@ __all__ = [
     "CheckFailed",
     "DecodeError",
     "DependencyError",
+    "EnvironmentFailed",
     "Fenced",
     "HeadraceError",
     "InfrastructureError",
@@ -68,6 +70,15 @@ class Fenced(DependencyError):
 
 class BlobError(HeadraceError):
     """A blob is absent from the store, or its content does not have the digest it is named by."""
+
+
+class EnvironmentFailed(HeadraceError):
+    """An environment's own fault, as an answer that is none: tried again, never rewarded."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
 
 
 class InfrastructureError(HeadraceError):

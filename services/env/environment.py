@@ -9,9 +9,11 @@
         async def aclose(self) -> None: ...
 
 It is made once an episode (mode `ephemeral`) or kept in a pool and reset (`persistent`), with the
-recipe's options as keyword arguments. A replayable one answers the same actions alike: after a
-crash it is rebuilt by stepping it again, and compared with what was recorded. Raise
-InfrastructureError for what is nobody's doing: it is retried, never rewarded.
+recipe's options as keyword arguments. A task may set options of its own, but those that the class
+lists in `recipe_only`, a frozenset of names: what names code, a program or an address. A replayable
+one answers the same actions alike: after a crash it is rebuilt by stepping it again, and compared
+with what was recorded. Raise InfrastructureError for what is nobody's doing: it is retried, never
+rewarded.
 """
 
 from __future__ import annotations
@@ -72,6 +74,14 @@ class Lasting(Protocol):
 
     async def let_go(self) -> None:
         """Ends this worker's part of it, and leaves it to be found."""
+
+
+@runtime_checkable
+class Named(Protocol):
+    """An environment that is told whose it is, before each reset and before it is found again."""
+
+    def set_name(self, name: str) -> None:
+        """Takes a name that no other attempt of any episode has, and every worker knows."""
 
 
 MakeEnvironment = Callable[..., Environment]

@@ -40,6 +40,7 @@ class GymnasiumEnvironment:
     """
 
     replayable = True
+    recipe_only = frozenset({"id", "render", "seeded"})
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,8 +20,15 @@ from typing import Any, Protocol
 from schemas.errors import TooLarge
 from schemas.events import ActionRequested, EnvironmentUse, Failure, ObservationRecorded
 from services.clock import now
-from services.env.environment import Claim, Environment, Judge, Lasting, MakeEnvironment
-from services.errors import InfrastructureError, UsageError
+from services.env.environment import (
+    Claim,
+    Environment,
+    Judge,
+    Lasting,
+    MakeEnvironment,
+    Named,
+)
+from services.errors import EnvironmentFailed, InfrastructureError, UsageError
 from services.types import Observation, TaskView
 
 logger = logging.getLogger(__name__)
@@ -52,14 +60,26 @@ class EnvironmentSetup:
     make: MakeEnvironment
     options: Mapping[str, Any]
     slots: asyncio.Semaphore
+    namespace: str = "local"
     pool: dict[str, list[Environment]] = field(default_factory=dict)
     """Idle persistent environments, by their options. Bounded by the slots."""
 
     async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:
-        """A fresh environment, or in mode `persistent` an idle one with the same options."""
+        """A fresh environment, or in mode `persistent` an idle one with the same options.
+
+        UsageError where the task sets an option that is the recipe's alone.
+        """
         if use.mode == "persistent" and (idle := self.pool.get(use.options)):
-            return idle.pop()
-        return self.make(**{**self.options, **json.loads(use.options)})
+            environment = idle.pop()
+        else:
+            of_task = json.loads(use.options)
+            if fixed := sorted(getattr(self.make, "recipe_only", frozenset()) & set(of_task)):
+                raise UsageError(f"a task can't set the options {fixed}: the recipe alone can")
+            environment = self.make(**{**self.options, **of_task})
+        if isinstance(environment, Named):
+            name = (self.namespace, claim.task, claim.sample, claim.attempt)
+            environment.set_name(".".join(map(str, name)))
+        return environment
 
     async def give_back(self, use: EnvironmentUse, environment: Environment, fit: bool) -> None:
         """Pools a persistent environment that is fit to be reset; closes any other."""
@@ -287,7 +307,11 @@ def answer_to(
     run_ms: int = 0,
     failure: Failure | None = None,
 ) -> ObservationRecorded:
-    """The event that answers an action."""
+    """The event that answers an action. An error where it holds what is no number, or no JSON."""
+    data = json.dumps(dict(observation.data), sort_keys=True, allow_nan=False)
+    for reward in (observation.reward or 0.0, *observation.rewards.values()):
+        if not math.isfinite(reward):
+            raise EnvironmentFailed("not_finite", f"a reward is {reward}")
     return ObservationRecorded(
         task=action.task,
         sample=action.sample,
@@ -296,7 +320,7 @@ def answer_to(
         index=action.index,
         digest=action.digest,
         text=observation.text,
-        data=json.dumps(dict(observation.data), sort_keys=True) if observation.data else "{}",
+        data=data,
         reward=observation.reward,
         rewards=dict(observation.rewards),
         terminated=observation.terminated,
@@ -329,6 +353,9 @@ def _failure_of(error: Exception) -> Failure:
         return _infrastructure(error.code, error.message, retryable=error.retryable)
     if isinstance(error, UsageError):  # a wrong recipe: trying again would not help
         return Failure(origin="operator", code="unusable", message=str(error)[:1000])
+    if isinstance(error, EnvironmentFailed):
+        message = error.message[:1000]
+        return Failure(origin="environment", code=error.code, message=message, retryable=True)
     logger.error("an environment's code failed", exc_info=error)
     message = f"{type(error).__name__}: {error}"[:1000]
     return Failure(origin="environment", code="environment_error", message=message, retryable=True)

@@ -22,6 +22,7 @@ from services.worker import CompanionStart, Worker
 BUILTIN = {
     "null": "services.env.null:NullEnvironment",
     "gymnasium": "services.env.gymnasium:GymnasiumEnvironment",
+    "http": "services.env.http:HttpEnvironment",
     "docker": "services.env.docker.pool:DockerSetup",
 }
 DOCKER = "docker"
@@ -90,5 +91,5 @@ def load_environments(recipe: Recipe, namespace: str, instances: Instances) -> d
             setups[key] = DockerSetup(key, environment.options, slots, namespace, instances)
         else:
             make = load("environment", environment.use, BUILTIN)
-            setups[key] = EnvironmentSetup(make, environment.options, slots)
+            setups[key] = EnvironmentSetup(make, environment.options, slots, namespace)
     return setups

@@ -45,7 +45,7 @@ OPERATING = (
 SOLE_IMPORTERS = {
     "aiokafka": ("stream_jobs.assemble_groups",),
     "confluent_kafka": ("services.kafka",),
-    "aiohttp": ("services.env.docker.engine",),
+    "aiohttp": ("services.env.docker.engine", "services.env.http"),
     "faust": ("stream_jobs.assemble_groups",),
     "infra": OPERATING,
     "marshal": (),

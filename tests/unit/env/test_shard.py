@@ -13,6 +13,8 @@ import pytest
 from schemas.errors import TooLarge
 from schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
 from services.clock import now_ms
+from services.env.environment import Claim
+from services.env.gymnasium import GymnasiumEnvironment
 from services.env.handle import EnvironmentSetup
 from services.env.null import NullEnvironment
 from services.env.shard import EnvShard
@@ -92,6 +94,10 @@ class Counter(NullEnvironment):
             raise UsageError("no such option")
         if action == "bug":
             raise ZeroDivisionError
+        if action == "nan":
+            return Observation(reward=float("nan"))
+        if action == "infinite":
+            return Observation(data={"what": float("inf")})
         if action == "hang":
             await asyncio.Event().wait()
         return await super().step(action)
@@ -193,7 +199,12 @@ def test_an_action_without_its_environment_is_lost_not_rewarded() -> None:
 def test_failures_are_typed() -> None:
     async def test(bench: Bench) -> None:
         await bench.live()
-        codes = {"break": ("infrastructure", "host_gone"), "bug": ("environment", None)}
+        codes = {
+            "break": ("infrastructure", "host_gone"),
+            "bug": ("environment", None),
+            "nan": ("environment", "not_finite"),
+            "infinite": ("environment", "environment_error"),
+        }
         for sample, (text, (origin, code)) in enumerate(codes.items()):
             payload = json.dumps({"action": text})
             await bench.feed(
@@ -204,8 +215,17 @@ def test_failures_are_typed() -> None:
             assert answer.failure.retryable
             assert answer.failure.origin == origin
             assert answer.failure.code == code or code is None
+            assert answer.reward is None
 
     run(test)
+
+
+def test_what_only_the_recipe_sets_no_task_can_change() -> None:
+    setup = EnvironmentSetup(GymnasiumEnvironment, {"id": "Taxi-v3"}, asyncio.Semaphore(1))
+    use = EnvironmentUse(use="default", options='{"render": "mine:run"}')
+    claim = Claim(task=1, sample=0, attempt=0, partition=0, offset=0, expires_at=0.0)
+    with pytest.raises(UsageError, match=r"can't set the options \['render'\]"):
+        asyncio.run(setup.take(use, claim))
 
 
 def test_a_newer_attempt_replaces_the_older() -> None:
