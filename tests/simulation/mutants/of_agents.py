@@ -160,6 +160,6 @@ OF_AGENTS = (
         old="        if over:\n",
         new="        if False:\n",
         caught_by=("I8: ",),
-        faults=("repeat", "cancel"),
+        faults=("cancel", "agent", "kill"),
     ),
 )

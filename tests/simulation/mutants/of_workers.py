@@ -43,7 +43,7 @@ OF_WORKERS = (
         old="            self._noted = dict(self.positions)\n            await",
         new="            await",
         caught_by=("RecordsLost: ",),
-        faults=("retention", "rebalance", "env"),
+        faults=("retention", "expel", "env", "engine slow"),
     ),
     Mutant(
         name="undecodable_skipped",
