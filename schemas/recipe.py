@@ -25,6 +25,8 @@ from pydantic import (
 from schemas.topics import NAME
 
 ENVIRONMENT_PREFIX = "HEADRACE__"
+EXTERNAL = "external"
+"""The environment that no worker of ours answers for: another team's does, by topic alone."""
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -101,8 +103,16 @@ class Environment(PlugIn):
     """An environment: a class of the Environment protocol."""
 
     use: str = "null"
+    """A built-in, an import path, or `external`: a worker of another team answers, by topic."""
     slots: Positive = 1024
     """Episodes that one worker holds at once."""
+    score_s: PositiveSeconds | None = None
+    """Longest that an answer to `score` may take; absent: until the episode's deadline."""
+
+    @property
+    def external(self) -> bool:
+        """Whether our workers leave its actions alone."""
+        return self.use == EXTERNAL
 
 
 class Scheduler(Settings):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,6 +46,10 @@ class Generation:
     tokens: tuple[int, ...]
     finish: Literal["stop", "length"]
     """`length`: `max_tokens` was reached."""
+
+
+class NoScore(Exception):
+    """A judge answered without a score. An agent that lets it pass fails its attempt."""
 
 
 class EpisodeStopped(BaseException):
@@ -151,6 +156,7 @@ class Episode:
         self._contexts: dict[str, Context] = {}
         self._rewards: list[float] = []
         self._reward: float | None = None
+        self._scores: dict[str, list[float]] = {}
         self._turn_count = 0
         self._token_count = 0
         self._actions = 0
@@ -161,7 +167,7 @@ class Episode:
         self.metrics: dict[str, float] = {}
         """Numbers for the trajectory's report."""
         self.rewards: dict[str, float] = {}
-        """Named components of the reward, summed over the steps."""
+        """Named components of the reward, summed over the steps; and judges' scores."""
         self.task = TaskView(
             number=started.task,
             sample=started.sample,
@@ -196,10 +202,21 @@ class Episode:
         return await self._act("step", json.dumps({"action": action}))
 
     async def score(self, judge: str, payload: Mapping[str, Any]) -> float:
-        """Asks the environment `judge` of the recipe for a score. 0 where it gives none."""
+        """Asks the environment `judge` of the recipe for a score of `payload`, JSON values.
+
+        The score is told to the agent and changes no reward by itself: `episode.reward = score`
+        does. It is recorded in `rewards`, under the judge's name; several of one judge add up.
+        NoScore where the judge answers without one.
+        """
         use = EnvironmentUse(use=judge)
         observation = await self._act("score", json.dumps(payload, sort_keys=True), use)
-        return observation.reward or 0.0
+        if observation.reward is None or not math.isfinite(observation.reward):
+            raise NoScore(f"the judge {judge!r} answered without a score: {observation.reward}")
+        scores = self._scores.setdefault(judge, [])
+        scores.append(observation.reward)
+        # Exactly rounded: scores asked for at the same time add up alike, in whatever order.
+        self.rewards[judge] = math.fsum(scores)
+        return observation.reward
 
     async def generate(
         self, text: str = "", *, role: str = "policy", max_tokens: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from schemas import packed
@@ -36,6 +36,8 @@ class AgentSetup:
     unfinished_reward: float | None
     tokenizers: Mapping[str, str]
     """Policy to digest of its tokenizer."""
+    score_s: Mapping[str, float] = field(default_factory=dict)
+    """Judge to the longest that its answer may take, where there is such a bound."""
 
 
 def trajectory_of(

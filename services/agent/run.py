@@ -136,9 +136,30 @@ class EpisodeRun:
 
     async def ask_environment(self, request: ActionRequested) -> ObservationRecorded:
         """The first recorded answer to an action, which is sent unless it was answered before."""
-        if request.kind != "score":
-            self._action = request
+        if request.kind == "score":
+            return await self._ask_judge(request)
+        self._action = request
         return await self._ask(request, ObservationRecorded)
+
+    async def _ask_judge(self, request: ActionRequested) -> ObservationRecorded:
+        """A judge's answer. One that stays away longer than the recipe allows fails the attempt."""
+        judge = request.environment.use
+        bound_s = self.setup.score_s.get(judge)
+        if bound_s is not None:
+            expires_at = min(request.expires_at, int((now() + bound_s) * 1000))
+            request = request.model_copy(update={"expires_at": expires_at})
+        try:
+            async with asyncio.timeout(bound_s):
+                return await self._ask(request, ObservationRecorded)
+        except TimeoutError as error:
+            raise AttemptFailed(
+                Failure(
+                    origin="infrastructure",
+                    code="judge_silent",
+                    message=f"{judge!r} did not answer call {request.call} within {bound_s:g} s",
+                    retryable=True,
+                )
+            ) from error
 
     async def _ask(self, request: GenerationRequested | ActionRequested, kind: type[A]) -> A:
         answer = self.answers.get(request.attempt, {}).pop(request.call, None)

@@ -66,9 +66,18 @@ def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
         name: tokenizer_digest(model_folder(policy.model))
         for name, policy in recipe.policies.items()
     }
+    score_s = {
+        name: environment.score_s
+        for name, environment in recipe.environments.items()
+        if environment.score_s is not None
+    }
     return {
         key: AgentSetup(
-            load("agent", agent.use, BUILTIN), agent.options, agent.unfinished_reward, tokenizers
+            load("agent", agent.use, BUILTIN),
+            agent.options,
+            agent.unfinished_reward,
+            tokenizers,
+            score_s,
         )
         for key, agent in recipe.agents.items()
     }

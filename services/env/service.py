@@ -41,6 +41,7 @@ async def run(context: ServiceContext) -> None:
     """Runs environments until `context.stopping` is set. It joins the group once it is ready."""
     instances = Instances(context.log.send, context.worker_id)
     setups = load_environments(context.recipe, context.namespace, instances)
+    external = {key for key, one in context.recipe.environments.items() if one.external}
     topics = context.log.topics
 
     def companions(place: Partition) -> Mapping[Partition, CompanionStart]:
@@ -50,7 +51,7 @@ async def run(context: ServiceContext) -> None:
         context.log,
         topics=[topics.name(ACTIONS)],
         consumer_group=context.consumer_group("env"),
-        make_shard=lambda shard: EnvShard(shard, setups, context.worker_id),
+        make_shard=lambda shard: EnvShard(shard, setups, context.worker_id, external),
         companions=companions,
         stopping=context.stopping,
     )
@@ -83,9 +84,11 @@ async def _telling(instances: Instances, worker_id: str) -> AsyncIterator[None]:
 
 
 def load_environments(recipe: Recipe, namespace: str, instances: Instances) -> dict[str, Setup]:
-    """The recipe's environments by key. UsageError where one can't be loaded."""
+    """The recipe's own environments by key. UsageError where one can't be loaded."""
     setups: dict[str, Setup] = {}
     for key, environment in recipe.environments.items():
+        if environment.external:
+            continue
         slots = asyncio.Semaphore(environment.slots)
         if environment.use == DOCKER:
             setups[key] = DockerSetup(key, environment.options, slots, namespace, instances)

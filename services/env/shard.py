@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -64,11 +64,18 @@ class _Recorded:
 class EnvShard:
     """Actions of one partition in, observations out."""
 
-    def __init__(self, context: ShardContext, setups: Mapping[str, Setup], worker_id: str) -> None:
-        """`setups` by their keys in the recipe."""
+    def __init__(
+        self,
+        context: ShardContext,
+        setups: Mapping[str, Setup],
+        worker_id: str,
+        external: Collection[str] = (),
+    ) -> None:
+        """`setups` by their keys in the recipe. `external` ones are others' to answer for."""
         self._context = context
         self._setups = setups
         self._worker_id = worker_id
+        self._external = external
         self._handles: dict[Key, Handle] = {}
         self._recorded: dict[Key, _Recorded] = {}
         self._observed: dict[tuple[int, int, int, str], ObservationRecorded] = {}
@@ -85,7 +92,9 @@ class EnvShard:
         if isinstance(event, ObservationRecorded):
             self._on_observation(event)
         else:
-            if self._context.caught_up:
+            if event.environment.use in self._external:
+                pass
+            elif self._context.caught_up:
                 self._on_action(delivery)
             else:
                 self._note(delivery)

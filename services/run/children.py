@@ -36,7 +36,7 @@ def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
     for policy in recipe.policies:
         yield (f"trainer-{policy}" if several else "trainer"), "trainer", policy
     counts = {"inference": recipe.workers.inference, "agent": recipe.workers.agent}
-    if recipe.environments:
+    if any(not environment.external for environment in recipe.environments.values()):
         counts["env"] = recipe.workers.env
     for service, count in counts.items():
         for number in range(1, count + 1):

@@ -255,7 +255,8 @@ def _exchange_row(exchange: Exchange, clip: Callable[[str], str]) -> list[str]:
             context = len(ids_in(request.tokens))
             asked = f"{request.policy} after {context} tokens: {clip(request.text or request.chat)}"
         elif isinstance(request, ActionRequested):
-            asked = f"{request.kind} {clip(request.payload)}"
+            judge = f" by {request.environment.use}" if request.kind == "score" else ""
+            asked = f"{request.kind}{judge} {clip(request.payload)}"
     if exchange.answer is not None:
         answer = exchange.answer.event
         answered = clip(answer.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -130,11 +131,12 @@ def end(
     unfinished_reward: float | None = None,
     meanwhile: Callable[[EpisodeRun], Awaitable[None]] | None = None,
     answers: dict[int, dict[str, Any]] | None = None,
+    score_s: dict[str, float] | None = None,
 ) -> EpisodeEnded:
     """Runs an episode to its end; its outcome."""
 
     async def main() -> None:
-        setup = AgentSetup(agent, {}, unfinished_reward, {"default": "digest"})
+        setup = AgentSetup(agent, {}, unfinished_reward, {"default": "digest"}, score_s or {})
         started = start(submitted or task(), left_s)
         world.run = EpisodeRun(world, started, 0.0, setup, answers or {})
         running = asyncio.create_task(world.run.run())
@@ -399,3 +401,58 @@ def test_a_request_that_no_record_can_hold_is_not_tried_again() -> None:
     outcome, _ = play(Narrow())
     assert outcome.failure is not None
     assert (outcome.failure.code, outcome.attempts) == ("too_large", 1)
+
+
+async def judged(episode: Episode) -> None:
+    """Has two judgements at the same time make its reward."""
+    await episode.generate("?")
+    scores = await episode.gather(
+        lambda: episode.score("judge", {"of": 1}), lambda: episode.score("judge", {"of": 2})
+    )
+    episode.reward = max(scores)
+
+
+def scores(*given: float | None) -> Callable[[ActionRequested], dict[str, Any]]:
+    """Answers of a judge: what the call that ends so is given."""
+    return lambda action: {"reward": given[int(action.call[2]) - 1]}
+
+
+def test_a_score_is_what_the_agent_makes_of_it_and_is_recorded_under_the_judges_name() -> None:
+    world = World()
+    world.observed = scores(0.1, 0.2)
+    outcome, trajectory = play(world, agent=judged)
+    assert (outcome.ending, outcome.reward) == ("finished", 0.2)
+    assert trajectory.rewards == outcome.rewards == {"judge": pytest.approx(0.3)}
+    assert [turn.reward for turn in trajectory.turns] == [None]
+    assert {event.kind for event in world.of(ActionRequested)} == {"score"}  # nothing to close
+
+    recorded: dict[str, Any] = {ask.call: world.answer(ask) for ask in world.requests()}
+    again = World()
+    assert end(again, agent=judged, answers={0: recorded}).rewards == outcome.rewards
+    assert again.requests() == []
+
+
+@pytest.mark.parametrize("given", [None, float("nan"), float("inf")])
+def test_a_judge_without_a_score_is_no_reward(given: float | None) -> None:
+    world = World()
+    world.observed = scores(1.0, given)
+    outcome = end(world, task(attempts=2), judged)
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("failed", None, 2)
+    assert outcome.failure is not None
+    assert outcome.failure.origin == "infrastructure"
+    assert "'judge' answered without a score" in outcome.failure.message
+
+
+def test_a_judge_that_stays_silent_is_an_infrastructure_failure() -> None:
+    class Silent(World):
+        def answer(self, event: Event) -> GenerationCompleted | ObservationRecorded | None:
+            return super().answer(event) if isinstance(event, GenerationRequested) else None
+
+    world = Silent()
+    outcome = end(world, task(attempts=2), judged, score_s={"judge": 0.01})
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("failed", None, 2)
+    assert outcome.failure is not None
+    assert (outcome.failure.origin, outcome.failure.code) == ("infrastructure", "judge_silent")
+    asked = world.of(ActionRequested)
+    assert len(asked) >= 2
+    assert all(event.expires_at < time.time() * 1000 for event in asked)

@@ -621,3 +621,21 @@ def test_a_sweep_is_told_what_was_read_and_what_is_open() -> None:
         assert bench.setup.asked == [(0, 6, None)]
 
     lasting(test)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_what_another_team_answers_for_is_left_alone(live: bool) -> None:
+    async def main() -> None:
+        context = FakeContext()
+        shard = EnvShard(context, {}, "me", {"judge"})  # type: ignore[arg-type]
+        context.caught_up = live
+        use = EnvironmentUse(use="judge")
+        for index, kind in enumerate(("score", "reset", "step", "close")):
+            asked = action(index, kind, environment=use)
+            await shard.on_event(Delivery(asked, REF, 0.0, PLACE, index))
+        context.caught_up = True
+        await shard.on_caught_up()
+        await context.idle()
+        assert (context.sent, context.held) == ([], set())
+
+    asyncio.run(main())
