@@ -225,7 +225,8 @@ class Policy(Settings):
     """A model that learns."""
 
     model: str
-    """A folder with `config.json` and `tokenizer.json`: a name under `infra/models`, or a path.
+    """A folder with `config.json` and `tokenizer.json`: a name under `infra/models`, a path, or a
+    model of the Hugging Face Hub, as `owner/name@revision`.
 
     Weights beside them are taken as version 0; without, version 0 is random by `seed`."""
     seed: int = 0

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from services.errors import BlobError, UsageError
+from services.hub import HUB_ID, hub_folder
 
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 MAX_DIMENSIONS = 16
@@ -99,20 +100,24 @@ def _tensors_digest(file: BinaryIO, where: str) -> bytes:
     return sha256.digest()
 
 
-def model_folder(name_or_path: str) -> Path:
-    """The folder of a recipe's `model`: a path, or the name of one shipped in `infra/models`.
+def model_folder(model: str, *, weights: bool = False) -> Path:
+    """The folder of a recipe's `model`: a path, the name of one shipped in `infra/models`, or one
+    of the Hugging Face Hub, as `owner/name@revision`.
 
-    UsageError where it lacks `config.json` or `tokenizer.json`.
+    `weights` says that its weights are wanted, where it has any: the hub's are fetched only then.
+    UsageError where it lacks `config.json` or `tokenizer.json`; `hub_folder` raises more.
     """
     shipped = Path(str(files("infra"))) / "models"
-    named = Path(name_or_path).name == name_or_path
-    folder = shipped / name_or_path if named else Path(name_or_path).expanduser()
+    named = Path(model).name == model
+    folder = shipped / model if named else Path(model).expanduser()
     missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
+    if missing and not folder.exists() and HUB_ID.fullmatch(model):
+        return hub_folder(model, weights=weights)
     if missing:
         names = sorted(config.parent.name for config in shipped.glob("*/config.json"))
         raise UsageError(
-            f"model {name_or_path!r}: {folder} has no {' and no '.join(missing)}; give the path "
-            f"of a model folder, or one of: {', '.join(names)}"
+            f"model {model!r}: {folder} has no {' and no '.join(missing)}; give the path of a "
+            f"model folder, owner/name of the Hugging Face Hub, or one of: {', '.join(names)}"
         )
     return folder
 

@@ -32,7 +32,7 @@ async def run(
     """
     name = _only(context, policy)
     settings = context.recipe.policies[name]
-    folder = model_folder(settings.model)
+    folder = model_folder(settings.model, weights=True)
     async with sole_publisher(context, name) as (publisher, history):
         history.skipped.update(skipped)
         if settings.training is not None:
@@ -48,10 +48,10 @@ async def run(
 def prepare(recipe: Recipe) -> None:
     """Imports what the recipe's models need: seconds. `run` does so too, but later.
 
-    UsageError where a model has no folder.
+    Fetches those of the Hugging Face Hub. UsageError where a model has no folder.
     """
     for policy in recipe.policies.values():
-        import_model(model_folder(policy.model))
+        import_model(model_folder(policy.model, weights=True))
 
 
 def _only(context: ServiceContext, policy: str | None) -> str:
@@ -84,5 +84,5 @@ async def _serve_untrained(
 
 
 def _initial_weights(settings: Policy) -> bytes:
-    model = load_model(model_folder(settings.model), settings.seed)
+    model = load_model(model_folder(settings.model, weights=True), settings.seed)
     return weights_file(model, DTYPES[settings.dtype])

@@ -76,8 +76,11 @@ def run(
     from services.run.run import Run, RunOptions
     from services.run.view import Status, make_view
     from services.settings import read_recipe
+    from services.weights import model_folder
 
     where, resolved = where_of(options), read_recipe(recipe, settings)
+    for policy in resolved.policies.values():
+        model_folder(policy.model, weights=True)  # fetched before anything waits for it
     status = Status(where.namespace or resolved.name)
     view = make_view(status, Console(stderr=True), quiet=quiet)
     whole = Run(resolved, where, RunOptions(checks, metrics_port), status, view)
