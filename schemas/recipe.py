@@ -75,6 +75,7 @@ class Tasks(Settings):
     """Most tasks submitted and not yet started."""
     agent: str = "default"
     environment: str | None = "default"
+    """Absent (`environment = false` in TOML): agents have none."""
     mode: Literal["ephemeral", "persistent"] = "ephemeral"
     roles: dict[str, str] = {"policy": "default"}
     """Role of the agent to policy."""
@@ -89,6 +90,11 @@ class Tasks(Settings):
     attempts: Positive = 3
     tenant: str = "default"
     seed: int = 0
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _false_is_none(cls, value: Any) -> Any:
+        return None if value is False else value
 
 
 class Agent(PlugIn):

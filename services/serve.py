@@ -41,6 +41,7 @@ SERVICES = {
     "source": "services.source.service",
     "scheduler": "services.scheduler.service",
     "agent": "services.agent.service",
+    "gateway": "services.agent.gateway.service",
     "env": "services.env.service",
     "inference": "services.inference.service",
     "assemble-groups": "stream_jobs.assemble_groups",
@@ -70,6 +71,8 @@ class ServeOptions:
     metrics_port: int = 0
     """Where `/metrics` is served; 0 serves none."""
     metrics_address: str = "127.0.0.1"
+    listen: str = "127.0.0.1:8100"
+    """Where the gateway's clients come in."""
 
 
 def serve(options: ServeOptions, recipe: Recipe, where: Where) -> None:
@@ -295,6 +298,7 @@ def _arguments(run: Callable[..., Any], options: ServeOptions, where: Where) -> 
     """What the service's `run` takes beside its context."""
     offered = {
         "policy": options.policy,
+        "listen": options.listen,
         "bootstrap_servers": where.bootstrap_servers,
         "properties": where.kafka_properties,
     }

@@ -7,6 +7,8 @@ from services.agent.episode import Episode
 BUILTIN = {
     "single_turn": "services.agent.agents:single_turn",
     "multi_turn": "services.agent.agents:multi_turn",
+    "client": "services.agent.gateway.clients:Client",
+    "command": "services.agent.gateway.command:Command",
 }
 
 

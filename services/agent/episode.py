@@ -193,6 +193,20 @@ class Episode:
         """How many generations the task still allows."""
         return self._started.submitted.max_turns - self._turn_count
 
+    @property
+    def tokens_left(self) -> int:
+        """How many sampled tokens the task still allows."""
+        return self._started.submitted.max_tokens - self._token_count
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that policies play in the task."""
+        return tuple(self._started.submitted.roles)
+
+    def sampling(self, role: str = "policy") -> Sampling:
+        """How a role's tokens are drawn. KeyError for a role that the task lacks."""
+        return self._started.submitted.roles[role].sampling
+
     async def reset(self) -> Observation:
         """Starts the environment. Once an episode, before any step."""
         return await self._act("reset", self._started.submitted.payload)
@@ -317,7 +331,7 @@ class Episode:
         self, context: Context, text: str, chat: str, max_tokens: int | None
     ) -> Generation:
         submitted = self._started.submitted
-        left = submitted.max_tokens - self._token_count
+        left = self.tokens_left
         if self._turn_count >= submitted.max_turns:
             raise EpisodeStopped("turn_limit")
         if left <= 0:

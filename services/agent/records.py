@@ -39,6 +39,11 @@ class AgentSetup:
     score_s: Mapping[str, float] = field(default_factory=dict)
     """Judge to the longest that its answer may take, where there is such a bound."""
 
+    @property
+    def replayable(self) -> bool:
+        """Whether the agent does the same again against recorded answers: coroutines do."""
+        return bool(getattr(self.agent, "replayable", True))
+
 
 def trajectory_of(
     started: EpisodeStarted,

@@ -215,6 +215,15 @@ class EpisodeRun:
         self._episode = None  # the attempt before is not this one's story, even if it ends here
         if self._cancelled is not None:
             return "cancelled"
+        if self.answers.get(self.attempt) and not self.setup.replayable:
+            raise AttemptFailed(
+                Failure(
+                    origin="infrastructure",
+                    code="taken_over",
+                    message="the worker before has ended, and its agent can't be run again",
+                    retryable=True,
+                )
+            )
         self._episode = Episode(self, self.setup.options)
         agent = asyncio.create_task(_play(self.setup.agent, self._episode))
         moved = asyncio.create_task(self._moved.wait())

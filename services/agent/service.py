@@ -11,11 +11,14 @@ from schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULT
 from services.agent.agents import BUILTIN
 from services.agent.cancellations import Cancellations
 from services.agent.child_process import ChildProcess
+from services.agent.episode import Agent
+from services.agent.gateway.clients import Client, Entrance
 from services.agent.isolation import Isolation, MakeChild
 from services.agent.records import AgentSetup
 from services.agent.shard import AgentShard
 from services.concurrency import until_first
 from services.context import ServiceContext
+from services.errors import UsageError
 from services.kafka.broker import Partition
 from services.plugins import load
 from services.refusal import refusal
@@ -26,12 +29,25 @@ from services.worker import CompanionStart, Worker
 COMPANIONS: tuple[Topic[Any], ...] = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS)
 
 
-async def run(context: ServiceContext, make_child: MakeChild | None = None) -> None:
+async def run(
+    context: ServiceContext,
+    make_child: MakeChild | None = None,
+    entrance: Entrance | None = None,
+) -> None:
     """Runs episodes until `context.stopping` is set.
 
-    `make_child` starts a child for episodes that may kill; None makes it a process.
+    `make_child` starts a child for episodes that may kill; None makes it a process. Clients come in
+    by `entrance`. UsageError where an agent waits for clients and there is none.
     """
     agents = load_agents(context.recipe)
+    for key, setup in agents.items():
+        if isinstance(setup.agent, Client):
+            if entrance is None:
+                raise UsageError(
+                    f"agents.{key} waits for clients: run `headrace serve gateway` in place of "
+                    "`headrace serve agent`"
+                )
+            setup.agent.entrance = entrance
     cancellations = Cancellations(context.log)
     isolation = Isolation(make_child or partial(ChildProcess.start, context.recipe))
     topics = context.log.topics
@@ -71,13 +87,19 @@ def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
         for name, environment in recipe.environments.items()
         if environment.score_s is not None
     }
-    return {
-        key: AgentSetup(
-            load("agent", agent.use, BUILTIN),
-            agent.options,
-            agent.unfinished_reward,
-            tokenizers,
-            score_s,
-        )
-        for key, agent in recipe.agents.items()
-    }
+    setups = {}
+    for key, agent in recipe.agents.items():
+        coroutine, options = load("agent", agent.use, BUILTIN), agent.options
+        if isinstance(coroutine, type):
+            coroutine, options = _make(key, coroutine, options), {}
+        setups[key] = AgentSetup(coroutine, options, agent.unfinished_reward, tokenizers, score_s)
+    return setups
+
+
+def _make(key: str, agent: Any, options: Mapping[str, Any]) -> Agent:
+    """An agent that is a class. UsageError where it does not take these options."""
+    try:
+        made: Agent = agent(**options)
+    except TypeError as error:
+        raise UsageError(f"agents.{key}.options: {error}") from error
+    return made

@@ -225,7 +225,8 @@ class AgentShard:
         for answer in self._early_answers.pop((started.task, sample), ()):
             answers.setdefault(answer.attempt, {}).setdefault(answer.call, answer)
         setup = self._agents[started.submitted.agent]
-        kind = Suspect if apart else EpisodeRun
+        # A black box is apart already: it plays in a process of its own.
+        kind = Suspect if apart and setup.replayable else EpisodeRun
         run = kind(self._context, started, delivery.recorded_at, setup, answers)
         self._runs[started.task, sample] = run
         LIVE.inc()

@@ -15,7 +15,7 @@ from services.commands.options import (
 )
 
 SERVICES = (
-    "source", "scheduler", "agent", "env", "inference",
+    "source", "scheduler", "agent", "gateway", "env", "inference",
     "assemble-groups", "assemble-batches", "trainer",
 )  # fmt: skip
 
@@ -108,6 +108,10 @@ def run(
     help="Serves Prometheus metrics at /metrics; 0: none.",
 )  # fmt: skip
 @click.option("--metrics-address", default="127.0.0.1", show_default=True, help="Where it listens.")
+@click.option(
+    "--listen", metavar="HOST:PORT", envvar="HEADRACE_GATEWAY_LISTEN", default="127.0.0.1:8100",
+    show_default=True, show_envvar=True, help="Where the gateway's clients come in.",
+)  # fmt: skip
 @click.option("--parent-fd", type=int, hidden=True, help="The pipe of `headrace run`.")
 @where_options
 @click.pass_obj
@@ -120,6 +124,7 @@ def serve(
     policy: str | None,
     metrics_port: int,
     metrics_address: str,
+    listen: str,
     parent_fd: int | None,
     **options: Any,
 ) -> None:
@@ -127,6 +132,7 @@ def serve(
 
     The run must have been applied, with this very recipe. Any number of agent, env, inference and
     assemble-groups processes share the work; of the others one is active, and a second takes over.
+    A gateway is an agent that clients of OpenAI's API can reach.
     SIGTERM, Ctrl-C and the run's end stop it in order, within 10 s.
 
     \b
@@ -143,5 +149,7 @@ def serve(
     configure_logging(service, debug=debug)
     where, resolved = where_of(options), read_recipe(recipe, settings)
     serve_service(
-        ServeOptions(service, policy, parent_fd, metrics_port, metrics_address), resolved, where
+        ServeOptions(service, policy, parent_fd, metrics_port, metrics_address, listen),
+        resolved,
+        where,
     )

@@ -138,6 +138,8 @@ async def replay_episodes(
         agent = attempt.started.submitted.agent
         if agent not in setups:
             raise UsageError(f"task {task} names agent {agent!r}, which the recipe lacks")
+        if not setups[agent].replayable:
+            raise UsageError(f"task {task} was played by {agent!r}, which can't be run again")
         divergence = await replay_attempt(attempt, setups[agent])
         replayed.episodes += 1
         replayed.unfinished += record.outcome is None

@@ -36,6 +36,9 @@ def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
     for policy in recipe.policies:
         yield (f"trainer-{policy}" if several else "trainer"), "trainer", policy
     counts = {"inference": recipe.workers.inference, "agent": recipe.workers.agent}
+    if any(agent.use == "client" for agent in recipe.agents.values()):
+        del counts["agent"]
+        counts["gateway"] = 1  # which is an agent worker, and has one address
     if any(not environment.external for environment in recipe.environments.values()):
         counts["env"] = recipe.workers.env
     for service, count in counts.items():

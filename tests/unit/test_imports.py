@@ -45,7 +45,11 @@ OPERATING = (
 SOLE_IMPORTERS = {
     "aiokafka": ("stream_jobs.assemble_groups",),
     "confluent_kafka": ("services.kafka",),
-    "aiohttp": ("services.env.docker.engine", "services.env.http"),
+    "aiohttp": (
+        "services.env.docker.engine",
+        "services.env.http",
+        "services.agent.gateway.server",
+    ),
     "faust": ("stream_jobs.assemble_groups",),
     "infra": OPERATING,
     "marshal": (),

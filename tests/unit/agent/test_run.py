@@ -132,6 +132,7 @@ def end(
     meanwhile: Callable[[EpisodeRun], Awaitable[None]] | None = None,
     answers: dict[int, dict[str, Any]] | None = None,
     score_s: dict[str, float] | None = None,
+    bound_s: float = 5.0,
 ) -> EpisodeEnded:
     """Runs an episode to its end; its outcome."""
 
@@ -142,7 +143,7 @@ def end(
         running = asyncio.create_task(world.run.run())
         if meanwhile is not None:
             await meanwhile(world.run)
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, bound_s)
 
     asyncio.run(main())
     (outcome,) = world.of(EpisodeEnded)

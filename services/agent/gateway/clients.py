@@ -1,0 +1,134 @@
+"""The agent `client`: an episode waits until somebody from outside takes it, and plays it.
+
+Whoever holds the gateway's key takes the episode that has waited longest, and gets an API key of
+that one attempt, and the task. What then speaks OpenAI's API with it is the agent, whatever and
+wherever it is. It says when it has done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from services.agent.episode import Episode
+from services.agent.gateway.session import Session, describe, make_dialect
+from services.agent.gateway.tool_calls import Format
+from services.errors import UsageError
+
+
+class ClientFailed(Exception):
+    """The client is gone, or says that it failed: the attempt is lost, and is no policy's doing."""
+
+
+@dataclass(eq=False)
+class Offer:
+    """An attempt that waits for a client, or has one."""
+
+    session: Session
+    token: str
+    task: Mapping[str, Any]
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Door:
+    """The attempts of a worker that wait for clients."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[Offer, None] = OrderedDict()
+        self._came = asyncio.Event()
+
+    @contextmanager
+    def offering(self, offer: Offer) -> Iterator[None]:
+        """Has an attempt wait, within."""
+        self._waiting[offer] = None
+        self._came.set()
+        try:
+            yield
+        finally:
+            self._waiting.pop(offer, None)
+
+    async def take(self, wait_s: float) -> Offer | None:
+        """Takes the attempt that has waited longest; None where none comes in time."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while not self._waiting:
+                    self._came.clear()
+                    await self._came.wait()
+        except TimeoutError:
+            return None
+        offer, _ = self._waiting.popitem(last=False)
+        offer.taken.set()
+        return offer
+
+    def give_back(self, offer: Offer) -> None:
+        """Has an attempt wait again, before all others: who took it never heard of it."""
+        offer.taken.clear()
+        self._waiting[offer] = None
+        self._waiting.move_to_end(offer, last=False)
+        self._came.set()
+
+
+class Entrance(Protocol):
+    """Where clients come in: the gateway's server."""
+
+    door: Door
+
+    def admitting(self, session: Session) -> AbstractContextManager[str]: ...
+
+
+class Client:
+    """An agent that comes from outside."""
+
+    replayable = False
+
+    def __init__(
+        self,
+        idle_s: float = 60.0,
+        tool_calls: Format = "hermes",
+        models: Mapping[str, str] | None = None,
+    ) -> None:
+        """A client that is silent for `idle_s` counts as gone; one that waits for us is not silent.
+
+        `tool_calls` says how the model spells calls, `models` gives its roles more names.
+        UsageError where one of them can't be.
+        """
+        if not idle_s > 0:
+            raise UsageError(f"idle_s: {idle_s} is not above 0")
+        self.entrance: Entrance | None = None
+        """Set by the gateway."""
+        self._idle_s = idle_s
+        self._dialect = make_dialect(tool_calls, models)
+
+    async def __call__(self, episode: Episode) -> None:
+        """Waits for a client, and for its end."""
+        assert self.entrance is not None, "only a gateway runs clients' episodes"
+        session = Session(episode, self._dialect)
+        try:
+            with self.entrance.admitting(session) as token:
+                offer = Offer(session, token, describe(episode))
+                with self.entrance.door.offering(offer):
+                    await self._play(offer)
+                await session.drain()
+                session.raise_failure()
+        finally:
+            session.close()
+
+    async def _play(self, offer: Offer) -> None:
+        session = offer.session
+        while not session.ended.done():
+            session.raise_failure()
+            left_s = self._idle_s - session.silent_s
+            if not offer.taken.is_set():
+                await offer.taken.wait()
+                session.heard()
+            elif left_s > 0:
+                first: set[asyncio.Future[Any]] = {session.ended, session.failed}
+                await asyncio.wait(first, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                raise ClientFailed(f"the client was silent for {self._idle_s:g} s")
+        if (error := session.ended.result()) is not None:
+            raise ClientFailed(f"the client says that it failed: {error}")

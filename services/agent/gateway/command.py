@@ -1,0 +1,126 @@
+"""The agent `command`: a program of any kind that speaks OpenAI's API, one process an attempt.
+
+What it does can't be done again against recorded answers: whoever takes its episode over begins a
+new attempt. `docs/gateway.md` says what the program is given, and what it may say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.agent.episode import Episode
+from services.agent.gateway.process import Ended, running
+from services.agent.gateway.server import GatewayServer
+from services.agent.gateway.session import (
+    Report,
+    Session,
+    describe,
+    make_dialect,
+    read_report,
+)
+from services.agent.gateway.tool_calls import Format
+from services.errors import UsageError
+
+HOST = "127.0.0.1"
+LAST_WORDS = 600
+"""Most characters of its stderr that a failure cites."""
+
+
+class CommandFailed(Exception):
+    """The program broke: the attempt is lost, and is no policy's doing."""
+
+
+class Command:
+    """An agent that is a program."""
+
+    replayable = False
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
+        timeout_s: float | None = None,
+        tool_calls: Format = "hermes",
+        models: Mapping[str, str] | None = None,
+        judge: str | None = None,
+    ) -> None:
+        """`command` is a program and its arguments; `environment` are more variables.
+
+        It starts in `folder`, and has `timeout_s`, but never longer than the episode's deadline.
+        `tool_calls` says how the model spells calls, `models` gives its roles more names. `judge`
+        is an environment that scores what it wrote. UsageError where one of them can't be.
+        """
+        if isinstance(command, str) or not command or not all(isinstance(a, str) for a in command):
+            raise UsageError("command: a list of a program and its arguments is needed")
+        self._command = tuple(command)
+        self._environment = dict(environment or {})
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._dialect = make_dialect(tool_calls, models)
+        self._judge = judge
+
+    async def __call__(self, episode: Episode) -> None:
+        """Runs the program to its end, and takes its report."""
+        session = Session(episode, self._dialect)
+        server = GatewayServer()
+        base_url = await server.start(HOST, 0)
+        try:
+            with server.admitting(session) as token:
+                ended = await self._run(episode, session, base_url, token)
+                await session.drain()
+                session.raise_failure()
+        finally:
+            session.close()
+            await server.aclose()
+        self._judge_end(ended)
+        if (report := last_report(ended.output)) is not None:
+            session.report(report)
+        if self._judge is not None:
+            payload = {"task": dict(episode.task.payload), "output": ended.output}
+            episode.reward = await episode.score(self._judge, payload)
+
+    async def _run(self, episode: Episode, session: Session, base_url: str, token: str) -> Ended:
+        """The program's end. Raises what ended the attempt where that came first."""
+        environment = {
+            **self._environment,
+            "OPENAI_BASE_URL": base_url,
+            "OPENAI_API_KEY": token,
+            "OPENAI_MODEL": episode.roles[0],
+        }
+        given = json.dumps(describe(episode), ensure_ascii=False).encode() + b"\n"
+        try:
+            async with running(self._command, environment, self._folder, given) as process:
+                first: set[asyncio.Future[Any]] = {process, session.failed}
+                await asyncio.wait(
+                    first, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                session.raise_failure()
+                if not process.done():
+                    raise CommandFailed(f"no end within {self._timeout_s} s")
+                return process.result()
+        except OSError as error:
+            raise CommandFailed(f"can't run {self._command[0]}: {error.strerror}") from error
+
+    def _judge_end(self, ended: Ended) -> None:
+        if ended.code:
+            words = ended.errors.strip()[-LAST_WORDS:]
+            raise CommandFailed(f"{self._command[0]} exited with {ended.code}: {words}")
+
+
+def last_report(output: str) -> Report | None:
+    """The report in the last line that was written, where it is one."""
+    lines = output.strip().splitlines()
+    try:
+        tree = json.loads(lines[-1])
+    except (IndexError, ValueError, RecursionError):
+        return None
+    if not isinstance(tree, dict) or "reward" not in tree:
+        return None
+    try:
+        return read_report(tree)
+    except ValueError as error:
+        raise CommandFailed(f"its report can't be read: {error}") from error

@@ -1,0 +1,196 @@
+"""The HTTP side: who holds a session's token speaks for its episode, and nobody else gets in."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from services.agent.gateway import answers
+from services.agent.gateway.clients import Door
+from services.agent.gateway.errors import ApiError, bad_request
+from services.agent.gateway.requests import read_object, read_request
+from services.agent.gateway.session import Session, read_report
+from services.errors import DependencyError, UsageError
+
+BODY_BYTES = 16 << 20
+"""Largest body of a request."""
+TAKE = "/v1/episodes/take"
+"""Where episodes are taken."""
+TAKE_S = 30.0
+"""Seconds that who would take one waits for it."""
+CLOSE_S = 0.5
+"""Seconds that open connections have to end."""
+
+
+class GatewayServer:
+    """Serves sessions at one address."""
+
+    def __init__(self, door: Door | None = None, key: str = "") -> None:
+        """With a `door`, whoever has the `key` takes the episodes that wait there."""
+        self.door = door or Door()
+        self._key = key
+        self._sessions: dict[str, Session] = {}
+        self._started = int(time.time())
+        self._runner: Any = None
+
+    async def start(self, host: str, port: int) -> str:
+        """Listens; port 0 takes a free one. The base URL. DependencyError where it can't."""
+        web = _web()
+        app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard()])
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._complete),
+                web.get("/v1/models", self._models),
+                web.get("/v1/models/{name:.+}", self._model),
+                web.post("/v1/episode/reward", self._report),
+            ]
+        )
+        if self._key:
+            app.add_routes([web.post(TAKE, self._take), web.post("/v1/episode/end", self._end)])
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            await self.aclose()
+            raise DependencyError(f"can't listen on {host}:{port}: {error.strerror}") from error
+        return f"http://{host}:{self._runner.addresses[0][1]}/v1"
+
+    async def aclose(self) -> None:
+        """Listens no more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @contextmanager
+    def admitting(self, session: Session) -> Iterator[str]:
+        """The token of a session, good within."""
+        token = secrets.token_urlsafe(32)
+        self._sessions[token] = session
+        try:
+            yield token
+        finally:
+            del self._sessions[token]
+
+    def _guard(self) -> Any:
+        web = _web()
+
+        @web.middleware  # type: ignore[untyped-decorator, unused-ignore]
+        async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+            try:
+                self._let_in(request)
+                return await handler(request)
+            except ApiError as error:
+                refused = error
+            except web.HTTPRequestEntityTooLarge:
+                refused = ApiError(413, f"the body is larger than {BODY_BYTES} bytes")
+            except web.HTTPException as error:
+                refused = ApiError(error.status, f"{request.method} {request.path}: {error.reason}")
+            return web.json_response(refused.body, status=refused.status, headers=refused.headers)
+
+        return guard
+
+    def _let_in(self, request: Any) -> None:
+        """ApiError 401 for who has no key to what is asked for."""
+        if request.path != TAKE:
+            self._session_of(request).heard()
+        elif not self._key or not secrets.compare_digest(
+            _bearer(request).encode(), self._key.encode()
+        ):
+            raise ApiError(401, "this is not the gateway's key", "invalid_api_key")
+
+    def _session_of(self, request: Any) -> Session:
+        """The session whose token a request bears. ApiError 401 where there is none."""
+        session = self._sessions.get(_bearer(request))
+        if session is None:
+            raise ApiError(
+                401, "no episode has this API key: it is wrong, or its attempt has ended",
+                "invalid_api_key",
+            )  # fmt: skip
+        return session
+
+    async def _complete(self, http: Any) -> Any:
+        session = self._session_of(http)
+        with session.serving():
+            return await self._answer(session, http)
+
+    async def _answer(self, session: Session, http: Any) -> Any:
+        request = read_request(await http.read())
+        choices = await session.complete(request)
+        head = f"chatcmpl-{secrets.token_hex(8)}", int(time.time()), request, choices
+        headers = {"x-headrace-overridden": ", ".join(request.overridden)}
+        if request.stream:
+            response = await self._stream(http, answers.events(*head), headers)
+        else:
+            response = _web().json_response(answers.completion(*head), headers=headers)
+        if http.transport is None or http.transport.is_closing():
+            for choice in choices:
+                session.undelivered(choice)
+        return response
+
+    @staticmethod
+    async def _stream(http: Any, events: Iterator[bytes], headers: dict[str, str]) -> Any:
+        response = _web().StreamResponse(headers={**headers, "Cache-Control": "no-cache"})
+        response.content_type = "text/event-stream"
+        with suppress(ConnectionResetError):  # the client is gone
+            await response.prepare(http)
+            for event in events:
+                await response.write(event)
+            await response.write_eof()
+        return response
+
+    async def _models(self, http: Any) -> Any:
+        names = self._session_of(http).models
+        return _web().json_response(answers.models(names, self._started))
+
+    async def _model(self, http: Any) -> Any:
+        name = http.match_info["name"]
+        if name not in self._session_of(http).models:
+            raise ApiError(404, f"no model {name!r}", "model_not_found")
+        return _web().json_response(answers.model(name, self._started))
+
+    async def _report(self, http: Any) -> Any:
+        session = self._session_of(http)
+        _take_report(session, read_object(await http.read()))
+        return _web().json_response({})
+
+    async def _end(self, http: Any) -> Any:
+        session = self._session_of(http)
+        tree = read_object(await http.read())
+        _take_report(session, tree)
+        if not session.ended.done():
+            error = tree.get("error")
+            session.ended.set_result(None if error is None else str(error))
+        return _web().json_response({})
+
+    async def _take(self, http: Any) -> Any:
+        offer = await self.door.take(TAKE_S)
+        if offer is None:
+            raise ApiError(503, f"no episode came to wait within {TAKE_S:g} s: ask again")
+        if http.transport is None or http.transport.is_closing():
+            self.door.give_back(offer)
+        tree = {"base_url": f"{http.url.origin()}/v1", "api_key": offer.token}
+        return _web().json_response({**tree, "model": offer.session.models[0], "task": offer.task})
+
+
+def _take_report(session: Session, tree: dict[str, Any]) -> None:
+    try:
+        session.report(read_report(tree))
+    except ValueError as error:
+        raise bad_request(str(error)) from error
+
+
+def _bearer(request: Any) -> str:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _web() -> Any:
+    try:
+        from aiohttp import web
+    except ImportError as error:
+        raise UsageError("the gateway needs the extra: pip install 'headrace[gateway]'") from error
+    return web

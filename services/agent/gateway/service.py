@@ -1,0 +1,38 @@
+"""The gateway: an agent worker that clients from outside can reach."""
+
+from __future__ import annotations
+
+import os
+
+from services.agent import service
+from services.agent.gateway.clients import Door
+from services.agent.gateway.server import GatewayServer
+from services.context import ServiceContext
+from services.errors import UsageError
+
+KEY = "HEADRACE_GATEWAY_KEY"
+"""The variable that holds the key of those who may take episodes."""
+KEY_CHARACTERS = 16
+"""Fewest characters of it: who guesses it plays episodes."""
+
+
+async def run(context: ServiceContext, listen: str) -> None:
+    """Runs episodes until `context.stopping` is set, and serves clients at `listen`.
+
+    `listen` is HOST:PORT; port 0 takes a free one.
+    """
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise UsageError(f"--listen {listen!r}: HOST:PORT is needed, as 127.0.0.1:8100")
+    key = os.environ.get(KEY, "")
+    if len(key) < KEY_CHARACTERS:
+        raise UsageError(
+            f"{KEY}: set it to a secret of at least {KEY_CHARACTERS} characters; who has it may "
+            "take episodes"
+        )
+    server = GatewayServer(Door(), key)
+    await server.start(host.strip("[]"), int(port))
+    try:
+        await service.run(context, entrance=server)
+    finally:
+        await server.aclose()

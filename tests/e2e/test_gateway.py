@@ -1,0 +1,229 @@
+"""Unmodified clients of OpenAI's API play episodes, and a policy is trained on what they did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import infra.local
+from infra.local.processes import free_port
+from schemas.events import BatchAssembled, EpisodeEnded, TrajectoryRecorded
+from schemas.recipe import Recipe
+from schemas.topics import Topics
+from services.namespaces import open_namespace
+from services.settings import Where, read_recipe
+from tests.checker import Facts, examine, read_all
+from tests.e2e import harness
+
+CLIENTS = Path(__file__).with_name("clients.py")
+MODELS = Path(infra.local.__file__).parents[1] / "models"
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}<end>{% endfor %}"
+    "assistant: "
+)
+LETTERS = ["a", "b", "c", "d"]
+
+
+def chat_model(folder: Path) -> Path:
+    """The tiny model with a chat template, and room for what frameworks say."""
+    shutil.copytree(MODELS / "tiny-llama", folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = 4096
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_recipe(folder: Path, text: str) -> Recipe:
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    return read_recipe(str(path))
+
+
+def place(state: Path, stack: infra.local.LocalStack, namespace: str) -> Where:
+    return Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
+
+
+def arguments(folder: Path, where: Where) -> tuple[str, ...]:
+    assert where.bootstrap_servers is not None
+    assert where.registry_url is not None
+    assert where.namespace is not None
+    return (
+        *("run", str(folder / "recipe.toml"), "--state", str(where.state)),
+        *("--namespace", where.namespace),
+        *("--bootstrap-servers", where.bootstrap_servers, "--registry-url", where.registry_url),
+    )
+
+
+async def whole(where: Where) -> Facts:
+    """What is in the log, with which nothing is wrong."""
+    async with open_namespace(where, "checker") as (log, life):
+        deliveries, undecodable = await read_all(log)
+    report = examine(life.recipe(), deliveries, undecodable=undecodable)
+    print(report)
+    assert report.violations == []
+    assert report.undecodable == 0
+    assert report.episodes_ended == report.episodes > 0
+    return Facts.of(deliveries)
+
+
+def alive(mark: Path) -> list[psutil.Process]:
+    return harness.processes_of(mark)
+
+
+def test_a_policy_learns_from_programs_and_their_worker_may_die(
+    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+) -> None:
+    mark = tmp_path / "mark"
+    command = json.dumps([sys.executable, str(CLIENTS), str(mark)])
+    recipe = write_recipe(
+        tmp_path,
+        f"""
+        name = "programs"
+        partitions = 2
+        [stop]
+        versions = 2
+        [tasks]
+        samples = 2
+        environment = false
+        max_tokens = 64
+        deadline_s = 120
+        [environments]
+        [agents.default]
+        use = "command"
+        options = {{ command = {command} }}
+        [scheduler]
+        live_episodes = 4
+        [policies.default]
+        model = "{chat_model(tmp_path / "model")}"
+        engine = {{ device = "cpu" }}
+        sampling = {{ max_tokens = 6, allowed = {json.dumps(LETTERS)} }}
+        batches = {{ groups = 1 }}
+        training = {{ device = "cpu" }}
+        """,
+    )
+    where = place(tmp_path, local_stack, namespace)
+
+    async def main() -> None:
+        async with harness.headrace(*arguments(tmp_path, where)) as run:
+            await run.says("running")
+            topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+            async with harness.watching(local_stack.bootstrap_servers, topics):
+                async with asyncio.timeout(120):
+                    while not mark.exists():
+                        await asyncio.sleep(0.05)
+                doomed = alive(mark)
+                assert len(doomed) >= 4  # a guard, a program, its children
+                harness.child_of(tmp_path, "agent").kill()
+                assert not psutil.wait_procs(doomed, timeout=60)[1]
+                assert await run.ends(120) == 0, run.said
+        facts = await whole(where)
+        trained = [
+            facts.resolve(sample.trajectory)
+            for batch in facts.events(BatchAssembled)
+            for sample in batch.samples
+        ]
+        for sample in (0, 1):  # one was played by the package, the other by the framework
+            played = [one for one in trained if one is not None and one.sample == sample]
+            assert played
+            for one in played:
+                assert isinstance(one, TrajectoryRecorded)
+                assert [turn.parent for turn in one.turns] == [-1, 0]
+                assert all(turn.trainable and turn.tokens for turn in one.turns)
+                assert one.reward is not None
+        assert max(one.attempt for one in facts.events(EpisodeEnded)) > 0
+
+    try:
+        harness.run_bounded(main())
+        harness.gone(tmp_path, 5.0)
+    finally:
+        harness.end_all_of(tmp_path)
+
+
+CLIENTS_AT_ONCE = 200
+KEY = "a key of this test alone"
+
+
+def test_200_clients_from_outside_play_at_once(
+    tmp_path: Path,
+    local_stack: infra.local.LocalStack,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = write_recipe(
+        tmp_path,
+        f"""
+        name = "clients"
+        [tasks]
+        options = {{ items = {CLIENTS_AT_ONCE // 2} }}
+        epochs = 1
+        samples = 2
+        environment = false
+        deadline_s = 120
+        [environments]
+        [agents.default]
+        use = "client"
+        [policies.default]
+        model = "{chat_model(tmp_path / "model")}"
+        training = false
+        engine = {{ use = "scripted", options = {{ text = "fine", count = 4 }} }}
+        """,
+    )
+    where = place(tmp_path, local_stack, namespace)
+    port = free_port()
+    monkeypatch.setenv("HEADRACE_GATEWAY_KEY", KEY)
+    monkeypatch.setenv("HEADRACE_GATEWAY_LISTEN", f"127.0.0.1:{port}")
+
+    async def main() -> None:
+        async with harness.headrace(*arguments(tmp_path, where)) as run:
+            await run.says("running")
+            async with harness.watching(
+                local_stack.bootstrap_servers, Topics(namespace, ("default",), recipe.partitions)
+            ) as watch:
+                await watch.count("episodes", CLIENTS_AT_ONCE)
+            await play_at_once(f"http://127.0.0.1:{port}/v1")
+            assert await run.ends(60) == 0, run.said
+        facts = await whole(where)
+        outcomes = facts.events(EpisodeEnded)
+        assert len(outcomes) == CLIENTS_AT_ONCE
+        assert {one.ending for one in outcomes} == {"finished"}
+        assert sorted(one.reward for one in outcomes if one.reward is not None) == [
+            *map(float, range(CLIENTS_AT_ONCE))
+        ]
+        for one in facts.events(TrajectoryRecorded):
+            assert [turn.parent for turn in one.turns] == [-1, 0]
+
+    try:
+        harness.run_bounded(main())
+        harness.gone(tmp_path, 5.0)
+    finally:
+        harness.end_all_of(tmp_path)
+
+
+async def play_at_once(base_url: str) -> None:
+    """So many clients take an episode each, and end it once all of them have played."""
+    from openai import AsyncOpenAI
+
+    all_have_played = asyncio.Barrier(CLIENTS_AT_ONCE)
+    async with AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0) as gateway:
+
+        async def play(reward: int) -> None:
+            taken: Any = await gateway.post("/episodes/take", cast_to=object, body={})
+            client = gateway.with_options(api_key=taken["api_key"])
+            messages: list[Any] = [{"role": "user", "content": f"How are you, {reward}?"}]
+            for _ in range(2):
+                answer = await client.chat.completions.create(model="policy", messages=messages)
+                assert answer.choices[0].message.content == "fine"
+                messages += [answer.choices[0].message, {"role": "user", "content": "And you?"}]
+            await all_have_played.wait()
+            await client.post("/episode/end", cast_to=object, body={"reward": reward})
+
+        await asyncio.gather(*(play(number) for number in range(CLIENTS_AT_ONCE)))

@@ -1,0 +1,173 @@
+"""Episodes that are played from outside: taken, ended, given up, and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from schemas.events import EpisodeEnded, GenerationRequested, TrajectoryRecorded
+from services.agent.episode import Episode
+from services.agent.gateway import server as server_module
+from services.agent.gateway.clients import Client, Door, Offer
+from services.agent.gateway.server import GatewayServer
+from services.agent.gateway.session import Session
+from services.errors import UsageError
+from tests.unit.agent.gateway.test_command import BOUND_S, Chatting
+from tests.unit.agent.test_run import end, task
+
+KEY = "a key that nobody guesses"
+HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+
+
+class Gateway:
+    """A gateway, as clients see it."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.http = http
+
+    async def post(self, path: str, tree: Any, key: str = KEY) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with self.http.post(self.url + path, json=tree, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def take(self) -> dict[str, Any]:
+        """Takes the next episode."""
+        status, taken = await self.post("/episodes/take", {})
+        assert status == 200
+        assert taken["base_url"] == self.url
+        return dict(taken)
+
+
+def play(
+    outside: Callable[[Gateway], Awaitable[None]],
+    world: Chatting | None = None,
+    *,
+    idle_s: float = BOUND_S,
+    **changes: Any,
+) -> EpisodeEnded:
+    """An episode that whoever is `outside` plays."""
+    client = Client(idle_s)
+    players: list[asyncio.Task[None]] = []
+
+    async def agent(episode: Episode) -> None:
+        if client.entrance is None:
+            server = GatewayServer(Door(), KEY)
+            players.append(asyncio.create_task(visit(server)))
+            client.entrance = server
+        await client(episode)
+
+    async def visit(server: GatewayServer) -> None:
+        url = await server.start("127.0.0.1", 0)
+        async with aiohttp.ClientSession() as http:
+            await outside(Gateway(url, http))
+        await server.aclose()
+
+    agent.replayable = False  # type: ignore[attr-defined]
+
+    async def players_end(_: Any) -> None:
+        while not players:
+            await asyncio.sleep(0)
+        await asyncio.wait_for(players[0], BOUND_S)
+
+    submitted = task(environment=None, payload='{"question": "why?"}', **changes)
+    world = world or Chatting()
+    return end(world, submitted, agent, bound_s=BOUND_S, meanwhile=players_end)
+
+
+def test_a_client_takes_an_episode_plays_and_ends_it() -> None:
+    world = Chatting()
+
+    async def outside(gateway: Gateway) -> None:
+        taken = await gateway.take()
+        assert (taken["model"], taken["task"]["payload"]) == ("policy", {"question": "why?"})
+        key = taken["api_key"]
+        status, _ = await gateway.post("/chat/completions", HELLO, key)
+        assert status == 200
+        assert (await gateway.post("/episode/end", {"reward": 0.25}, key))[0] == 200
+
+    outcome = play(outside, world)
+    assert (outcome.ending, outcome.reward) == ("finished", 0.25)
+    assert len(world.trajectory().turns) == 1
+
+
+def test_keys_open_nothing_but_their_own() -> None:
+    async def outside(gateway: Gateway) -> None:
+        assert (await gateway.post("/episodes/take", {}, "another key"))[0] == 401
+        assert (await gateway.post("/episodes/take", {}, ""))[0] == 401
+        assert (await gateway.post("/chat/completions", HELLO))[0] == 401
+        key = (await gateway.take())["api_key"]
+        assert (await gateway.post("/episodes/take", {}, key))[0] == 401
+        assert (await gateway.post("/episode/end", {}, KEY))[0] == 401
+        await gateway.post("/episode/end", {}, key)
+
+    assert play(outside).ending == "finished"
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_client_that_is_gone_or_failed_gives_another_the_episode(silent: bool) -> None:
+    world = Chatting()
+
+    async def outside(gateway: Gateway) -> None:
+        first = await gateway.take()
+        await gateway.post("/chat/completions", HELLO, first["api_key"])
+        if not silent:
+            await gateway.post("/episode/end", {"error": "no power"}, first["api_key"])
+        second = await gateway.take()
+        assert second["api_key"] != first["api_key"]
+        assert (await gateway.post("/chat/completions", HELLO, first["api_key"]))[0] == 401
+        await gateway.post("/chat/completions", HELLO, second["api_key"])
+        await gateway.post("/episode/end", {"reward": 1.0}, second["api_key"])
+
+    outcome = play(outside, world, idle_s=0.5 if silent else BOUND_S)
+    assert (outcome.ending, outcome.attempt, outcome.reward) == ("finished", 1, 1.0)
+    assert [one.attempt for one in world.of(GenerationRequested)] == [0, 1]
+    (recorded,) = world.of(TrajectoryRecorded)
+    said = recorded.failures[0].message
+    assert ("silent" if silent else "no power") in said
+
+
+def test_who_comes_for_nothing_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "TAKE_S", 0.01)
+
+    async def outside(gateway: Gateway) -> None:
+        key = (await gateway.take())["api_key"]
+        status, refused = await gateway.post("/episodes/take", {})
+        assert status == 503
+        assert "ask again" in refused["error"]["message"]
+        await gateway.post("/episode/end", {}, key)
+
+    assert play(outside).ending == "finished"
+
+
+def test_who_waited_longest_is_taken_first_and_what_is_given_back_is_next() -> None:
+    async def main() -> None:
+        door = Door()
+        nobody = cast("Session", None)
+        first, second, gone = (Offer(nobody, name, {}) for name in ("first", "second", "gone"))
+        assert await door.take(0.01) is None
+        with door.offering(first), door.offering(second):
+            with door.offering(gone):
+                pass
+            assert await door.take(BOUND_S) is first
+            assert first.taken.is_set()
+            door.give_back(first)
+            assert not first.taken.is_set()
+            assert await door.take(BOUND_S) is first
+            assert await door.take(BOUND_S) is second
+            assert await door.take(0.01) is None
+            waiting = asyncio.create_task(door.take(BOUND_S))
+            await asyncio.sleep(0)
+            with door.offering(gone):
+                assert await waiting is gone
+
+    asyncio.run(main())
+
+
+def test_an_idle_time_that_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError):
+        Client(idle_s=0)

@@ -1,0 +1,171 @@
+"""Requests and messages of OpenAI's format: what is taken, what is refused, what is the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.agent.gateway.errors import ApiError
+from services.agent.gateway.messages import extend, read_messages, start_of
+from services.agent.gateway.requests import read_request
+from services.agent.gateway.tool_calls import ToolCall, parse_tool_calls
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "policy", "messages": [USER], **fields}).encode()
+
+
+def calling(arguments: Any, call_id: str = "1", content: Any = None) -> dict[str, Any]:
+    function = {"name": "add", "arguments": arguments}
+    call = {"id": call_id, "type": "function", "function": function}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+
+def digest(*messages: dict[str, Any], tools: tuple[Any, ...] = ()) -> bytes:
+    found = start_of("policy", tools)
+    for message in read_messages(list(messages)):
+        found = extend(found, message)
+    return found
+
+
+def test_what_a_client_says_again_in_other_words_is_the_same() -> None:
+    parts = [{"type": "text", "text": "hi"}]
+    assert digest(USER) == digest({"role": "user", "content": parts})
+    assert digest(USER) == digest({"role": "user", "content": " hi\n"})
+    assert digest(calling('{"a": 1, "b": 2}')) == digest(calling('{"b":2,"a":1}', "other", ""))
+
+
+def test_what_means_something_else_is_another_conversation() -> None:
+    answers = ({"role": "tool", "tool_call_id": one, "content": "3"} for one in ("1", "2"))
+    different = [
+        digest(USER),
+        digest(USER, tools=(TOOL,)),
+        digest(USER, USER),
+        digest({"role": "system", "content": "hi"}),
+        digest({"role": "user", "content": "hi", "name": "eve"}),
+        digest(calling('{"a": 1}')),
+        digest(calling('{"a": 2}')),
+        digest(calling("not json")),
+        *(digest(answer) for answer in answers),
+    ]
+    assert len(set(different)) == len(different)
+
+
+def test_templates_get_text_and_objects() -> None:
+    developer, call = read_messages([{"role": "developer", "content": "be brief"}, calling("{}")])
+    assert developer == {"role": "system", "content": "be brief"}
+    assert call["content"] == ""
+    assert call["tool_calls"][0]["function"] == {"name": "add", "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        "hi",
+        ["hi"],
+        [{"content": "hi"}],
+        [{"role": "critic", "content": "hi"}],
+        [{"role": ["user"], "content": "hi"}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}],
+        [{"role": "tool", "content": "3"}],
+        [{"role": "user", "content": "hi", "tool_calls": [{}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {}}]}],
+        [{"role": "assistant", "function_call": {"name": "f"}}],
+    ],
+)
+def test_messages_that_cannot_be_taken_are_refused(messages: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_messages(messages)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": None}, "model"),
+        ({"messages": None}, "messages"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": ["add"]}, "tools"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": "9"}, "max_completion_tokens"),
+        ({"n": 17}, "n:"),
+        ({"n": True}, "n:"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"stop": [1]}, "stop"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"modalities": ["audio"]}, "modalities"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ApiError, match=said) as caught:
+        read_request(body(**fields))
+    assert caught.value.status == 400
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_object_is_refused(data: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_request(data)
+    assert caught.value.status == 400
+
+
+def test_the_recipe_s_sampling_is_told_of_and_not_refused() -> None:
+    request = read_request(body(temperature=0, top_p=0.5, user="me", seed=None, stop="."))
+    assert request.overridden == ("temperature", "top_p")
+    assert request.stop == (".",)
+
+
+def test_hermes_calls_are_read_with_the_text_before_them() -> None:
+    text = (
+        'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
+        '<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
+    )
+    said, calls = parse_tool_calls(text, "hermes")
+    assert said == "Let me see."
+    assert calls == (ToolCall("add", {"a": 1}), ToolCall("stop", {}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "add", "arguments": {"a": 1}}',
+        '```json\n{"name": "add", "parameters": {"a": 1}}\n```',
+        ' [{"name": "add", "arguments": {"a": 1}}]',
+    ],
+)
+def test_plain_json_calls_are_read(text: str) -> None:
+    assert parse_tool_calls(text, "json") == ("", (ToolCall("add", {"a": 1}),))
+    assert parse_tool_calls(text, "hermes") == (text, ())
+    assert parse_tool_calls(text, "none") == (text, ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "42",
+        "[]",
+        "<tool_call></tool_call>",
+        '<tool_call>{"name": "add"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": "{}"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {}}',
+        '<tool_call>{"name": "add", "arguments": {}}</tool_call><tool_call>{',
+        '{"name": 3, "arguments": {}}',
+        '[{"name": "add", "arguments": {}}, 3]',
+        "[" * 100_000,
+    ],
+)
+def test_what_cannot_be_parsed_stays_text(text: str) -> None:
+    for form in ("hermes", "json", "none"):
+        assert parse_tool_calls(text, form) == (text, ())  # type: ignore[arg-type]
