@@ -7,6 +7,7 @@ from services.agent.episode import Episode
 BUILTIN = {
     "single_turn": "services.agent.agents:single_turn",
     "multi_turn": "services.agent.agents:multi_turn",
+    "chat": "services.agent.agents:chat",
     "client": "services.agent.gateway.clients:Client",
     "command": "services.agent.gateway.command:Command",
 }
@@ -25,3 +26,18 @@ async def multi_turn(episode: Episode) -> None:
     while not observation.done:
         generation = await episode.generate(observation.text)
         observation = await episode.step(generation.text)
+
+
+async def chat(episode: Episode) -> None:
+    """As `multi_turn`, in messages of the model's own chat template.
+
+    Observations are the user's. The option `system` is what the system's message says.
+    """
+    observation = await episode.reset()
+    system = str(episode.task.options.get("system", ""))
+    messages = [{"role": "system", "content": system}] if system else []
+    while not observation.done:
+        messages.append({"role": "user", "content": observation.text})
+        generation = await episode.chat(messages)
+        observation = await episode.step(generation.text)
+        messages = []

@@ -17,6 +17,7 @@ from services.tasks import Item
 BUILTIN = {
     "count": "services.source.data:count",
     "coding": "services.source.coding:items",
+    "repairs": "services.source.repairs:items",
     "jsonl": "services.source.data:jsonl",
     "hf": "services.source.data:hugging_face",
 }

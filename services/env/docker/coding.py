@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from services.env.docker.sandbox import BadArgument, Sandbox
@@ -39,6 +41,9 @@ else:
 results.write("\\n" + json.dumps(said) + "\\n")
 results.flush()
 """
+PASSED = "passed"
+Case = tuple[list[Any], Any]
+"""A call's arguments, and the value that it must give; both JSON."""
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -74,35 +79,45 @@ class Coding:
         """Grades a program."""
         blocks = _FENCED.findall(action)
         program = blocks[-1] if blocks else action
-        calls = json.dumps([arguments for arguments, _ in self._cases])
-        command = ("python3", "-I", "-c", RUNNER, program, self._entry, calls)
-        try:
-            result = await self._sandbox.run(command, output_kb=RESULT_KB)
-            said, why = _results(result.output), result.ended
-        except BadArgument as error:
-            said, why = [], str(error)
-        verdicts = [
-            _verdict(answer, expected)
-            for answer, (_, expected) in zip(
-                [*said, *[None] * len(self._cases)], self._cases, strict=False
-            )
-        ]
+        verdicts, why = await grade(self._sandbox, program, self._entry, self._cases)
         return self._graded(verdicts, index, why)
 
     def _graded(self, verdicts: list[str], index: int, why: str) -> Observation:
-        passed, cases = verdicts.count("passed"), len(verdicts)
-        over = passed == cases or index >= self._tries
-        reward = float(passed == cases)
+        graded = graded_by(verdicts, why)
+        over = graded.reward == 1.0 or index >= self._tries
+        reward = graded.reward
         if over and self._partial:
-            reward = passed / cases if cases else 0.0
-        failed = sorted({verdict for verdict in verdicts if verdict != "passed"})
-        text = f"{passed} of {cases} tests passed"
-        if failed:
-            text += f": {', '.join(failed)}"
-        if why:
-            text += f" [ended: {why}]"
-        data = {"passed": passed, "cases": cases}
-        return Observation(text=text, data=data, reward=reward, terminated=over)
+            reward = verdicts.count(PASSED) / len(verdicts) if verdicts else 0.0
+        return replace(graded, reward=reward, terminated=over)
+
+
+async def grade(
+    sandbox: Sandbox, program: str, entry: str, cases: Sequence[Case]
+) -> tuple[list[str], str]:
+    """A verdict on each case of a program's function `entry`; and why it was ended, if it was."""
+    calls = json.dumps([arguments for arguments, _ in cases])
+    command = ("python3", "-I", "-c", RUNNER, program, entry, calls)
+    try:
+        result = await sandbox.run(command, output_kb=RESULT_KB)
+        said, why = _results(result.output), result.ended
+    except BadArgument as error:
+        said, why = [], str(error)
+    answers = [*said, *[None] * len(cases)]
+    expected = [value for _, value in cases]
+    return [_verdict(*both) for both in zip(answers, expected, strict=False)], why
+
+
+def graded_by(verdicts: Sequence[str], why: str) -> Observation:
+    """What verdicts say: reward 1 where all cases passed."""
+    passed, cases = verdicts.count(PASSED), len(verdicts)
+    failed = sorted({verdict for verdict in verdicts if verdict != PASSED})
+    text = f"{passed} of {cases} tests passed"
+    if failed:
+        text += f": {', '.join(failed)}"
+    if why:
+        text += f" [ended: {why}]"
+    data = {"passed": passed, "cases": cases}
+    return Observation(text=text, data=data, reward=float(passed == cases))
 
 
 def _results(output: str) -> list[Any]:
@@ -119,7 +134,7 @@ def _verdict(answer: Any, expected: Any) -> str:
     match answer:
         case ["value", value]:
             same = json.dumps(value, sort_keys=True) == json.dumps(expected, sort_keys=True)
-            return "passed" if same else "wrong value"
+            return PASSED if same else "wrong value"
         case ["error", str(name)]:
             return name[:40]
     return "no answer"

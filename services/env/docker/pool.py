@@ -34,6 +34,7 @@ TOOLS = {
     "shell": "services.env.docker.tools:Shell",
     "python": "services.env.docker.tools:Python",
     "coding": "services.env.docker.coding:Coding",
+    "repair": "services.env.docker.repair:Repair",
 }
 LABEL = "headrace."
 OVERDUE_S = 60.0

@@ -29,7 +29,7 @@ from schemas.events import (
     TrajectoryRecorded,
     Use,
 )
-from services.agent.agents import multi_turn
+from services.agent.agents import chat, multi_turn
 from services.agent.episode import Agent, Episode
 from services.agent.records import AgentSetup
 from services.agent.run import EpisodeRun
@@ -155,6 +155,18 @@ def play(world: World, *args: Any, **options: Any) -> tuple[EpisodeEnded, Trajec
     """As `end`, of an episode that has turns to tell: its outcome and its trajectory."""
     outcome = end(world, *args, **options)
     return outcome, world.of(TrajectoryRecorded)[0]
+
+
+def test_an_agent_that_chats_appends_what_is_new_alone() -> None:
+    world = World()
+    outcome = end(world, task(options='{"system": "Be brief."}'), chat)
+    assert outcome.reward == 1.0
+    said = [json.loads(request.chat)["messages"] for request in world.of(GenerationRequested)]
+    assert said == [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "0"}],
+        [{"role": "user", "content": "1"}],
+        [{"role": "user", "content": "2"}],
+    ]
 
 
 def test_an_episode_is_recorded_whole() -> None:

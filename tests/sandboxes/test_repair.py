@@ -1,0 +1,87 @@
+"""Repositories to mend: every solution passes in a real sandbox, and what is untouched fails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from services.errors import UsageError
+from services.source.repairs import REPOSITORIES, items
+from tests.sandboxes.bench import bench, claim, view
+
+PAYLOAD: dict[str, Any] = {
+    "prompt": "mend it",
+    "files": {"a.py": "def f(n):\n    return n\n", "b/c.txt": "text"},
+    "tests": [["a:f", [1], 2]],
+}
+
+
+def test_every_solution_passes_and_what_is_untouched_fails(engine: str) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(240), bench(engine, tool="repair") as made:
+
+            async def play(number: int, *commands: str) -> float | None:
+                environment = await made.take(claim(number))
+                first = await environment.reset(view(list(items())[number % 100].payload))
+                assert "submit" in first.text
+                for command in commands:
+                    ran = await environment.step(f"Like this:\n```bash\n{command}\n```")
+                    assert ran.data["exit_code"] == 0, ran.text
+                    assert not ran.done
+                graded = await environment.step(" submit\n")
+                await environment.aclose()
+                assert graded.terminated
+                return graded.reward
+
+            for number, repository in enumerate(REPOSITORIES):
+                both = play(number, "ls -R", repository.solution), play(100 + number)
+                assert await asyncio.gather(*both) == [1.0, 0.0], repository.name
+
+    asyncio.run(main())
+
+
+def test_commands_see_the_files_and_their_end_is_told(engine: str) -> None:
+    async def main() -> None:
+        async with bench(engine, tool="repair") as made:
+            environment = await made.fresh(**PAYLOAD)
+            assert (await environment.step("cat b/c.txt")).text == "text"
+            assert "[exit code 3]" in (await environment.step("exit 3")).text
+            cheated = await environment.step(
+                "echo 'import json; json.dumps = lambda *_: 2' > a.py; echo 'def f(n): return 9' "
+                ">> a.py"
+            )
+            assert cheated.reward is None
+            graded = await environment.step("submit")
+            assert (graded.reward, graded.data["passed"]) == (0.0, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"files": {"../x": ""}}, "no path within the repository"),
+        ({"files": {"/etc/x": ""}}, "no path within the repository"),
+        ({"files": {"x": "y" * 200_000}}, "the task's file x"),
+        ({"tests": [["a:f"]]}, "needs a payload of prompt, files"),
+        ({"tests": None}, "needs a payload of prompt, files"),
+    ],
+)
+def test_a_task_that_is_none_is_the_operators(
+    engine: str, change: dict[str, Any], match: str
+) -> None:
+    async def main() -> None:
+        async with bench(engine, tool="repair") as made:
+            environment = await made.take()
+            with pytest.raises(UsageError, match=match):
+                await environment.reset(view({**PAYLOAD, **change}))
+
+    asyncio.run(main())
+
+
+def test_no_task_tells_its_solution() -> None:
+    for item, repository in zip(items(), REPOSITORIES, strict=True):
+        assert set(item.payload) == {"prompt", "files", "tests"}
+        assert repository.solution not in str(item.payload)
