@@ -89,12 +89,34 @@ class Tasks(Settings):
     deadline_s: Positive = 300
     attempts: Positive = 3
     tenant: str = "default"
+    purpose: Literal["train", "evaluate"] = "train"
+    """`evaluate`: nothing is trained on them."""
     seed: int = 0
 
     @field_validator("environment", mode="before")
     @classmethod
     def _false_is_none(cls, value: Any) -> Any:
         return None if value is False else value
+
+
+class Evaluation(Settings):
+    """Measures the versions of the policies on a task set as they learn. It trains nothing."""
+
+    use: str | None = None
+    """The data set, as in `tasks`; absent: that of `tasks`, with its options."""
+    options: dict[str, Any] = {}
+    items: Positive = 64
+    """Items that are evaluated: the data set's first."""
+    every: Positive = 10
+    """Versions from one round to the next; what comes while one runs is passed over."""
+    seed: int | None = None
+    """Of the items' worlds; absent: that of `tasks`, whose first epoch meets the same."""
+    samples: Positive = 8
+    """Episodes an item: the k of avg@k and pass@k."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Of the sampling; 0 takes the likeliest token, absent: as in training."""
+    passing: float = 1.0
+    """Reward from which on an episode has passed."""
 
 
 class Agent(PlugIn):
@@ -125,6 +147,9 @@ class Scheduler(Settings):
     """Limits of what runs at once."""
 
     live_episodes: Positive = 1024
+    """Most episodes to train on that run at once."""
+    evaluation_episodes: Positive = 128
+    """Most episodes of tasks to evaluate that run at once, beside the others."""
     starts_per_s: float | None = Field(default=None, gt=0)
     duplicates_window: Positive = 1_000_000
     """Tasks within which a second submission of the same id is recognised."""
@@ -267,6 +292,8 @@ class Recipe(Settings):
     """P of every topic keyed by task; fixed once the namespace is made."""
     stop: Stop = Stop()
     tasks: Tasks = Tasks()
+    evaluation: Evaluation | None = None
+    """Absent: nothing is evaluated as it learns."""
     agents: dict[str, Agent] = {"default": Agent()}
     environments: dict[str, Environment] = {"default": Environment()}
     scheduler: Scheduler = Scheduler()

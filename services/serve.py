@@ -39,6 +39,7 @@ DRAIN_S = 10.0
 """From the order to stop to the end by force."""
 SERVICES = {
     "source": "services.source.service",
+    "evaluation": "services.source.evaluation",
     "scheduler": "services.scheduler.service",
     "agent": "services.agent.service",
     "gateway": "services.agent.gateway.service",

@@ -49,6 +49,7 @@ class TaskMaker:
             source=self._source,
             task_id=task_id,
             tenant=tasks.tenant,
+            purpose=tasks.purpose,
             item_id=item.item_id,
             epoch=epoch,
             agent=tasks.agent,

@@ -3,7 +3,8 @@
 Batch n trains version n, so its staleness is known exactly: a sample's staleness is n - 1 less
 the version of its oldest token. Batch n may be assembled once n - 1 is at most `prefetch` ahead
 of the newest published version. It is made when enough groups are decided, or `batch_wait_s`
-after the first task that is decided and in no batch yet; then it may be short, or empty.
+after the first task that is decided and in no batch yet; then it may be short, or empty. A task to
+evaluate is decided by the next batch, and makes none due.
 
 Every batch says which tasks are decided by it and all before it. So it is result and checkpoint
 at once: after a crash, `on_batch` with the last batch and `on_group` with all groups from its
@@ -29,6 +30,7 @@ from schemas.events import (
 from schemas.frontier import Frontier
 from schemas.recipe import Recipe
 from schemas.topics import MAX_RECORD_BYTES
+from stream_jobs.groups import EVALUATE
 
 BATCH_BYTES = MAX_RECORD_BYTES // 2
 """Most content of one batch; the other half is room for the runs decided above the low mark."""
@@ -88,9 +90,10 @@ class BatchAssembler:
     @property
     def due_at(self) -> float | None:
         """When a batch is due even if short, in epoch seconds. None until more has happened."""
-        if not self._waiting or not self._may_assemble():
+        waiting = [one for one in self._waiting.values() if one.group.reason != EVALUATE]
+        if not waiting or not self._may_assemble():
             return None
-        first = min(waiting.ended_s for waiting in self._waiting.values())
+        first = min(one.ended_s for one in waiting)
         return first + self._settings.batch_wait_s
 
     def on_group(self, group: GroupClosed, offset: int) -> None:

@@ -30,6 +30,8 @@ from stream_jobs.filters import FILTERS, Filter, Group
 
 REWARD_LIMIT = 1e30
 """Larger rewards are excluded: advantages are float32, and one absurd reward must stop nothing."""
+EVALUATE = "evaluate"
+"""The reason to drop every group of a task to evaluate, whatever became of it."""
 FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -159,9 +161,9 @@ class _Scorer:
 
 def _unusable(ended: TaskEnded) -> str:
     """Why a task is not trained on whatever its samples did; empty where it may be."""
-    if ended.closed_by != "all":
-        return ended.closed_by
-    return "evaluate" if ended.purpose == "evaluate" else ""
+    if ended.purpose == "evaluate":
+        return EVALUATE
+    return "" if ended.closed_by == "all" else ended.closed_by
 
 
 def _count_one(outcome: EpisodeEnded, policy: str) -> _Counted | str:

@@ -15,7 +15,7 @@ from services.commands.options import (
 )
 
 SERVICES = (
-    "source", "scheduler", "agent", "gateway", "env", "inference",
+    "source", "evaluation", "scheduler", "agent", "gateway", "env", "inference",
     "assemble-groups", "assemble-batches", "trainer",
 )  # fmt: skip
 

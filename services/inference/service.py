@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
+from schemas.events import PolicyPublished
 from schemas.recipe import Policy, Recipe
 from schemas.topics import POLICIES, PROMPTS
 from services.concurrency import until_first
 from services.context import ServiceContext
 from services.errors import UsageError
 from services.inference.engine import Engine, EngineSetup
-from services.inference.local_weights import ScratchFolder
+from services.inference.local_weights import LocalWeights, ScratchFolder
+from services.inference.pinned import PinnedVersions
 from services.inference.serving import ServedPolicy, Slots
 from services.inference.tokenizer import Tokenizer
 from services.inference.weights_follower import WeightsFollower
 from services.inference.worker import PromptShard
 from services.kafka.broker import Partition
-from services.log import EventReader, Start
+from services.log import CaughtUp, EventLog, EventReader, Start
 from services.plugins import load
 from services.shard import ShardContext
 from services.weights import model_folder
@@ -40,20 +44,52 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
     engines = await asyncio.to_thread(make_engines, context.recipe, names)
     slots = {id(engine): Slots(engine) for engine in engines.values()}
     served = {
-        name: ServedPolicy(
-            name,
-            engine,
-            slots[id(engine)],
-            Tokenizer(model_folder(context.recipe.policies[name].model)),
-            context.worker_id,
-        )
-        for name, engine in engines.items()
+        name: _served(context, name, engine, slots[id(engine)]) for name, engine in engines.items()
+    }
+    scratch = ScratchFolder(context.state / "weights")
+    pinned = {
+        name: _pinned(context, name, scratch.path)
+        for name in names
+        if context.recipe.policies[name].training is not None
     }
     try:
-        await _serve(context, served)
+        await _serve(context, served, pinned, scratch.path)
     finally:
+        for versions in pinned.values():
+            await versions.close()
+        scratch.remove()
         for engine in {id(engine): engine for engine in engines.values()}.values():
             await engine.close(drain_s=0)
+
+
+def _served(context: ServiceContext, name: str, engine: Engine, slots: Slots) -> ServedPolicy:
+    tokenizer = Tokenizer(model_folder(context.recipe.policies[name].model))
+    return ServedPolicy(name, engine, slots, tokenizer, context.worker_id)
+
+
+def _pinned(context: ServiceContext, name: str, scratch: Path) -> PinnedVersions:
+    def make() -> ServedPolicy:
+        engine = _make_engine(context.recipe.policies[name])
+        return _served(context, name, engine, Slots(engine))
+
+    weights = LocalWeights(context.blobs, scratch / f"pinned-{name}")
+    return PinnedVersions(name, make, partial(find_published, context.log), weights.fetch)
+
+
+async def find_published(log: EventLog, policy: str, version: int) -> PolicyPublished | None:
+    """The publication of a version that counts: its last record. None where it has none."""
+    reader = EventReader(log, {Partition(log.topics.name(POLICIES), 0): "first"})
+    found = None
+    try:
+        async for item in reader:
+            if isinstance(item, CaughtUp):
+                break
+            event = item.event
+            if isinstance(event, PolicyPublished) and event.policy == policy:
+                found = event if event.version == version else found
+        return found
+    finally:
+        await reader.aclose()
 
 
 def prepare(recipe: Recipe) -> None:
@@ -97,19 +133,23 @@ def _make_engine(policy: Policy) -> Engine:
     return engine
 
 
-async def _serve(context: ServiceContext, served: dict[str, ServedPolicy]) -> None:
+async def _serve(
+    context: ServiceContext,
+    served: dict[str, ServedPolicy],
+    pinned: dict[str, PinnedVersions],
+    scratch: Path,
+) -> None:
     """Follows the weights and answers prompts; what fails of the two, ends both."""
     topics = context.log.topics
     # One policy's newest version is at the end; of several, one may have been quiet for long.
     start: Start = "tail" if len(topics.policies) == 1 else "first"
     publications = EventReader(context.log, {Partition(topics.name(POLICIES), 0): start})
-    scratch = ScratchFolder(context.state / "weights")
-    follower = WeightsFollower(publications, context.blobs, served, scratch.path)
+    follower = WeightsFollower(publications, context.blobs, served, scratch)
 
     def make_shard(shard: ShardContext) -> PromptShard:
         name = topics.by_name(shard.partition.topic).policy
         assert name is not None
-        return PromptShard(shard, served[name])
+        return PromptShard(shard, served[name], pinned.get(name))
 
     async def answer() -> None:
         await until_first(follower.ready.wait(), context.stopping.wait())
@@ -127,4 +167,3 @@ async def _serve(context: ServiceContext, served: dict[str, ServedPolicy]) -> No
         await until_first(follower.run(), answer())
     finally:
         await publications.aclose()
-        scratch.remove()

@@ -112,8 +112,7 @@ class ServedPolicy:
             prompt, added = self._prompt(request)
             generation = await self._generate(prompt, request.expires_at, slot)
         except InfrastructureError as error:
-            failure = _failure("infrastructure", error.code, error.message, error.retryable)
-            return self._failed(request, failure, queue_s)
+            return self.failed(request, error, queue_s)
         except ValueError as error:
             return self._failed(request, _failure("operator", "bad_tokens", str(error)), queue_s)
         if generation.finish == "interrupted":
@@ -216,6 +215,13 @@ class ServedPolicy:
             queue_ms=int(queue_s * 1000),
             run_ms=int(run_s * 1000),
         )
+
+    def failed(
+        self, request: GenerationRequested, error: InfrastructureError, queue_s: float
+    ) -> GenerationCompleted:
+        """The answer to a request that the infrastructure can't serve."""
+        failure = _failure("infrastructure", error.code, error.message, error.retryable)
+        return self._failed(request, failure, queue_s)
 
     def _failed(
         self, request: GenerationRequested, failure: Failure, queue_s: float

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from schemas.events import Event, GenerationRequested, Ref
+from schemas.events import Event, GenerationCompleted, GenerationRequested, Ref
+from services.errors import InfrastructureError
+from services.inference.pinned import PinnedVersions
 from services.inference.serving import ServedPolicy, Slot
 from services.log import Delivery
 
@@ -26,13 +28,19 @@ class Hands(Protocol):
 class PromptShard:
     """Answers prompts as slots free up; each is held until its answer is durable.
 
+    Those that are pinned to a version are answered beside the others, and never keep them waiting.
+
     A prompt that comes again while its first is in flight is held with it, and answered once. On
     revocation what is unfinished is abandoned: the next owner reads it again.
     """
 
-    def __init__(self, hands: Hands, policy: ServedPolicy) -> None:
+    def __init__(
+        self, hands: Hands, policy: ServedPolicy, pinned: PinnedVersions | None = None
+    ) -> None:
+        """`pinned` is None where the policy has but one version."""
         self._hands = hands
         self._policy = policy
+        self._pinned = pinned
         self._holds: dict[str, list[Callable[[], None]]] = {}
         """Of each prompt in flight, by event id."""
         self._unread: dict[str, GenerationRequested] = {}
@@ -64,6 +72,9 @@ class PromptShard:
     async def _start(self, prompt_id: str, request: GenerationRequested) -> None:
         loop = asyncio.get_running_loop()
         arrived = loop.time()
+        if self._pinned is not None and request.pinned is not None:
+            self._hands.spawn(self._answer_pinned(prompt_id, request, self._pinned), prompt_id)
+            return
         slot = await self._policy.slots.take()
         self._policy.metrics.busy.inc()
         work = self._answer(prompt_id, request, slot, loop.time() - arrived)
@@ -76,6 +87,29 @@ class PromptShard:
     ) -> None:
         answer = await self._policy.complete(request, slot, queue_s)
         slot.free()  # the next prompt need not wait until this answer is durable
+        await self._deliver(prompt_id, answer)
+
+    async def _answer_pinned(
+        self, prompt_id: str, request: GenerationRequested, pinned: PinnedVersions
+    ) -> None:
+        """Answers by the version asked for. How many wait, the limit of live episodes bounds."""
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        try:
+            served, slot = await pinned.take(request)
+        except InfrastructureError as error:
+            failed = self._policy.failed(request, error, loop.time() - arrived)
+            await self._deliver(prompt_id, failed)
+            return
+        try:
+            answer = await served.complete(request, slot, loop.time() - arrived)
+        finally:
+            slot.free()
+            pinned.done()
+        await self._deliver(prompt_id, answer)
+
+    async def _deliver(self, prompt_id: str, answer: GenerationCompleted | None) -> None:
+        """Writes an answer, and lets its prompt go. None where the engine was closed."""
         if answer is None:
             return
         await self._hands.send(answer)

@@ -8,6 +8,9 @@ from pathlib import Path
 from schemas.recipe import Recipe
 from services.run.supervisor import ChildSpec, headrace_command
 
+MAY_END = ("source", "evaluation")
+"""Services that end, in order, before the run does."""
+
 
 def child_specs(recipe: Recipe, resolved: Path, metrics_port: int = 0) -> list[ChildSpec]:
     """One child a process, those that import longest first. `resolved` is the recipe's file.
@@ -21,7 +24,7 @@ def child_specs(recipe: Recipe, resolved: Path, metrics_port: int = 0) -> list[C
             arguments += ["--policy", policy]
         if metrics_port:
             arguments += ["--metrics-port", str(metrics_port + number)]
-        specs.append(ChildSpec(name, headrace_command(*arguments), may_end=service == "source"))
+        specs.append(ChildSpec(name, headrace_command(*arguments), may_end=service in MAY_END))
     return specs
 
 
@@ -50,4 +53,6 @@ def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
             job = "assemble-batches"
             yield (f"{job}-{name}" if several else job), job, name
     yield "scheduler", "scheduler", None
+    if recipe.evaluation is not None:
+        yield "evaluation", "evaluation", None
     yield "source", "source", None

@@ -16,6 +16,7 @@ from typing import Literal
 from schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded, TaskSubmitted
 from schemas.frontier import Frontier
 from schemas.recipe import Recipe
+from services.evaluation import Evaluations
 
 RATE_WINDOW_S = 10.0
 """Seconds over which episodes a second are counted."""
@@ -29,8 +30,8 @@ class PolicyProgress:
     version: int = -1
     """Newest published; -1 before version 0."""
     newest_batch: int = 0
-    decided: int = 0
-    """How many tasks batches have decided."""
+    decided: Frontier = field(default_factory=Frontier)
+    """The tasks that batches have decided."""
     rewards: dict[int, float] = field(default_factory=dict)
     """Mean reward of every batch that has one, by version."""
     staleness: int = 0
@@ -65,6 +66,11 @@ class Progress:
         self.episodes = 0
         self.failures = 0
         """Episodes that the infrastructure failed for good."""
+        self.evaluations = Evaluations(
+            recipe.evaluation.passing if recipe.evaluation is not None else 1.0
+        )
+        self._to_evaluate: list[int] = []
+        """Numbers of tasks that no batch need decide."""
         self._last_task = -1
         self._ended = Frontier()
         self._ends: deque[tuple[float, int]] = deque()
@@ -83,10 +89,15 @@ class Progress:
     def published(self) -> bool:
         """True where every submitted task has ended, and all training on them is published."""
         return self.drained and all(
-            policy.decided >= self.submitted and policy.version >= policy.newest_batch
+            self._decided(policy) and policy.version >= policy.newest_batch
             for policy in self.policies.values()
             if policy.trained
         )
+
+    def _decided(self, policy: PolicyProgress) -> bool:
+        # Not the low mark: a record in `tasks` that is no task is never decided, and stops it.
+        early = sum(number in policy.decided for number in self._to_evaluate)
+        return len(policy.decided) - early >= self.submitted - len(self._to_evaluate)
 
     def on_event(self, event: Event, at: float, offset: int) -> None:
         """Takes one event, recorded at `at`. An event seen before changes nothing."""
@@ -95,6 +106,8 @@ class Progress:
                 if offset > self._last_task:
                     self._last_task = offset
                     self.submitted += 1
+                    if event.purpose == "evaluate":
+                        self._to_evaluate.append(offset)
             case TaskEnded():
                 self._on_task_ended(event, at)
             case BatchAssembled():
@@ -107,6 +120,7 @@ class Progress:
     def _on_task_ended(self, event: TaskEnded, at: float) -> None:
         if not self._ended.add(event.task):
             return
+        self.evaluations.on_task_ended(event)
         self.episodes += len(event.outcomes)
         self.failures += sum(outcome.ending == "failed" for outcome in event.outcomes)
         self._ends.append((at, len(event.outcomes)))
@@ -118,8 +132,8 @@ class Progress:
         if policy is None or batch.version <= policy.newest_batch:
             return
         policy.newest_batch = batch.version
-        # Not the low mark: a record in `tasks` that is no task is never decided, and stops it.
-        policy.decided = batch.low_mark + sum(run.last - run.first + 1 for run in batch.decided)
+        runs = [(run.first, run.last) for run in batch.decided]
+        policy.decided = Frontier(batch.low_mark, runs)
         oldest = min((sample.oldest_version for sample in batch.samples), default=None)
         policy.staleness = 0 if oldest is None else batch.version - 1 - oldest
         if batch.reward_mean is not None:

@@ -26,6 +26,10 @@ class Summary:
     """Mean of the last versions, by policy."""
     curves: dict[str, list[float]]
     """Mean reward of every version, by policy."""
+    evaluations: dict[str, object]
+    """What each version was measured at, by policy and version."""
+    evaluated: dict[str, list[str]]
+    """The same in words."""
     tasks: int
     episodes: int
     failures: int
@@ -44,6 +48,13 @@ class Summary:
             versions={name: policy.version for name, policy in progress.policies.items()},
             rewards={name: policy.reward(versions) for name, policy in progress.policies.items()},
             curves={name: policy.curve() for name, policy in progress.policies.items()},
+            evaluations=progress.evaluations.to_tree(),
+            evaluated={
+                name: [
+                    f"{version:<4} {one}" for version, one in progress.evaluations.of(name).items()
+                ]
+                for name in progress.policies
+            },
             tasks=progress.tasks_ended,
             episodes=progress.episodes,
             failures=progress.failures,
@@ -75,6 +86,7 @@ class Summary:
                 f"  policy {name:<12} version {version}   reward {shown}  "
                 f"{sparkline(self.curves[name], 32)}"
             )
+            lines += [f"    evaluated version {line}" for line in self.evaluated.get(name, ())]
         lines += [
             f"  episodes {self.episodes:,} of {self.tasks:,} tasks   failed {self.failures}   "
             f"restarts {self.restarts}",

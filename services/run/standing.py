@@ -32,6 +32,10 @@ class Standing:
     """Newest published, by policy; -1 before version 0."""
     rewards: dict[str, float | None]
     curves: dict[str, list[float]]
+    evaluations: dict[str, object]
+    """What the versions evaluated last were measured at, by policy and version."""
+    evaluated: dict[str, str]
+    """The last of them in words, by policy."""
     tasks_submitted: int
     tasks_started: int
     tasks_ended: int
@@ -56,6 +60,8 @@ class Standing:
             shown = "-" if reward is None else f"{reward:.3f}"
             curve = sparkline(self.curves[name], 32)
             lines.append(f"  policy {name:<12} version {version}   reward {shown}  {curve}")
+            if name in self.evaluated:
+                lines.append(f"    evaluated   {self.evaluated[name]}")
         lines += [
             f"  tasks         submitted {self.tasks_submitted:,}   started "
             f"{self.tasks_started:,}   ended {self.tasks_ended:,}",
@@ -95,6 +101,12 @@ async def standing_of(log: EventLog, life: RunLife, recent: int = RECENT) -> Sta
         versions={name: policy.version for name, policy in progress.policies.items()},
         rewards={name: policy.reward(versions) for name, policy in progress.policies.items()},
         curves={name: policy.curve() for name, policy in progress.policies.items()},
+        evaluations=progress.evaluations.to_tree(),
+        evaluated={
+            name: f"version {version}   {evaluation}"
+            for name in progress.policies
+            for version, evaluation in progress.evaluations.of(name).items()
+        },
         tasks_submitted=progress.submitted + before[tasks],
         tasks_started=await _started(log),
         tasks_ended=progress.tasks_ended + before[results],

@@ -154,6 +154,9 @@ def progress_line(status: Status) -> str:
         f"failures {progress.failures}",
         f"restarts {status.restarts}",
     ]
+    for name in progress.policies:
+        for version, evaluation in list(progress.evaluations.of(name).items())[-1:]:
+            parts.append(f"evaluated {evaluation.brief()} at {version}")
     return "  ".join(parts)
 
 
@@ -198,6 +201,8 @@ def _add_progress(rows: Table, progress: Progress) -> None:
             "version",
             f"{state}   batch {policy.newest_batch}   staleness {policy.staleness}{skipped}",
         )
+        for version, evaluation in list(progress.evaluations.of(name).items())[-1:]:
+            rows.add_row("evaluated", f"version {version}   {evaluation}")
     failures = Text(f"{progress.failures}", style="bold red" if progress.failures else "")
     rows.add_row(
         "episodes",

@@ -3,6 +3,9 @@
 Tasks start in submission order. What can't be run starts at once, with a verdict, as a single
 episode. A task starts whole: with all its samples, or not yet.
 
+Tasks to evaluate go in a lane of their own, with a limit of its own: neither waits for the other,
+and where both may start, they take turns. A role that names no version is pinned to the newest.
+
 Freshness: for each policy that trains, the room for new groups is
 (newest published - newest batch + max_staleness + 1) * groups a batch - groups started and
 undecided, and 0 before version 0. A group is decided once it is dropped, or a batch's frontier
@@ -15,6 +18,7 @@ import hashlib
 import json
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 from schemas.events import EpisodeStarted, Failure, TaskCancelled, TaskSubmitted
 from schemas.frontier import Frontier
@@ -25,6 +29,7 @@ from services.refusal import refusal, refused
 MAX_NAME = 1_000
 """Most characters of a name of a task that is not run."""
 RUN_ENDING = "the run is ending"
+Purpose = Literal["train", "evaluate"]
 
 
 @dataclass(slots=True)
@@ -53,6 +58,7 @@ class _Started:
     """A task that was started."""
 
     samples: int
+    purpose: Purpose
     trains: bool
     ended: set[int] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
@@ -71,12 +77,21 @@ class SchedulerCore:
             if policy.training is not None
         }
         self._queue: OrderedDict[int, TaskSubmitted] = OrderedDict()
+        """To train."""
+        self._lane: OrderedDict[int, TaskSubmitted] = OrderedDict()
+        """To evaluate."""
+        self._evaluated_last = False
+        """Whether the last task that started was to evaluate: then it is the others' turn."""
+        self._published: dict[str, int] = {}
+        """Newest version of every policy."""
         self._queued: dict[TaskId, int] = {}
         """Number of each task in the queue."""
         self._cancelled = CancelledTasks()
         self._verdicts: deque[tuple[int, TaskSubmitted, Failure]] = deque()
         self._started: dict[int, _Started] = {}
         self._live = 0
+        self._evaluating = 0
+        """Live episodes to evaluate; `_live` are the others."""
         self._seen: dict[int, int] = {}
         self._seen_order: deque[tuple[int, int]] = deque()
         self._next_start_s = 0.0
@@ -87,7 +102,7 @@ class SchedulerCore:
     @property
     def queued(self) -> int:
         """Tasks that wait."""
-        return len(self._queue)
+        return len(self._queue) + len(self._lane)
 
     @property
     def started_below(self) -> int:
@@ -97,7 +112,7 @@ class SchedulerCore:
     @property
     def live(self) -> int:
         """Episodes started and not ended."""
-        return self._live
+        return self._live + self._evaluating
 
     def room(self) -> dict[str, int]:
         """How many groups may start now, by policy."""
@@ -130,7 +145,7 @@ class SchedulerCore:
         if verdict is not None:
             self._verdicts.append((number, submitted, verdict))
         else:
-            self._queue[number] = submitted
+            self._waiting_for(submitted)[number] = submitted
             self._queued[id_of(submitted)] = number
 
     def on_cancelled(self, event: TaskCancelled) -> None:
@@ -144,8 +159,8 @@ class SchedulerCore:
             return
         submitted = started.submitted
         trains = started.verdict is None and submitted.purpose == "train"
-        self._started[started.task] = _Started(submitted.samples, trains)
-        self._live += submitted.samples
+        self._started[started.task] = _Started(submitted.samples, submitted.purpose, trains)
+        self._count(submitted.purpose, submitted.samples)
         for policy in self._policies.values():
             if trains and started.task not in policy.decided:
                 policy.undecided.add(started.task)
@@ -155,7 +170,7 @@ class SchedulerCore:
         task = self._started.get(number)
         if task is not None and sample not in task.ended:
             task.ended.add(sample)
-            self._live -= 1
+            self._count(task.purpose, -1)
 
     def on_group(self, policy: str, number: int, *, dropped: bool) -> None:
         """A group closed. A dropped one gives its room back."""
@@ -174,6 +189,7 @@ class SchedulerCore:
 
     def on_policy(self, policy: str, version: int) -> None:
         """A version was published."""
+        self._published[policy] = max(version, self._published.get(policy, version))
         known = self._policies.get(policy)
         if known is not None and (known.published is None or version > known.published):
             known.published = version
@@ -181,7 +197,7 @@ class SchedulerCore:
     def end(self) -> None:
         """The run is ending: what waits, and what is yet to come, is cancelled."""
         self._ending = True
-        for number in list(self._queue):
+        for number in [*self._queue, *self._lane]:
             self._verdicts.append((number, self._dequeue(number), _cancelled(RUN_ENDING)))
 
     def next_start(self, now_s: float) -> list[EpisodeStarted]:
@@ -193,24 +209,25 @@ class SchedulerCore:
         if self._verdicts:
             number, submitted, verdict = self._verdicts.popleft()
             return [_start(number, 0, _without_bulk(submitted), now_s, verdict)]
-        if not self._queue or self.wait_s(now_s) > 0:
+        found = self._next() if self.wait_s(now_s) <= 0 else None
+        if found is None:
             return []
-        number, submitted = next(iter(self._queue.items()))
-        if not self._fits(submitted):
-            return []
+        number, submitted = found
         self._dequeue(number)
+        self._evaluated_last = submitted.purpose == "evaluate"
         if self._limits.starts_per_s is not None:
             self._interval_s = submitted.samples / self._limits.starts_per_s
             self._next_start_s = now_s + self._interval_s
         return [
-            _start(number, sample, submitted, now_s, None) for sample in range(submitted.samples)
+            _start(number, sample, self._pinned(submitted), now_s, None)
+            for sample in range(submitted.samples)
         ]
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until the limit of starts a second lets the next one through."""
         left_s = self._next_start_s - now_s
         # It can't be longer, unless the clock was put back: then there is nothing to wait for.
-        return left_s if self._queue and 0.0 < left_s <= self._interval_s else 0.0
+        return left_s if self.queued and 0.0 < left_s <= self._interval_s else 0.0
 
     def finished(self, number: int) -> bool:
         """Whether nothing about a task can change any more; it is forgotten then."""
@@ -227,22 +244,62 @@ class SchedulerCore:
         """Drops what catching up learned of tasks that were finished before."""
         for old in [task for task in self._started if task < number]:
             task = self._started.pop(old)
-            self._live -= task.samples - len(task.ended)
+            self._count(task.purpose, len(task.ended) - task.samples)
             for policy in self._policies.values():
                 policy.undecided.discard(old)
 
     def _dequeue(self, number: int) -> TaskSubmitted:
-        submitted = self._queue.pop(number)
+        submitted = (self._queue if number in self._queue else self._lane).pop(number)
         if self._queued.get(id_of(submitted)) == number:
             del self._queued[id_of(submitted)]
         return submitted
 
-    def _fits(self, submitted: TaskSubmitted) -> bool:
+    def _waiting_for(self, submitted: TaskSubmitted) -> OrderedDict[int, TaskSubmitted]:
+        return self._lane if submitted.purpose == "evaluate" else self._queue
+
+    def _count(self, purpose: Purpose, episodes: int) -> None:
+        if purpose == "evaluate":
+            self._evaluating += episodes
+        else:
+            self._live += episodes
+
+    def _next(self) -> tuple[int, TaskSubmitted] | None:
+        """The task that may start now."""
+        lanes = [self._next_to_train, self._next_to_evaluate]
+        if not self._evaluated_last:
+            lanes.reverse()
+        return lanes[0]() or lanes[1]()
+
+    def _next_to_train(self) -> tuple[int, TaskSubmitted] | None:
+        if not self._queue:
+            return None
+        number, submitted = next(iter(self._queue.items()))
         if self._live and self._live + submitted.samples > self._limits.live_episodes:
-            return False
-        return submitted.purpose != "train" or all(
-            policy.room > 0 for policy in self._policies.values()
-        )
+            return None
+        room = all(policy.room > 0 for policy in self._policies.values())
+        return (number, submitted) if room else None
+
+    def _next_to_evaluate(self) -> tuple[int, TaskSubmitted] | None:
+        if not self._lane:
+            return None
+        number, submitted = next(iter(self._lane.items()))
+        live, most = self._evaluating, self._limits.evaluation_episodes
+        if live and live + submitted.samples > most:
+            return None
+        known = all(use.policy in self._published for use in submitted.roles.values())
+        return (number, submitted) if known else None
+
+    def _pinned(self, submitted: TaskSubmitted) -> TaskSubmitted:
+        """The task with the version of every role, where it is to evaluate."""
+        if submitted.purpose != "evaluate":
+            return submitted
+        roles = {
+            role: use
+            if use.version is not None
+            else use.model_copy(update={"version": self._published[use.policy]})
+            for role, use in submitted.roles.items()
+        }
+        return submitted.model_copy(update={"roles": roles})
 
 
 def _without_bulk(submitted: TaskSubmitted) -> TaskSubmitted:

@@ -36,7 +36,7 @@ async def run(context: ServiceContext) -> None:
 
 
 async def _submit_all(context: ServiceContext) -> None:
-    submitted = await _submitted(context)
+    submitted = await submitted_by(context, SOURCE)
     backlog = _Backlog(context, list(submitted.values()))
     following = asyncio.create_task(backlog.follow())
     maker = TaskMaker(context.recipe, SOURCE)
@@ -65,8 +65,8 @@ def tasks_of(recipe: Recipe) -> Iterator[tuple[str, int, Item]]:
             return  # an empty data set has no next epoch either
 
 
-async def _submitted(context: ServiceContext) -> dict[str, int]:
-    """What a former source submitted: task id to number."""
+async def submitted_by(context: ServiceContext, source: str) -> dict[str, int]:
+    """What a source submitted before: task id to number."""
     place = Partition(context.log.topics.name(TASKS), 0)
     reader = EventReader(context.log, {place: "first"})
     numbers: dict[str, int] = {}
@@ -74,7 +74,7 @@ async def _submitted(context: ServiceContext) -> dict[str, int]:
         async for item in reader:
             if isinstance(item, CaughtUp):
                 break
-            if isinstance(item.event, TaskSubmitted) and item.event.source == SOURCE:
+            if isinstance(item.event, TaskSubmitted) and item.event.source == source:
                 numbers.setdefault(item.event.task_id, item.offset)
     finally:
         await reader.aclose()
@@ -87,6 +87,7 @@ class _Backlog:
     def __init__(self, context: ServiceContext, numbers: list[int]) -> None:
         self._log = context.log
         self._scheduler = context.consumer_group("scheduler")
+        self._purpose = context.recipe.tasks.purpose
         self._waiting = deque(sorted(numbers))
         self._moved = asyncio.Event()
         self._caught_up = asyncio.Event()
@@ -143,7 +144,7 @@ class _Backlog:
                     self._caught_up.set()
                 elif isinstance(item.event, EpisodeStarted):
                     self._on_started(item.event)
-                    if item.event.verdict is None:
+                    if self._tells(item.event):
                         shown.add(item.partition)
                 self._drop_started()
         finally:
@@ -156,8 +157,12 @@ class _Backlog:
             self._moved.clear()
             await self._moved.wait()
 
+    def _tells(self, started: EpisodeStarted) -> bool:
+        """Whether no task of ours before it waits: its lane is ours, and it was its turn."""
+        return started.verdict is None and started.submitted.purpose == self._purpose
+
     def _on_started(self, started: EpisodeStarted) -> None:
-        if started.verdict is None:
+        if self._tells(started):
             self._started = max(self._started, started.task)
         elif started.submitted.source == SOURCE and started.task > self._started:
             self._ended_unrun.add(started.task)

@@ -11,9 +11,10 @@ that they were asked in, none lost, doubled or of another attempt; an answer ech
 I3 each sample is trained once as fresh, or dropped with a reason that holds; a batch's frontier
 and `groups_read` are exact. I4 each version names its batch, and a skipped or resumed one says so
 truly. I5 versions are contiguous, batch n trains version n; staleness, counted from the
-trajectories' tokens, is within its bound. I6 no reward comes from an infrastructure failure, and
-each reward is what an environment gave. I8 what was begun has come to its end. With one clock for
-all records: starts keep the limits, and batches the prefetch.
+trajectories' tokens, is within its bound; what evaluates is never trained on, and each of its
+tokens is of the version that its start names. I6 no reward comes from an infrastructure failure,
+and each reward is what an environment gave. I8 what was begun has come to its end. With one clock
+for all records: starts keep the limits, and batches the prefetch.
 """
 
 from tests.checker.facts import Facts, read_all

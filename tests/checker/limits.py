@@ -33,7 +33,7 @@ def check(facts: Facts, recipe: Recipe) -> Violations:
         if isinstance(event, EpisodeStarted):
             yield from world.on_start(event, one.recorded_at)
         elif isinstance(event, EpisodeEnded):
-            world.live.discard((event.task, event.sample))
+            world.live[event.purpose].discard((event.task, event.sample))
         elif isinstance(event, GroupClosed):
             if event.verdict == "dropped" and event.policy in world.policies:
                 world.policies[event.policy].undecided.discard(event.task)
@@ -48,8 +48,11 @@ class _World:
     """What is live, and what is known of each policy that trains."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self.limit = recipe.scheduler.live_episodes
-        self.live: set[tuple[int, int]] = set()
+        self.limits = {
+            "train": recipe.scheduler.live_episodes,
+            "evaluate": recipe.scheduler.evaluation_episodes,
+        }
+        self.live: dict[str, set[tuple[int, int]]] = {purpose: set() for purpose in self.limits}
         self.policies = {
             name: _Policy(
                 name, policy.batches.groups, policy.batches.max_staleness, policy.batches.prefetch
@@ -62,11 +65,13 @@ class _World:
     def on_start(self, event: EpisodeStarted, at_s: float) -> Violations:
         """A start keeps the limit of live episodes, and its task the room of every policy."""
         name = f"task {event.task}"
-        self.live.add((event.task, event.sample))
-        if event.verdict is None and len(self.live) > self.limit:
-            alone = all(task == event.task for task, _ in self.live)
+        purpose = event.submitted.purpose
+        live, limit = self.live[purpose], self.limits[purpose]
+        live.add((event.task, event.sample))
+        if event.verdict is None and len(live) > limit:
+            alone = all(task == event.task for task, _ in live)
             if not alone:
-                yield f"I8: {name} was started as live episode {len(self.live)} of {self.limit}"
+                yield f"I8: {name} was started as live episode {len(live)} of {limit}"
         if event.task in self._tasks:
             return
         self._tasks.add(event.task)

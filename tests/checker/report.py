@@ -18,7 +18,16 @@ from schemas.recipe import Recipe
 from services.log import Delivery
 from services.namespaces import open_namespace
 from services.settings import Where
-from tests.checker import batches, episodes, groups, limits, publications, tasks, trajectories
+from tests.checker import (
+    batches,
+    episodes,
+    evaluations,
+    groups,
+    limits,
+    publications,
+    tasks,
+    trajectories,
+)
 from tests.checker.facts import Facts, Violations, read_all
 
 SHOWN = 40
@@ -114,6 +123,7 @@ def violations(
     yield from trajectories.check(facts)
     yield from groups.check(facts, recipe, settled=settled)
     yield from batches.check(facts, recipe, settled=settled)
+    yield from evaluations.check(facts)
     yield from publications.check(facts, recipe, settled=settled)
     if one_clock:
         yield from limits.check(facts, recipe)

@@ -98,10 +98,22 @@ def _started(
     if samples != list(range(started[0].submitted.samples)):
         yield f"I1: task {number} has {started[0].submitted.samples} samples, started {samples}"
     for start in started:
-        if start.verdict is None and start.submitted != task.event:
+        if start.verdict is None and not _as_submitted(start.submitted, task.event):
             yield f"I1: episode {number}/{start.sample} was started as another task"
         elif start.submitted.task_id != task.event.task_id[: len(start.submitted.task_id)]:
             yield f"I1: episode {number}/{start.sample} was refused as another task"
+
+
+def _as_submitted(started: TaskSubmitted, submitted: TaskSubmitted) -> bool:
+    """Whether a task is started as it was submitted; one to evaluate is pinned to versions."""
+    if submitted.purpose == "train":
+        return started == submitted
+    roles = {
+        role: use if use.version is not None else use.model_copy(update={"version": pinned.version})
+        for role, use in submitted.roles.items()
+        if (pinned := started.roles.get(role)) is not None and pinned.version is not None
+    }
+    return started == submitted.model_copy(update={"roles": roles})
 
 
 def _duplicates(facts: Facts, recipe: Recipe, starts: Starts) -> Violations:
@@ -121,10 +133,11 @@ def _duplicates(facts: Facts, recipe: Recipe, starts: Starts) -> Violations:
 
 def _order(starts: Starts) -> Violations:
     """What runs was started in the order of submission: as far as a partition shows it."""
-    newest: dict[tuple[int, str], int] = {}
+    newest: dict[tuple[int, str, str], int] = {}
     run = [one for started in starts.values() for one in started if one.event.verdict is None]
     for start in sorted(run, key=lambda one: (one.partition.number, one.offset)):
-        place = start.partition.number, start.event.submitted.tenant
+        submitted = start.event.submitted
+        place = start.partition.number, submitted.tenant, submitted.purpose
         before = newest.get(place, -1)
         if start.event.task < before:
             yield f"I1: task {start.event.task} was started after task {before}"

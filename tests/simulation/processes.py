@@ -28,6 +28,7 @@ from services.kafka.memory_registry import MemoryRegistry
 from services.log import Delivery, EventLog
 from services.scheduler import service as scheduler
 from services.shard import ShardContext
+from services.source import evaluation
 from services.source import service as source
 from services.worker import Worker
 from stream_jobs import assemble_batches
@@ -291,6 +292,7 @@ def new_learner(
 
 SERVICES: dict[str, Callable[[ServiceContext], Awaitable[None]]] = {
     "source": source.run,
+    "evaluation": evaluation.run,
     "scheduler": scheduler.run,
     "agent": run_agent,
     "env": env.run,

@@ -178,6 +178,7 @@ class _Progress:
         self._places[Partition(topics.name(BATCHES, "default"), 0)] = 0
         self._places |= {Partition(topics.name(RESULTS), n): 0 for n in range(topics.partitions)}
         self._tasks: set[int] = set()
+        self._to_train: set[int] = set()
         self._own: set[str] = set()
         self._ended: set[int] = set()
         self._decided = 0
@@ -201,13 +202,15 @@ class _Progress:
                     continue
         expected = self._run.recipe.tasks.options["items"]
         submitted = self._run.ending.is_set() or len(self._own) >= expected
-        done = len(self._tasks) == len(self._ended) == self._decided
+        done = self._tasks == self._ended and self._decided == len(self._to_train)
         return submitted and done and self._published and self._batch == self._version
 
     def _add(self, delivery: Delivery[Event]) -> None:
         event = delivery.event
         if isinstance(event, TaskSubmitted):
             self._tasks.add(delivery.offset)
+            if event.purpose == "train":
+                self._to_train.add(delivery.offset)
             if event.source == "source":
                 self._own.add(event.task_id)
         elif isinstance(event, TaskEnded):
@@ -218,4 +221,4 @@ class _Progress:
             self._batch = event.version
             runs = [(run.first, run.last) for run in event.decided]
             decided = Frontier(event.low_mark, runs)
-            self._decided = sum(task in decided for task in self._tasks)
+            self._decided = sum(task in decided for task in self._to_train)

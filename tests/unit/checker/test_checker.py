@@ -274,3 +274,25 @@ def test_a_batch_too_far_ahead_is_found() -> None:
     assert not any("was assembled when" in one for one in complaints(log))
     log.again(BatchAssembled, version=3, **nothing)
     assert any("3 was assembled when version 0 was the newest" in one for one in complaints(log))
+
+
+@pytest.mark.parametrize("expected", ["which evaluates", "is of a task to evaluate, and is scored"])
+def test_what_evaluates_is_never_trained_on(expected: str) -> None:
+    log = whole_log()
+    log.change_first(TaskSubmitted, purpose="evaluate")
+    assert any(expected in line for line in complaints(log)), complaints(log)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        (7, "evaluates version 7, and was drawn by [0]"),
+        (None, "evaluates no version: its role policy is not pinned"),
+    ],
+)
+def test_what_evaluates_is_pinned_to_one_version(version: int | None, expected: str) -> None:
+    log = whole_log()
+    log.change(TaskSubmitted, purpose="evaluate")
+    use = log.last(TaskSubmitted).roles["policy"].model_copy(update={"version": version})
+    start_changed(log, purpose="evaluate", roles={"policy": use})
+    assert any(expected in line for line in complaints(log)), complaints(log)

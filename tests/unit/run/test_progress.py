@@ -175,3 +175,12 @@ def test_violations_say_what_was_measured() -> None:
     assert violations(checks, {"reward": None, "episodes": 2}) == [
         "reward>=0.95 does not hold: reward is absent"
     ]
+
+
+def test_a_run_ends_though_no_batch_decides_what_evaluated() -> None:
+    progress = Progress(recipe())
+    evaluating = submitted().model_copy(update={"purpose": "evaluate"})
+    fold(progress, submitted(), evaluating, ended(0), batch(1, 0.5, low_mark=1), published(1))
+    assert progress.stop_reason(seconds=1, exhausted=True) is None
+    fold(progress, ended(1).model_copy(update={"purpose": "evaluate"}))
+    assert progress.stop_reason(seconds=1, exhausted=True) == "all tasks published"

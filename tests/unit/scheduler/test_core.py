@@ -325,3 +325,60 @@ def test_a_task_that_its_episodes_could_not_carry_is_refused_without_its_bulk() 
     assert start.verdict.code == "too_large"
     assert (start.submitted.task_id, start.submitted.samples) == ("0", 1)
     assert len(repr(start)) < 5_000
+
+
+def test_what_evaluates_has_a_lane_and_a_limit_of_its_own() -> None:
+    core = SchedulerCore(recipe(groups=1, max_staleness=0, evaluation_episodes=4))
+    for number in range(4):
+        core.on_task(number, task(number))
+    for number in range(4, 8):
+        core.on_task(number, task(number, purpose="evaluate"))
+    assert start_all(core) == []  # there is no version yet
+    core.on_policy("default", 0)
+    starts = start_all(core)
+    # Room for one group, and for two tasks of two samples, whoever came first.
+    assert sorted(numbers(starts)) == [0, 4, 5]
+    assert (core.room(), core.live, core.queued) == ({"default": 0}, 6, 5)
+    for start in starts:
+        if start.task == 4:
+            core.on_outcome(start.task, start.sample)
+    assert core.finished(4)
+    assert not core.finished(5)
+    assert numbers(start_all(core)) == [6]
+    core.forget_below(7)
+    assert core.live == 0
+
+
+def test_where_both_may_start_they_take_turns() -> None:
+    core = SchedulerCore(recipe(groups=8, starts_per_s=2.0))
+    core.on_policy("default", 0)
+    for number in range(6):
+        core.on_task(number, task(number, purpose="evaluate" if number % 3 else "train"))
+    order = [numbers(start_all(core, now_s=10.0 + second))[0] for second in range(6)]
+    assert order == [1, 0, 2, 3, 4, 5]
+
+
+def test_what_evaluates_is_pinned_to_the_newest_version_when_it_starts() -> None:
+    core = SchedulerCore(recipe())
+    core.on_policy("default", 3)
+    roles = {
+        role: Use(policy="default", version=version, sampling=Sampling(max_tokens=8))
+        for role, version in (("policy", None), ("critic", 1))
+    }
+    core.on_task(0, task(0, purpose="evaluate", roles=roles))
+    core.on_task(1, task(1, roles={"policy": roles["policy"]}))
+    versions = {
+        (start.task, role): use.version
+        for start in start_all(core)
+        for role, use in start.submitted.roles.items()
+    }
+    assert versions == {(0, "policy"): 3, (0, "critic"): 1, (1, "policy"): None}
+
+
+def test_what_evaluates_and_waits_is_cancelled_at_the_end_too() -> None:
+    core = SchedulerCore(recipe())
+    core.on_task(0, task(0, purpose="evaluate"))
+    core.end()
+    (start,) = start_all(core)
+    assert start.verdict is not None
+    assert (start.verdict.code, core.queued) == ("cancelled", 0)

@@ -400,3 +400,17 @@ def test_a_replayed_group_is_as_stale_as_it_was_when_it_was_recorded() -> None:
     assert batch is not None
     assert batch.dropped == (Dropped(task=1, reason="stale"),)
     assert [sample.oldest_version for sample in batch.samples] == [4, 5], "facts stay facts"
+
+
+def test_what_evaluates_makes_no_batch_due_and_is_decided_by_the_next() -> None:
+    assembler = an_assembler()
+    assembler.on_policy(a_publication(0))
+    assembler.on_group(a_dropped_group(0, "evaluate", mean=None), 0)
+    assert assembler.due_at is None
+    assert assembler.next_batch(1e9) is None
+    assembler.on_group(a_group(1, 0), 1)
+    assembler.on_group(a_group(2, 0), 2)
+    batch = assembler.next_batch(ENDED_S)
+    assert batch is not None
+    assert (tasks_of(batch), batch.dropped) == ([1, 2], (Dropped(task=0, reason="evaluate"),))
+    assert (batch.low_mark, batch.reward_mean) == (3, 1.0)

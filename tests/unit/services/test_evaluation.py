@@ -1,0 +1,99 @@
+"""avg@k and pass@k: without bias, with intervals, of what says something of the policy."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.events import EpisodeEnded, Failure, PolicyUse, TaskEnded
+from services.evaluation import Evaluation, Evaluations, clustered, pass_at_k, wilson
+
+LOST = Failure(origin="infrastructure", code="lost")
+
+
+def ended(*rewards: float | None, version: int = 3, **changes: Any) -> TaskEnded:
+    """A task to evaluate; a reward of None is a sample that the infrastructure failed."""
+    use = PolicyUse(policy="default", role="policy", tokens=2, longest=2, oldest_version=version)
+    outcomes = tuple(
+        EpisodeEnded(
+            task=0,
+            sample=number,
+            item_id="i",
+            ending="failed" if reward is None else "finished",
+            failure=LOST if reward is None else None,
+            reward=reward,
+            policies=() if reward is None else (use,),
+        )
+        for number, reward in enumerate(rewards)
+    )
+    fields = {"task": 0, "source": "s", "task_id": "t", "item_id": "i", "purpose": "evaluate"}
+    return TaskEnded(**{**fields, "closed_by": "all", "outcomes": outcomes, **changes})
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
+def test_pass_at_k_is_the_share_of_all_choices_of_k_that_hold_one_that_passed(
+    passed: list[bool], data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, len(passed)))
+    choices = [any(choice) for choice in combinations(passed, k)]
+    assert pass_at_k(len(passed), sum(passed), k) == pytest.approx(fmean(choices))
+
+
+def test_pass_at_k_of_fewer_samples_is_not_defined() -> None:
+    with pytest.raises(ValueError, match="pass@5 of 1 passed among 4 samples"):
+        pass_at_k(4, 1, 5)
+
+
+def test_intervals_hold_what_they_should_19_times_of_20() -> None:
+    chance, rounds, items = Random(7), 400, 40
+    held = {"clustered": 0, "wilson": 0}
+    for _ in range(rounds):
+        shares = [chance.random() for _ in range(items)]
+        drawn = [fmean(chance.random() < share for _ in range(4)) for share in shares]
+        for name, one in (("clustered", clustered(drawn)), ("wilson", wilson(fmean(drawn), items))):
+            held[name] += one.low <= 0.5 <= one.high
+    assert held["clustered"] >= 0.91 * rounds
+    assert held["wilson"] >= 0.95 * rounds  # of what varies less than a coin: never too narrow
+
+
+def test_an_evaluation_counts_what_says_something_of_the_policy() -> None:
+    evaluation = Evaluation(passing=0.5)
+    evaluation.add(ended(1.0, 0.0, 0.6, 0.0))
+    evaluation.add(ended(0.0, 0.0, None, 0.0))
+    evaluation.add(ended(None, None))
+    cut = ended(0.0, 0.0)
+    limit = cut.outcomes[0].model_copy(update={"ending": "turn_limit", "reward": None})
+    mute = cut.outcomes[1].model_copy(update={"reward": None})
+    evaluation.add(cut.model_copy(update={"outcomes": (limit, mute)}))
+
+    assert (len(evaluation.rewards), evaluation.asked, evaluation.failed) == (3, 4, 4)
+    assert evaluation.average is not None
+    assert evaluation.average.value == pytest.approx((0.4 + 0.0 + 0.0) / 3)
+    by_k = {k: one.value for k in evaluation.powers() if (one := evaluation.passes(k))}
+    assert by_k == pytest.approx({1: 0.5 / 3, 2: (1 - 1 / 6) / 2, 4: 1.0})
+
+
+def test_nothing_measured_has_no_figures() -> None:
+    evaluation = Evaluation()
+    evaluation.add(ended(None))
+    assert (evaluation.average, evaluation.passes(1)) == (None, None)
+    assert str(evaluation) == "0 items   failed 1"
+    assert evaluation.to_tree()["avg"] is None
+
+
+def test_each_version_is_measured_apart_and_training_and_cancelled_tasks_are_not() -> None:
+    evaluations = Evaluations()
+    evaluations.on_task_ended(ended(1.0, 1.0, version=20))
+    evaluations.on_task_ended(ended(0.0, 1.0, version=10))
+    evaluations.on_task_ended(ended(0.0, purpose="train"))
+    evaluations.on_task_ended(ended(0.0, closed_by="cancelled"))
+    measured = evaluations.of("default")
+    assert list(measured) == [10, 20]
+    assert [one.passes(1).value for one in measured.values()] == [0.5, 1.0]  # type: ignore[union-attr]
+    assert evaluations.of("other") == {}
