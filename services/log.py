@@ -37,8 +37,19 @@ from services.kafka.broker import (
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Event, covariant=True)
-Start = int | Literal["first", "tail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """So many offsets before the end, or the first that is kept."""
+
+    offsets: int
+
+
+Start = int | Back | Literal["first", "tail"]
 """Where a reader begins: an offset, the first that is kept, or shortly before the end."""
+START_TRIES = 3
+"""What is kept is looked up anew where retention deletes it between the look and the reading."""
 TAIL = 64
 """Offsets before the end that a `tail` covers, or more: the last event is among them."""
 
@@ -244,9 +255,7 @@ class EventReader:
         self._reader = log.broker.reader()
 
     async def __aiter__(self) -> AsyncIterator[Delivery[Event] | CaughtUp]:
-        positions, ends = await resolve_starts(self._log, self._starts, undecided=self._undecided)
-        behind = {place: end for place, end in ends.items() if positions[place] < end}
-        await self._reader.assign(positions)
+        behind = await self._begin()
         if not behind:
             yield CaughtUp()
         while True:
@@ -257,6 +266,23 @@ class EventReader:
                         yield delivery
                 if behind and reached(item, behind) and not behind:
                     yield CaughtUp()
+
+    async def _begin(self) -> dict[Partition, int]:
+        """Begins to read; the ends of what is to be caught up with. RecordsLost where an offset
+        that was asked for is gone."""
+        tries = START_TRIES
+        while True:
+            tries -= 1
+            try:
+                positions, ends = await resolve_starts(
+                    self._log, self._starts, undecided=self._undecided
+                )
+                await self._reader.assign(positions)
+            except RecordsLost:
+                if not tries:
+                    raise
+            else:
+                return {place: end for place, end in ends.items() if positions[place] < end}
 
     async def aclose(self) -> None:
         """Closes the reader beneath."""
@@ -284,7 +310,12 @@ async def resolve_starts(
     bounds = await log.broker.ends(list(starts), undecided=undecided)
     tails = {place: bounds[place] for place, start in starts.items() if start == "tail"}
     positions = {place: first for place, (first, _) in bounds.items()}
-    positions |= {place: start for place, start in starts.items() if isinstance(start, int)}
+    for place, start in starts.items():
+        if isinstance(start, int):
+            positions[place] = start
+        elif isinstance(start, Back):
+            first, end = bounds[place]
+            positions[place] = max(first, end - start.offsets)
     positions |= await _tails(log, tails)
     return positions, {place: end for place, (_, end) in bounds.items()}
 

@@ -18,7 +18,7 @@ from schemas.topics import EPISODES, TASKS
 from services.concurrency import until_first
 from services.context import ServiceContext
 from services.kafka.broker import Partition
-from services.log import TAIL, CaughtUp, EventReader, Start
+from services.log import TAIL, Back, CaughtUp, EventReader, Start
 from services.plugins import load
 from services.source.data import BUILTIN
 from services.tasks import Item, TaskMaker
@@ -118,12 +118,8 @@ class _Backlog:
         places = [Partition(name, number) for number in range(topics.partitions)]
         # What was started last, and all that has gone before its turn since: no more than waits.
         back = TAIL + 2 * len(self._waiting)
-        starts: dict[Partition, Start] = {
-            place: max(first, end - back)
-            for place, (first, end) in (await self._log.broker.ends(places)).items()
-        }
         # Where other teams' refused tasks are all that lies there, it says nothing.
-        if not await self._read(starts, enough=len(places)):
+        if not await self._read(dict.fromkeys(places, Back(back)), enough=len(places)):
             await self._read(dict.fromkeys(places, "first"), enough=0)
 
     async def _pass_finished(self, tasks: Partition) -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -20,6 +21,7 @@ from services.kafka.memory import MemoryBroker, MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
 from services.log import (
     TAIL,
+    Back,
     CaughtUp,
     Delivery,
     EventLog,
@@ -87,6 +89,31 @@ async def read(log: EventLog, starts: dict[Partition, Start]) -> list[Delivery[A
         items.append(await anext(stream))
     await reader.aclose()
     return items
+
+
+def test_a_beginning_that_is_deleted_while_it_is_looked_up_is_looked_up_again() -> None:
+    async def test(bench: Bench) -> None:
+        for number in range(8):
+            await bench.log.send(started(number))
+        ends = bench.broker.ends
+
+        starts: dict[int, Start] = {3: "first", 5: Back(7)}
+        for gone, start in starts.items():
+
+            async def expire(*args: Any, before: int = gone, **options: Any) -> Any:
+                found = await ends(*args, **options)
+                bench.cluster.expire(RUNS_PLACE, before)  # as retention may, before it is read
+                return found
+
+            with patch.object(bench.broker, "ends", expire):
+                (first, *_) = await read(bench.log, {RUNS_PLACE: start})
+            assert isinstance(first, Delivery)
+            assert first.offset == gone
+            # What was asked for by its offset is lost, and that is said.
+            with pytest.raises(RecordsLost, match=f"offsets 2 to {gone - 1}"):
+                await read(bench.log, {RUNS_PLACE: 2})
+
+    run(test)
 
 
 def test_a_record_says_what_it_is_in_its_headers() -> None:
