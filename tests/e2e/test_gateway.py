@@ -30,6 +30,7 @@ TEMPLATE = (
     "assistant: "
 )
 LETTERS = ["a", "b", "c", "d"]
+BOUND_S = 120.0
 
 
 def chat_model(folder: Path) -> Path:
@@ -95,7 +96,7 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
         samples = 2
         environment = false
         max_tokens = 64
-        deadline_s = 120
+        deadline_s = 180
         [environments]
         [agents.default]
         use = "command"
@@ -114,17 +115,17 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
 
     async def main() -> None:
         async with harness.headrace(*arguments(tmp_path, where)) as run:
-            await run.says("running")
+            await run.says("running", BOUND_S)
             topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
             async with harness.watching(local_stack.bootstrap_servers, topics):
-                async with asyncio.timeout(120):
+                async with asyncio.timeout(BOUND_S):
                     while not mark.exists():
                         await asyncio.sleep(0.05)
                 doomed = alive(mark)
                 assert len(doomed) >= 4  # a guard, a program, its children
                 harness.child_of(tmp_path, "agent").kill()
                 assert not psutil.wait_procs(doomed, timeout=60)[1]
-                assert await run.ends(120) == 0, run.said
+                assert await run.ends(BOUND_S) == 0, run.said
         facts = await whole(where)
         trained = [
             facts.resolve(sample.trajectory)
@@ -167,7 +168,7 @@ def test_200_clients_from_outside_play_at_once(
         epochs = 1
         samples = 2
         environment = false
-        deadline_s = 120
+        deadline_s = 180
         [environments]
         [agents.default]
         use = "client"
@@ -184,13 +185,13 @@ def test_200_clients_from_outside_play_at_once(
 
     async def main() -> None:
         async with harness.headrace(*arguments(tmp_path, where)) as run:
-            await run.says("running")
+            await run.says("running", BOUND_S)
             async with harness.watching(
                 local_stack.bootstrap_servers, Topics(namespace, ("default",), recipe.partitions)
             ) as watch:
-                await watch.count("episodes", CLIENTS_AT_ONCE)
+                await watch.count("episodes", CLIENTS_AT_ONCE, BOUND_S)
             await play_at_once(f"http://127.0.0.1:{port}/v1")
-            assert await run.ends(60) == 0, run.said
+            assert await run.ends(BOUND_S) == 0, run.said
         facts = await whole(where)
         outcomes = facts.events(EpisodeEnded)
         assert len(outcomes) == CLIENTS_AT_ONCE

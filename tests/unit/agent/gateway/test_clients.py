@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 import pytest
 
 from schemas.events import EpisodeEnded, GenerationRequested, TrajectoryRecorded
+from schemas.recipe import Recipe
+from services.agent import service as agent_service
 from services.agent.episode import Episode
 from services.agent.gateway import server as server_module
+from services.agent.gateway import service as gateway_service
 from services.agent.gateway.clients import Client, Door, Offer
 from services.agent.gateway.server import GatewayServer
 from services.agent.gateway.session import Session
-from services.errors import UsageError
+from services.context import ServiceContext
+from services.errors import DependencyError, UsageError
+from services.run.children import services_of
 from tests.unit.agent.gateway.test_command import BOUND_S, Chatting
 from tests.unit.agent.test_run import end, task
 
@@ -171,3 +177,46 @@ def test_who_waited_longest_is_taken_first_and_what_is_given_back_is_next() -> N
 def test_an_idle_time_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError):
         Client(idle_s=0)
+
+
+def recipe(use: str = "client") -> Recipe:
+    tree = {
+        "name": "test",
+        "agents": {"default": {"use": use}},
+        "policies": {"default": {"model": "tiny-llama"}},
+        "workers": {"agent": 2},
+    }
+    return Recipe.model_validate(tree)
+
+
+def test_a_run_with_clients_has_a_gateway_for_its_agent_workers() -> None:
+    services = services_of(recipe())
+    assert "gateway" in services
+    assert "agent" not in services
+    assert "gateway" not in services_of(recipe("multi_turn"))
+
+
+def test_a_gateway_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = cast("ServiceContext", SimpleNamespace(recipe=recipe()))
+    with pytest.raises(UsageError, match="serve gateway"):
+        asyncio.run(agent_service.run(context))
+    monkeypatch.setenv(gateway_service.KEY, "short")
+    with pytest.raises(UsageError, match="HEADRACE_GATEWAY_KEY"):
+        asyncio.run(gateway_service.run(context, "127.0.0.1:0"))
+    monkeypatch.setenv(gateway_service.KEY, KEY)
+    for listen in ("8100", ":8100", "host:", "host:99999"):
+        with pytest.raises(UsageError, match="--listen"):
+            asyncio.run(gateway_service.run(context, listen))
+
+
+def test_an_address_that_is_taken_is_said() -> None:
+    async def main() -> None:
+        server, second = GatewayServer(), GatewayServer()
+        url = await server.start("127.0.0.1", 0)
+        try:
+            with pytest.raises(DependencyError, match="can't listen"):
+                await second.start("127.0.0.1", int(url.split(":")[2].removesuffix("/v1")))
+        finally:
+            await server.aclose()
+
+    asyncio.run(main())
