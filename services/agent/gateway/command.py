@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,7 +86,10 @@ class Command:
 
     async def _run(self, episode: Episode, session: Session, base_url: str, token: str) -> Ended:
         """The program's end. Raises what ended the attempt where that came first."""
+        direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), HOST)))
         environment = {
+            "NO_PROXY": direct,
+            "no_proxy": direct,
             **self._environment,
             "OPENAI_BASE_URL": base_url,
             "OPENAI_API_KEY": token,

@@ -28,11 +28,10 @@ class ApiError(Exception):
     @property
     def headers(self) -> Mapping[str, str]:
         """Whether, and when, it is worth asking again; the official clients heed it."""
-        if self.status == 429:
-            return {"Retry-After": str(RETRY_S)}
-        if self.status == 503:
-            return {"Retry-After": str(RETRY_S), "x-should-retry": "false"}
-        return {}
+        if self.status not in (429, 503):
+            return {}
+        # What has failed for good has a code.
+        return {"x-should-retry": "false"} if self.code else {"Retry-After": str(RETRY_S)}
 
 
 def bad_request(message: str, code: str | None = None) -> ApiError:

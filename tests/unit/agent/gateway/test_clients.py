@@ -145,6 +145,7 @@ def test_who_comes_for_nothing_is_told_to_come_again(monkeypatch: pytest.MonkeyP
         status, refused = await gateway.post("/episodes/take", {})
         assert status == 503
         assert "ask again" in refused["error"]["message"]
+        assert refused["error"]["code"] is None
         await gateway.post("/episode/end", {}, key)
 
     assert play(outside).ending == "finished"

@@ -158,7 +158,7 @@ def test_all_that_a_program_began_ends_with_it() -> None:
 
 
 def test_all_that_a_program_began_ends_at_the_deadline_and_with_a_cancellation() -> None:
-    for left_s, cancel, ending in ((4.0, False, "deadline"), (60.0, True, "cancelled")):
+    for left_s, cancel, ending in ((1.5, False, "deadline"), (60.0, True, "cancelled")):
         mark, world = uuid.uuid4().hex, Chatting()
 
         async def meanwhile(
