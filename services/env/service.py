@@ -13,6 +13,7 @@ from services.context import ServiceContext
 from services.env.docker.pool import DockerSetup
 from services.env.handle import EnvironmentSetup, Setup
 from services.env.instances import Instances
+from services.env.library.setup import LIBRARIES, LibrarySetup
 from services.env.shard import EnvShard
 from services.errors import HeadraceError
 from services.kafka.broker import Partition
@@ -92,7 +93,10 @@ def load_environments(recipe: Recipe, namespace: str, instances: Instances) -> d
         slots = asyncio.Semaphore(environment.slots)
         if environment.use == DOCKER:
             setups[key] = DockerSetup(key, environment.options, slots, namespace, instances)
+        elif environment.use in LIBRARIES:
+            setups[key] = LibrarySetup(environment.use, environment.options, slots)
         else:
-            make = load("environment", environment.use, BUILTIN)
+            builtin = {**BUILTIN, **LIBRARIES}
+            make = load("environment", environment.use, builtin)
             setups[key] = EnvironmentSetup(make, environment.options, slots, namespace)
     return setups

@@ -19,6 +19,7 @@ BUILTIN = {
     "coding": "services.source.coding:items",
     "repairs": "services.source.repairs:items",
     "jsonl": "services.source.data:jsonl",
+    "reasoning_gym": "services.source.reasoning_gym:items",
     "hf": "services.source.data:hugging_face",
 }
 

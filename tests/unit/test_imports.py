@@ -56,6 +56,8 @@ SOLE_IMPORTERS = {
     "mode": ("stream_jobs.assemble_groups",),
     "pickle": (),
     "services.kafka.client": ("services.connect",),
+    "reasoning_gym": ("services.env.library.reasoning_gym",),
+    "textarena": ("services.env.library.textarena",),
     "torch": ("trainer", "services.inference.torch_*", "services.inference.vllm_engine"),
     "transformers": ("trainer", "services.inference.torch_*", "services.inference.vllm_engine"),
     "vllm": ("services.inference.vllm_engine",),
