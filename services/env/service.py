@@ -24,6 +24,7 @@ BUILTIN = {
     "null": "services.env.null:NullEnvironment",
     "gymnasium": "services.env.gymnasium:GymnasiumEnvironment",
     "http": "services.env.http:HttpEnvironment",
+    "mcp": "services.env.mcp.environment:McpEnvironment",
     "docker": "services.env.docker.pool:DockerSetup",
 }
 DOCKER = "docker"

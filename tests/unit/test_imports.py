@@ -53,6 +53,7 @@ SOLE_IMPORTERS = {
     "faust": ("stream_jobs.assemble_groups",),
     "infra": OPERATING,
     "marshal": (),
+    "mcp": ("services.env.mcp",),
     "mode": ("stream_jobs.assemble_groups",),
     "pickle": (),
     "services.kafka.client": ("services.connect",),

@@ -70,6 +70,9 @@ class LibraryProcess:
         if process is not None:
             if process.returncode is None:
                 process.kill()
+            assert process.stdout is not None
+            while await process.stdout.read(1 << 16):  # what is left keeps its pipe open
+                pass
             await process.wait()
 
     async def _start(self) -> None:

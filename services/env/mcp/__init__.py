@@ -1,0 +1,8 @@
+"""Tool servers of the Model Context Protocol as environments: a step is a call of their tools."""
+
+from services.errors import UsageError
+
+try:
+    import mcp  # noqa: F401
+except ImportError:
+    raise UsageError("mcp is not installed: pip install 'headrace[mcp]'") from None

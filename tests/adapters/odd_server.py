@@ -1,0 +1,23 @@
+"""What stands for an MCP server on a pipe and is none, or not for long. Its argument says how."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+kind = sys.argv[1]
+if kind == "garbage":
+    print("hello, this is no JSON", flush=True)
+elif kind == "flood":
+    sys.stdout.write("x" * (1 << 20))
+    sys.stdout.flush()
+elif kind == "exit":
+    sys.exit(3)
+elif kind == "stubborn":  # and so is its child
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "600"])
+    with open(sys.argv[2], "w") as file:
+        file.write(json.dumps([os.getpid(), child.pid]))
+time.sleep(600)

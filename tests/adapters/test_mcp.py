@@ -1,0 +1,242 @@
+"""MCP tool servers: a real one by pipes and by HTTP, and some that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.local.processes import free_port
+from services.env.mcp.calls import MOST, BadCall, Call, read_calls
+from services.env.mcp.environment import McpEnvironment
+from services.errors import EnvironmentFailed, InfrastructureError, UsageError
+from services.types import Observation
+from tests.adapters.stage import Stage, recipe, view
+
+HERE = Path(__file__).parent
+CALCULATOR = [sys.executable, str(HERE.parents[1] / "docs" / "examples" / "calculator_server.py")]
+ODD = [sys.executable, str(HERE / "odd_server.py")]
+TOOLS = {"reset_tool": "ask", "score_tool": "score"}
+ADD = '{"name": "add", "arguments": {"a": 2, "b": 3}}'
+
+
+@contextmanager
+def by_http() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The calculator at an address of its own, once it listens."""
+    port = free_port()
+    with subprocess.Popen([*CALCULATOR, str(port)]) as process:
+        try:
+            asyncio.run(_listening(port))
+            yield f"http://127.0.0.1:{port}/mcp", process
+        finally:
+            process.kill()
+
+
+async def _listening(port: int) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                return
+
+
+async def play(environment: McpEnvironment) -> list[Observation]:
+    """An episode of the calculator, with calls that are none amid it."""
+    answers = [await environment.reset(view(seed=5, payload={"plus": 2}))]
+    for action in (
+        f"I add.\n<tool_call>{ADD}</tool_call><tool_call>{ADD}</tool_call>",
+        '{"name": "add", "arguments": {"a": "x"}}',
+        '{"name": "score", "arguments": {}}',
+        '{"name": "add", ',
+        "7",
+    ):
+        answers.append(await environment.step(action))
+    await environment.aclose()
+    return answers
+
+
+def check(answers: list[Observation]) -> None:
+    first, added, refused, hidden, torn, last = answers
+    assert first.text == "What is 5 plus 2?"
+    (tool,) = first.data["tools"]
+    assert tool["function"]["name"] == "add"
+    assert tool["function"]["parameters"]["required"] == ["a", "b"]
+    assert added.text == "5\n5"
+    assert "valid integer" in refused.text
+    assert hidden.text == "error: there is no tool 'score'; tools are add"
+    assert torn.text.startswith("error: a tool call must be JSON")
+    assert not any(answer.done or answer.reward for answer in answers[:-1])
+    assert (last.reward, last.terminated) == (1.0, True)
+
+
+def test_an_episode_by_pipes_leaves_no_process() -> None:
+    async def main() -> None:
+        check(await play(McpEnvironment(command=CALCULATOR, **TOOLS)))
+
+    asyncio.run(main())
+    assert not [each for each in psutil.Process().children(recursive=True) if _serves(each)]
+
+
+def _serves(process: psutil.Process) -> bool:
+    return any("calculator_server" in part for part in process.cmdline())
+
+
+def test_an_episode_by_http_and_a_server_that_dies_in_it() -> None:
+    with by_http() as (url, process):
+
+        async def main() -> None:
+            check(await play(McpEnvironment(url=url, **TOOLS)))
+            environment = McpEnvironment(url=url, timeout_s=10.0, **TOOLS)
+            await environment.reset(view(payload={"plus": 2}))
+            process.kill()
+            process.wait()
+            with pytest.raises(InfrastructureError, match="server_"):
+                await environment.step(ADD)
+            with pytest.raises(InfrastructureError, match="server_"):
+                await environment.reset(view(payload={"plus": 2}))
+            await environment.aclose()
+
+        asyncio.run(main())
+
+
+def test_through_the_worker_and_anew_after_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        options = {"command": CALCULATOR, "replayable": True}
+        async with Stage(recipe("mcp", options), tmp_path).played() as stage:
+            begun = await stage.reset(payload={"prompt": "2 + 3?", "answer": "5"})
+            assert begun.text == "2 + 3?"
+            assert (await stage.step(ADD)).text == "5"
+            await stage.stop()
+            stage.start()
+            last = await stage.step(" 5\n")
+            assert (last.failure, last.reward, last.terminated) == (None, 1.0, True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("garbage", "server_silent"), ("flood", "server_gone"), ("exit", "server_gone")],
+)
+def test_what_is_no_server_is_nobodys_fault(kind: str, code: str) -> None:
+    async def main() -> None:
+        limits = {"timeout_s": 5.0, "answer_kb": 64}
+        environment = McpEnvironment(command=[*ODD, kind], **limits)  # type: ignore[arg-type]
+        with pytest.raises(InfrastructureError, match=code):
+            await environment.reset(view())
+        await environment.aclose()
+
+    asyncio.run(main())
+    assert not psutil.Process().children()
+
+
+def test_a_stubborn_server_and_its_child_end_with_the_episode(tmp_path: Path) -> None:
+    told = tmp_path / "pids"
+
+    async def main() -> None:
+        environment = McpEnvironment(command=[*ODD, "stubborn", str(told)], timeout_s=10.0)
+        with pytest.raises(InfrastructureError, match="server_silent"):
+            await environment.reset(view())
+        await environment.aclose()
+
+    asyncio.run(main())
+    _all_end(told)
+
+
+KILLED = """
+import asyncio, sys
+from services.env.mcp.environment import McpEnvironment
+from services.types import TaskView
+
+task = TaskView(number=0, sample=0, payload={{}}, options={{}}, seed=0)
+asyncio.run(McpEnvironment(command={command!r}, timeout_s=600).reset(task))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux's")
+def test_the_server_and_its_child_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pids"
+    script = KILLED.format(command=[*ODD, "stubborn", str(told)])
+    root = str(HERE.parents[1])
+    surroundings = {**os.environ, "PYTHONPATH": root}
+    with subprocess.Popen([sys.executable, "-c", script], env=surroundings) as worker:
+        asyncio.run(_until(told.exists))
+        worker.kill()
+    _all_end(told)
+
+
+async def _until(holds: Any) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+def _all_end(told: Path) -> None:
+    asyncio.run(_until(lambda: told.read_text().endswith("]")))
+    pids = json.loads(told.read_text())
+    assert len(pids) == 2
+
+    def gone() -> bool:
+        alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        return all(each.status() == psutil.STATUS_ZOMBIE for each in alive)
+
+    asyncio.run(_until(gone))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({}, "either a `command` or a `url`"),
+        ({"command": ["no-such-program"]}, "no such program"),
+        ({"url": "localhost"}, "give the server's address"),
+        ({"url": "http://127.0.0.1:1", "token_variable": "NOT_SET"}, "NOT_SET is not set"),
+    ],
+)
+def test_wrong_options_say_what_is_wrong(options: Any, match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        McpEnvironment(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"tools": ["subtract"]}, UsageError, "no tools .'subtract'.; it has"),
+        ({"reset_tool": "add"}, EnvironmentFailed, "tool_failed"),
+    ],
+)
+def test_tools_of_the_recipe_must_be_there(
+    options: Any, error: type[Exception], match: str
+) -> None:
+    async def main() -> None:
+        environment = McpEnvironment(command=CALCULATOR, **options)
+        with pytest.raises(error, match=match):
+            await environment.reset(view())
+        await environment.aclose()
+
+    asyncio.run(main())
+
+
+def test_calls_are_read_as_models_write_them() -> None:
+    call = Call("add", {"a": 2, "b": 3})
+    assert read_calls(ADD, ["add"]) == [call]
+    assert read_calls(f"<tool_call>\n{ADD}\n</tool_call>" * 2, ["add"]) == [call, call]
+    assert read_calls(f"so <tool_call>{ADD}", ["add"]) == [call]
+    assert read_calls("the sum is 5", ["add"]) == []
+    for bad in ("{", "{}", '{"name": 1}', '{"name": "add", "arguments": 1}', "{" * 100_000):
+        with pytest.raises(BadCall):
+            read_calls(bad, ["add"])
+    with pytest.raises(BadCall, match="calls at once"):
+        read_calls(f"<tool_call>{ADD}</tool_call>" * (MOST + 1), ["add"])
