@@ -29,7 +29,7 @@ USE = EnvironmentUse(use="default")
 @pytest.fixture
 def odd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(library_setup.LIBRARIES, "odd", "tests.adapters.odd:Odd")
-    monkeypatch.setattr("services.env.library.process.GRACE_S", 0.5)
+    monkeypatch.setattr("services.env.library.process.GRACE_S", 3.0)
 
 
 def run(use: str, options: Mapping[str, Any], test: Any, *, within_s: float = 120.0) -> Any:
@@ -164,7 +164,7 @@ def test_a_bad_call_is_its_own_failure_and_others_begin_anew(action: str, code: 
         await one.aclose()
         assert (await play(setup, ["on"]))[-1].text == "on"
 
-    run("odd", {"call_s": 0.5, "answer_kb": 64}, test)
+    run("odd", {"call_s": 2.0, "answer_kb": 64}, test)
 
 
 @pytest.mark.usefixtures("odd")
