@@ -37,15 +37,6 @@ OF_WORKERS = (
         faults=("expel",),
     ),
     Mutant(
-        name="note_goes_back",
-        sentence="A commit notes where the companions stood as its record was first read.",
-        file="services/shard_host.py",
-        old="            self._noted = dict(self.positions)\n            await",
-        new="            await",
-        caught_by=("RecordsLost: ",),
-        faults=("retention", "expel", "env", "engine slow"),
-    ),
-    Mutant(
         name="undecodable_skipped",
         sentence="What is no event goes to dead-letters, whole, with the reason.",
         file="services/log.py",
