@@ -158,7 +158,8 @@ class Scheduler(Settings):
 class SamplingSettings(Settings):
     """How a policy's tokens are drawn while it trains."""
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0)
+    """0 takes the likeliest token, which can't be trained on."""
     max_tokens: Positive = 256
     allowed: tuple[str, ...] = ()
     """The only tokens that may be drawn, as the tokenizer spells them; empty allows all."""
@@ -314,6 +315,9 @@ class Recipe(Settings):
             raise ValueError(
                 f"tasks.environment: no {tasks.environment!r} among {sorted(self.environments)}"
             )
+        for name, one in self.policies.items():
+            if one.training is not None and one.sampling.temperature == 0:
+                raise ValueError(f"policies.{name}.sampling.temperature: 0 can't be trained on")
         for role, policy in tasks.roles.items():
             if policy not in self.policies:
                 raise ValueError(f"tasks.roles.{role}: no policy {policy!r}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from services.commands.dead_letters import dead_letters
+from services.commands.evaluate import evaluate
 from services.commands.inspect import recipe, status, tail, topics
 from services.commands.operate import apply, cancel, down, submit, up
 from services.commands.prune import prune
@@ -60,7 +61,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    run, serve, up, down, apply, submit, cancel, replay,
+    run, serve, up, down, apply, submit, cancel, evaluate, replay,
     status, show, tail, topics, dead_letters, prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:

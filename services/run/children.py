@@ -53,6 +53,6 @@ def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
             job = "assemble-batches"
             yield (f"{job}-{name}" if several else job), job, name
     yield "scheduler", "scheduler", None
-    if recipe.evaluation is not None:
+    if recipe.evaluation is not None and recipe.tasks.purpose == "train":
         yield "evaluation", "evaluation", None
     yield "source", "source", None

@@ -10,18 +10,26 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from services.errors import UsageError
+from services.plugins import load
 from services.tasks import Item
 
 BUILTIN = {
     "count": "services.source.data:count",
+    "first": "services.source.data:first",
     "coding": "services.source.coding:items",
     "repairs": "services.source.repairs:items",
     "jsonl": "services.source.data:jsonl",
     "reasoning_gym": "services.source.reasoning_gym:items",
     "hf": "services.source.data:hugging_face",
 }
+
+
+def first(items: int, use: str, options: dict[str, Any]) -> Iterator[Item]:
+    """The first items of another data set."""
+    yield from itertools.islice(load("data set", use, BUILTIN)(**options), items)
 
 
 def count(items: int | None = None, same: bool = False) -> Iterator[Item]:

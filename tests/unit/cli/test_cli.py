@@ -16,7 +16,7 @@ from services import cli
 from services.settings import RECIPES, Where
 
 COMMANDS = (
-    "run", "serve", "up", "down", "apply", "submit", "cancel", "replay",
+    "run", "serve", "up", "down", "apply", "submit", "cancel", "evaluate", "replay",
     "status", "show", "tail", "topics", "dead-letters", "prune", "recipe",
 )  # fmt: skip
 

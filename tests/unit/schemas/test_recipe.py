@@ -6,6 +6,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,3 +144,12 @@ def test_a_recipe_is_changed_by_keys_and_nothing_else(shipped: Path) -> None:
     for wrong, message in (("nope=1", "nope"), ("tasks", "key=value")):
         with pytest.raises(RecipeError, match=message):
             change_recipe(recipe, [wrong])
+
+
+def test_greedy_sampling_is_of_policies_that_do_not_train() -> None:
+    greedy: dict[str, Any] = {"model": "m", "sampling": {"temperature": 0}}
+    with pytest.raises(RecipeError, match=r"default\.sampling\.temperature: 0 can't be trained on"):
+        parse_recipe({"name": "r", "policies": {"default": greedy}}, "test")
+    greedy["training"] = False
+    recipe = parse_recipe({"name": "r", "policies": {"default": greedy}}, "test")
+    assert recipe.policies["default"].sampling.temperature == 0
