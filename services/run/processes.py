@@ -176,14 +176,20 @@ class Preloader:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        self._kill()
         if self._process is not None:
-            await self._process.wait()
+            await self._bury()
             await self._lost.wait()
+
+    async def _bury(self) -> None:
+        """Ends it where that is yet to do, and waits until it has ended."""
+        assert self._process is not None
+        self._kill()
+        await self._process.wait()
 
     async def _keep(self, folder: Callable[[], Path]) -> None:
         for _ in range(STARTS - 1):
             await self._lost.wait()
+            await self._bury()
             self._on_change(f"the {PRELOADER} died: started again")
             await self._start(folder())
         await self._lost.wait()
