@@ -23,11 +23,12 @@ from tests.simulation.acts import Acts
 from tests.simulation.chronicle import Chronicle, listening
 from tests.simulation.judge import Ends, Result, as_lines, judge, not_parked, readable, sort_out
 from tests.simulation.processes import Run
-from tests.simulation.scenario import RUIN, Scenario, draw
+from tests.simulation.scenario import DEADLINE_S, RUIN, Scenario, draw
 from tests.simulation.virtual_time import loop
 
 BOUND_S = 500.0
-"""Virtual seconds within which all is drained once the faults are over."""
+"""Virtual seconds within which all is drained once the faults are over, where episodes have
+DEADLINE_S; in proportion where they have more."""
 SETTLE_S = 300.0
 """Virtual seconds until the deadline of what a zombie opened, and forgot, has passed too."""
 PARKED_S = 30.0
@@ -134,17 +135,18 @@ async def _play(run: Run, result: Result, history: bool, meanwhile: Scene) -> No
 
 
 async def _until_drained(run: Run, log: EventLog) -> None:
-    """Waits until nothing is left to do. Undone after BOUND_S."""
+    """Waits until nothing is left to do. Undone after BOUND_S, or what goes in its place."""
     progress = _Progress(run, log)
+    bound_s = BOUND_S * run.scenario.recipe.tasks.deadline_s / DEADLINE_S
     try:
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(bound_s):
             while not await progress.drained():
                 for process in run.processes:
                     if (failure := process.failure()) is not None:
                         raise failure
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        raise Undone(f"not drained in {BOUND_S:g} s: {progress}") from None
+        raise Undone(f"not drained in {bound_s:g} s: {progress}") from None
 
 
 async def _until_settled(run: Run, log: EventLog) -> None:
