@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean
 
 from schemas.events import (
@@ -183,7 +184,12 @@ class BatchAssembler:
             waiting.offset for task, waiting in self._waiting.items() if task not in frontier
         ]
         samples = tuple(_batch_samples(chosen))
-        means = [waiting.group.mean for waiting in deciding if waiting.group.mean is not None]
+        means = [
+            waiting.group.mean
+            for waiting in deciding
+            # A group of another writer's may hold anything.
+            if waiting.group.mean is not None and isfinite(waiting.group.mean)
+        ]
         return BatchAssembled(
             policy=self._policy,
             version=version,

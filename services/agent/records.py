@@ -27,6 +27,10 @@ UNREWARDED: frozenset[Ending] = frozenset({"failed", "deadline", "cancelled"})
 """Endings that say nothing of the policy."""
 
 
+LAST = 2**31 - 1
+"""Largest number that an event's `int` holds: another's record may have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
     """An agent of the recipe, loaded."""
@@ -109,9 +113,14 @@ def outcome_of(
         reward=_reward(setup, episode, ending),
         rewards=episode.rewards if episode else {},
         policies=policy_uses(episode.turns) if episode else (),
-        attempts=attempt + 1,
+        attempts=following(attempt),
         seconds=seconds,
     )
+
+
+def following(number: int) -> int:
+    """The attempt or index after this one; the last that there is has none after it."""
+    return min(number + 1, LAST)
 
 
 def _reward(setup: AgentSetup, episode: Episode | None, ending: Ending) -> float | None:

@@ -27,7 +27,7 @@ from schemas.events import (
     Ref,
 )
 from services.agent.episode import Agent, Episode, EpisodeStopped, exits_contained
-from services.agent.records import AgentSetup, outcome_of, trajectory_of
+from services.agent.records import AgentSetup, following, outcome_of, trajectory_of
 from services.clock import now
 from services.errors import DependencyError
 from services.shard import ShardClosed
@@ -343,7 +343,7 @@ def close_after(
         sample=last.sample,
         attempt=last.attempt,
         call=f"{last.call}.close",
-        index=last.index + 1,
+        index=following(last.index),
         kind="close",
         environment=environment or EnvironmentUse(use=""),
         expires_at=expires_at,

@@ -6,9 +6,10 @@ import asyncio
 from pathlib import Path
 from random import Random
 
+from schemas.errors import DecodeError
 from schemas.events import TaskEnded
 from schemas.topics import BATCHES, DEAD_LETTERS, EPISODES, INSTANCES
-from services.kafka.broker import Outgoing
+from services.kafka.broker import Outgoing, Partition, Record
 from services.log import EventLog
 from tests.checker import Facts, read_all
 from tests.fuzz.strange import strange_event, strange_value
@@ -38,7 +39,7 @@ async def _fuzz(folder: Path, chance: Random, messages: int) -> None:
     log = await run.start()
     for _ in range(messages):
         await asyncio.sleep(chance.expovariate(1 / PACE_S))
-        await log.broker.send(_strange_record(chance, log))
+        await log.broker.send(await _strange_record(chance, log))
     async with asyncio.timeout(BOUND_S):
         while not await _own_tasks_ended(log):
             await asyncio.sleep(1.0)
@@ -50,7 +51,7 @@ async def _fuzz(folder: Path, chance: Random, messages: int) -> None:
     assert not ended, f"these ended and were started again: {ended}"
 
 
-def _strange_record(chance: Random, log: EventLog) -> Outgoing:
+async def _strange_record(chance: Random, log: EventLog) -> Outgoing:
     placed = chance.choice([one for one in log.topics if one.topic not in UNREAD])
     assert placed.topic.event is not None
     event = strange_event(chance, placed.topic.event)
@@ -59,10 +60,21 @@ def _strange_record(chance: Random, log: EventLog) -> Outgoing:
     if placed.topic is EPISODES:  # a start of a task of the run's own counts, whoever wrote it
         event = event.model_copy(update={"task": NEVER_SUBMITTED})
     value = log.outgoing(event).value
-    # A batch is an order to the trainer, for one writer alone to give.
-    if placed.topic is BATCHES or chance.random() < 0.5:
+    if placed.topic is BATCHES:
+        value = await _no_event(chance, log, placed.name, value)
+    elif chance.random() < 0.5:
         value = strange_value(chance, value)
     return Outgoing(placed.name, event.key, value, partition=chance.randrange(placed.partitions))
+
+
+async def _no_event(chance: Random, log: EventLog, topic: str, batch: bytes) -> bytes:
+    """Bytes that are no batch: one is an order to the trainer, for one writer alone to give."""
+    while True:
+        value = strange_value(chance, batch)
+        try:
+            await log.decode(Record(Partition(topic, 0), 0, 0.0, None, value, ()))
+        except DecodeError:
+            return value
 
 
 async def _own_tasks_ended(log: EventLog) -> bool:

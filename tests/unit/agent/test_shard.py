@@ -203,3 +203,16 @@ def test_answers_to_starts_that_never_come_take_bounded_memory() -> None:
         assert len(bench.closed()) >= EARLY
 
     on_a_bench(test)
+
+
+def test_the_largest_numbers_that_a_record_holds_end_nobody() -> None:
+    async def test(bench: Bench) -> None:
+        largest = 2**31 - 1
+        await bench.feed(started(3), outcome(3), started(3, 1))
+        await bench.catch_up()
+        await bench.feed(observed(3, index=largest), observed(3, 1, attempt=largest))
+        assert (3, 0, 0) in bench.closed()
+        (ended,) = [event for event in bench.sent if isinstance(event, EpisodeEnded)]
+        assert (ended.ending, ended.attempt, ended.attempts) == ("failed", largest, largest)
+
+    on_a_bench(test)

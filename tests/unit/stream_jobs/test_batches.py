@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,6 +118,16 @@ def test_a_batch_carries_references_totals_and_the_frontier() -> None:
     )
     assert (batch.low_mark, batch.decided) == (2, (Run(first=3, last=4),))
     assert batch.groups_read == 8
+
+
+def test_a_mean_that_is_no_number_is_left_out() -> None:
+    assembler = an_assembler(groups=3)
+    assembler.on_policy(a_publication(0))
+    for task, mean in enumerate((math.inf, -math.inf, 0.5)):
+        assembler.on_group(a_group(task, 0, mean=mean), task)
+    batch = assembler.next_batch(ENDED_S)
+    assert batch is not None
+    assert batch.reward_mean == 0.5
 
 
 def test_the_assembler_waits_for_the_trainer_beyond_its_prefetch() -> None:
