@@ -22,7 +22,7 @@ from prometheus_client import Counter
 from schemas.codec import Codec, UnknownSchema
 from schemas.events import EVENTS, Event, Ref
 from schemas.topics import DEAD_LETTERS, Topic, Topics, topic_of
-from services.errors import DecodeError, HeadraceError, RecordsLost
+from services.errors import DecodeError, RecordsLost
 from services.kafka.broker import (
     Broker,
     End,
@@ -211,9 +211,10 @@ class EventLog:
     async def fetch(self, refs: Sequence[Ref]) -> list[Event]:
         """The events that references name, in the order asked. They may lie in other namespaces.
 
-        RecordsLost where one is gone, or is no longer the record that was referred to;
-        HeadraceError where its topic is none of ours.
+        RecordsLost where one is gone, never was, or is no longer the record that was referred to;
+        DecodeError where its topic is none of ours.
         """
+        await self._require_places(refs)
         places = [Position(Partition(ref.topic, ref.partition), ref.offset) for ref in refs]
         events = []
         for ref, record in zip(refs, await self.broker.fetch(places), strict=True):
@@ -222,12 +223,26 @@ class EventLog:
                     f"{ref.topic}/{ref.partition}@{ref.offset} is not the record that was "
                     f"referred to: its digest differs. Was the topic made anew?"
                 )
-            try:
-                topic = topic_of(ref.topic)
-            except KeyError:
-                raise HeadraceError(f"a reference names {ref.topic}: no topic of ours") from None
-            events.append(await self._event(topic, record))
+            events.append(await self._event(topic_of(ref.topic), record))
         return events
+
+    async def _require_places(self, refs: Sequence[Ref]) -> None:
+        """Anybody may write a reference: one that leads nowhere must not look like a broker that
+        doesn't answer."""
+        there = {placed.name: placed.partitions for placed in self.topics}
+        if foreign := {ref.topic for ref in refs} - there.keys():
+            for name in foreign:
+                try:
+                    topic_of(name)
+                except KeyError:
+                    raise DecodeError(f"a reference names {name}: no topic of ours", None) from None
+            there = await self.broker.list_topics() | there
+        for ref in refs:
+            if ref.partition >= there.get(ref.topic, 0):
+                raise RecordsLost(
+                    f"{ref.topic}/{ref.partition}@{ref.offset} was never written, or its topic "
+                    f"is gone: there is no such partition"
+                )
 
     def _topic(self, record: Record) -> Topic[Event]:
         try:

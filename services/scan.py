@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from schemas.events import Event, Ref
-from services.errors import HeadraceError, RecordsLost
+from services.errors import DecodeError, HeadraceError, RecordsLost
 from services.kafka.broker import Broker, Partition, Record
 from services.log import EventLog, reached
 
@@ -90,7 +90,7 @@ async def fetch_each(log: EventLog, refs: Sequence[Ref]) -> AsyncGenerator[Event
         try:
             for event in await log.fetch(some):
                 yield event
-        except HeadraceError:
+        except (HeadraceError, DecodeError):
             for ref in some:
                 yield await _fetch_one(log, ref)
 
@@ -98,5 +98,5 @@ async def fetch_each(log: EventLog, refs: Sequence[Ref]) -> AsyncGenerator[Event
 async def _fetch_one(log: EventLog, ref: Ref) -> Event | str:
     try:
         return (await log.fetch([ref]))[0]
-    except RecordsLost as error:
+    except (RecordsLost, DecodeError) as error:
         return str(error)

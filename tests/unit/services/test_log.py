@@ -270,6 +270,20 @@ def test_a_reference_may_lead_into_another_namespace() -> None:
     run(test)
 
 
+def test_a_reference_that_leads_nowhere_is_lost_and_not_waited_for() -> None:
+    async def test(bench: Bench) -> None:
+        ref = await bench.log.send(started())
+        nowhere = {"topic": "nowhere.trajectories.v1"}
+        for changes in ({"partition": 99}, {"partition": 2**31 - 1}, {"offset": 10**9}, nowhere):
+            with pytest.raises(RecordsLost):
+                await bench.log.fetch([ref, ref.model_copy(update=changes)])
+        for topic in ("1", "", "run-0.trajectories", "__consumer_offsets"):
+            with pytest.raises(DecodeError, match="no topic of ours"):
+                await bench.log.fetch([ref.model_copy(update={"topic": topic})])
+
+    run(test)
+
+
 def test_a_log_that_only_reads_leaves_no_trace() -> None:
     async def test(bench: Bench) -> None:
         await bench.put(b"garbage")
