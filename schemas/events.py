@@ -275,6 +275,9 @@ class GenerationRequested(Event):
     chat: str = ""
     """JSON: new `messages`, and in an empty context `tools`, for the model's own chat template to
     append instead of text."""
+    demonstration: str | None = None
+    """What the policy should say: the answer is this, tokenized and ended as the sampling has it,
+    and nothing is drawn. Null asks the policy itself."""
     sampling: Sampling
     priority: I32 = 0
     """Higher goes first."""
@@ -304,13 +307,13 @@ class GenerationCompleted(Event):
     prompt_added: bytes = b""
     """i32[]: ids of the request's new text."""
     tokens: bytes = b""
-    """i32[]: the sampled ids."""
+    """i32[]: the sampled ids, or the demonstrated ones."""
     text: str = ""
-    """The sampled tokens as text."""
+    """These tokens as text."""
     logprobs: bytes = b""
-    """f32[]: one a sampled token, after temperature and masks."""
+    """f32[]: one a sampled token, after temperature and masks; none for demonstrated ones."""
     versions: bytes = b""
-    """spans: the policy version of every sampled token."""
+    """spans: the policy version of every sampled token; none for demonstrated ones."""
     kv: Literal["fresh", "mixed"] = "fresh"
     """`mixed`: part of the KV cache was computed by an older version."""
     prompt_tokens: N31 = 0
@@ -405,11 +408,11 @@ class Turn(Part):
     context: bytes = b""
     """i32[]: tokens added before the sampled ones, not sampled."""
     tokens: bytes = b""
-    """i32[]: sampled tokens."""
+    """i32[]: sampled tokens, or demonstrated ones."""
     logprobs: bytes = b""
     """f32[], one a sampled token."""
     versions: bytes = b""
-    """spans."""
+    """spans of the sampled tokens."""
     kv: Literal["fresh", "mixed"] = "fresh"
     sampling: I32 = 0
     """Index into the trajectory's `samplings`."""
@@ -421,6 +424,9 @@ class Turn(Part):
     """For people; never retokenized."""
     trainable: bool = True
     """False keeps the turn out of the loss; it is context still."""
+    demonstrated: bool = False
+    """The agent said what the policy should say here: its tokens were not sampled, so they have
+    neither logprobs nor versions, and are learned by cross-entropy, whatever the reward."""
 
 
 Ending = Literal[
@@ -475,11 +481,11 @@ class PolicyUse(Part):
     role: str = "policy"
     """The agent's role that the policy played."""
     tokens: N31
-    """Sampled tokens that may be trained on."""
+    """Sampled and demonstrated tokens that may be trained on."""
     longest: N31
     """Length of its longest sequence, context included, in tokens."""
     oldest_version: I64
-    """Oldest version among its sampled tokens."""
+    """Oldest version among its sampled tokens; -1 where it sampled none: it was demonstrated."""
     turn_rewards: bytes = b""
     """f32[], one a turn of this policy; NaN where none was given."""
 
@@ -553,11 +559,11 @@ class GroupSample(Part):
     advantages: bytes
     """f32[]: one for all turns, or one a turn of this policy."""
     tokens: N31
-    """Sampled tokens of this policy that may be trained on."""
+    """Tokens of this policy that may be trained on."""
     longest: N31
     """Length of its longest sequence, context included, in tokens."""
     oldest_version: I64
-    """Oldest version among its sampled tokens of this policy."""
+    """Oldest version among its sampled tokens of this policy; -1 where all were demonstrated."""
 
 
 class GroupClosed(Event):
@@ -577,7 +583,8 @@ class GroupClosed(Event):
     estimator: str = ""
     """Name of the advantage estimator."""
     mean: float | None = None
-    """Mean reward of the samples that count; null where none does."""
+    """Mean reward of the samples that count, but for those that were demonstrated throughout; null
+    where none does."""
     deviation: float | None = None
     """Standard deviation of these rewards; null where there are none."""
     excluded: tuple[Exclusion, ...] = ()
@@ -599,11 +606,11 @@ class BatchSample(Part):
     weight: float = 1.0
     """Factor of the sample's loss."""
     tokens: N31
-    """Sampled tokens of this policy that may be trained on."""
+    """Tokens of this policy that may be trained on."""
     longest: N31
     """Length of its longest sequence, context included, in tokens."""
     oldest_version: I64
-    """Oldest version among its sampled tokens of this policy."""
+    """Oldest version among its sampled tokens of this policy; -1 where all were demonstrated."""
     use: N31 = 0
     """0 is fresh; n is the nth replay."""
 

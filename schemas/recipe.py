@@ -99,6 +99,24 @@ class Tasks(Settings):
         return None if value is False else value
 
 
+class WarmStart(Settings):
+    """Tasks that are demonstrated, and learned by cross-entropy, before any is learned by reward.
+
+    Their episodes go the way of all others: through the same topics, by a real environment. Only
+    the agent says what the policies should say, by `demonstration`."""
+
+    agent: str = "teacher"
+    """Of `agents`: what demonstrates."""
+    tasks: Positive = 256
+    """How many: the data set's first, epoch by epoch where it has fewer. The others begin once
+    every policy is trained on these; a multiple of `batches.groups` leaves no short batch."""
+    samples: Positive = 1
+    """Demonstrations a task."""
+    use: str | None = None
+    """The data set, as in `tasks`; absent: that of `tasks`, with its options."""
+    options: dict[str, Any] = {}
+
+
 class Evaluation(Settings):
     """Measures the versions of the policies on a task set as they learn. It trains nothing."""
 
@@ -293,6 +311,8 @@ class Recipe(Settings):
     """P of every topic keyed by task; fixed once the namespace is made."""
     stop: Stop = Stop()
     tasks: Tasks = Tasks()
+    warm_start: WarmStart | None = None
+    """Absent: policies begin with what their models know."""
     evaluation: Evaluation | None = None
     """Absent: nothing is evaluated as it learns."""
     agents: dict[str, Agent] = {"default": Agent()}
@@ -311,6 +331,13 @@ class Recipe(Settings):
             raise ValueError("policies: a recipe needs at least one")
         if tasks.agent not in self.agents:
             raise ValueError(f"tasks.agent: no agent {tasks.agent!r} among {sorted(self.agents)}")
+        warm = self.warm_start
+        if warm is not None and warm.agent not in self.agents:
+            raise ValueError(
+                f"warm_start.agent: no agent {warm.agent!r} among {sorted(self.agents)}"
+            )
+        if warm is not None and tasks.purpose == "evaluate":
+            raise ValueError("warm_start: a run of tasks to evaluate trains nothing")
         if tasks.environment is not None and tasks.environment not in self.environments:
             raise ValueError(
                 f"tasks.environment: no {tasks.environment!r} among {sorted(self.environments)}"

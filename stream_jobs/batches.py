@@ -1,10 +1,11 @@
 """Which groups make batch n, and when. No I/O, no clock.
 
 Batch n trains version n, so its staleness is known exactly: a sample's staleness is n - 1 less
-the version of its oldest token. Batch n may be assembled once n - 1 is at most `prefetch` ahead
-of the newest published version. It is made when enough groups are decided, or `batch_wait_s`
-after the first task that is decided and in no batch yet; then it may be short, or empty. A task to
-evaluate is decided by the next batch, and makes none due.
+the version of its oldest token; what was demonstrated has none, and is never stale. Batch n may be
+assembled once n - 1 is at most `prefetch` ahead of the newest published version. It is made when
+enough groups are decided, or `batch_wait_s` after the first task that is decided and in no batch
+yet; then it may be short, or empty. A task to evaluate is decided by the next batch, and makes none
+due.
 
 Every batch says which tasks are decided by it and all before it. So it is result and checkpoint
 at once: after a crash, `on_batch` with the last batch and `on_group` with all groups from its
@@ -154,7 +155,8 @@ class BatchAssembler:
         dropped: list[Dropped] = []
         newest = self._recorded.get(group.task, self._version)
         for sample in group.samples:
-            if newest - sample.oldest_version > self._settings.max_staleness:
+            behind = newest - sample.oldest_version
+            if behind > self._settings.max_staleness and sample.oldest_version >= 0:
                 dropped.append(Dropped(task=group.task, sample=sample.sample, reason="stale"))
             else:
                 fresh.append(sample)

@@ -4,6 +4,9 @@ Every TaskEnded yields one GroupClosed for every policy of the recipe that train
 dropped with the reason: otherwise a task would stay undecided for ever. A sample that failed by
 the infrastructure's doing, or that has no reward, is excluded with the reason and never
 counted as 0.
+
+A sample that was demonstrated throughout is learned whatever the others are: its advantage is 1,
+and estimators and filters see only those that the policy sampled itself.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from stream_jobs.filters import FILTERS, Filter, Group
 
 REWARD_LIMIT = 1e30
 """Larger rewards are excluded: advantages are float32, and one absurd reward must stop nothing."""
+DEMONSTRATED_ADVANTAGE = 1.0
+"""Of what was demonstrated: it is learned as it is."""
 EVALUATE = "evaluate"
 """The reason to drop every group of a task to evaluate, whatever became of it."""
 FLOAT32_MAX = 3.4028234663852886e38
@@ -43,6 +48,11 @@ class _Counted:
     trajectory: Ref
     reward: float
     use: PolicyUse
+
+    @property
+    def demonstrated(self) -> bool:
+        """Whether the policy sampled none of it."""
+        return self.use.oldest_version < 0
 
 
 class GroupAssembler:
@@ -110,36 +120,39 @@ class _Scorer:
         return counted, excluded
 
     def _score(self, closed: GroupClosed, counted: Sequence[_Counted], minimum: int) -> GroupClosed:
-        rewards = tuple(sample.reward for sample in counted)
-        advantages = self._advantages(closed.task, rewards)
-        group = Group(
+        sampled = [sample for sample in counted if not sample.demonstrated]
+        samples = [
+            _group_sample(one, DEMONSTRATED_ADVANTAGE) for one in counted if one.demonstrated
+        ]
+        reason = "too_few_samples" if len(counted) < minimum else None
+        if sampled:
+            group = self._group(closed, sampled)
+            closed = closed.model_copy(update={"mean": group.mean, "deviation": group.deviation})
+            filtered = self._filtered(group)
+            if filtered is None:
+                samples += map(_group_sample, sampled, group.advantages)
+            elif samples:
+                closed = _leave_out(closed, sampled, filtered)
+            else:
+                reason = reason or filtered
+        if reason is not None:
+            return closed.model_copy(update={"reason": reason})
+        samples.sort(key=lambda one: one.sample)
+        return closed.model_copy(update={"verdict": "scored", "samples": tuple(samples)})
+
+    def _group(self, closed: GroupClosed, sampled: Sequence[_Counted]) -> Group:
+        rewards = tuple(sample.reward for sample in sampled)
+        return Group(
             task=closed.task,
             policy=closed.policy,
             item_id=closed.item_id,
             epoch=closed.epoch,
             rewards=rewards,
-            advantages=advantages,
-            tokens=tuple(sample.use.tokens for sample in counted),
+            advantages=self._advantages(closed.task, rewards),
+            tokens=tuple(sample.use.tokens for sample in sampled),
             mean=fmean(rewards),
             deviation=deviation(rewards),
         )
-        measured = {"mean": group.mean, "deviation": group.deviation}
-        reason = "too_few_samples" if len(counted) < minimum else self._filtered(group)
-        if reason is not None:
-            return closed.model_copy(update={**measured, "reason": reason})
-        samples = tuple(
-            GroupSample(
-                sample=sample.outcome.sample,
-                trajectory=sample.trajectory,
-                reward=sample.reward,
-                advantages=pack_f32([advantage]),
-                tokens=sample.use.tokens,
-                longest=sample.use.longest,
-                oldest_version=sample.use.oldest_version,
-            )
-            for sample, advantage in zip(counted, advantages, strict=True)
-        )
-        return closed.model_copy(update={**measured, "verdict": "scored", "samples": samples})
 
     def _filtered(self, group: Group) -> str | None:
         return next((reason for drop in self._filters if (reason := drop(group))), None)
@@ -186,6 +199,25 @@ def _count_one(outcome: EpisodeEnded, policy: str) -> _Counted | str:
     return _Counted(outcome, outcome.trajectory, outcome.reward, use)
 
 
+def _leave_out(closed: GroupClosed, sampled: Sequence[_Counted], reason: str) -> GroupClosed:
+    """Without what the policy sampled: what was demonstrated beside it is learned all the same."""
+    left_out = [Exclusion(sample=one.outcome.sample, reason=reason) for one in sampled]
+    excluded = sorted((*closed.excluded, *left_out), key=lambda one: one.sample)
+    return closed.model_copy(update={"excluded": tuple(excluded)})
+
+
+def _group_sample(sample: _Counted, advantage: float) -> GroupSample:
+    return GroupSample(
+        sample=sample.outcome.sample,
+        trajectory=sample.trajectory,
+        reward=sample.reward,
+        advantages=pack_f32([advantage]),
+        tokens=sample.use.tokens,
+        longest=sample.use.longest,
+        oldest_version=sample.use.oldest_version,
+    )
+
+
 def _merge(uses: Sequence[PolicyUse]) -> PolicyUse:
     """What a policy did in all its roles of an episode; a role without tokens has no version."""
     if len(uses) == 1:
@@ -195,6 +227,8 @@ def _merge(uses: Sequence[PolicyUse]) -> PolicyUse:
         update={
             "tokens": sum(use.tokens for use in spoke),
             "longest": max(use.longest for use in spoke),
-            "oldest_version": min(use.oldest_version for use in spoke),
+            "oldest_version": min(
+                (use.oldest_version for use in spoke if use.oldest_version >= 0), default=-1
+            ),
         }
     )

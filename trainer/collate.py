@@ -35,6 +35,10 @@ class Inputs:
     """[N] float32."""
     advantages: Tensor
     """[N] float32."""
+    drawn: Tensor
+    """[D] int64: which of the N were drawn."""
+    demonstrated: Tensor
+    """[N - D] int64: which were demonstrated instead."""
 
 
 def collate(sequences: Sequence[TokenSequence], vocabulary: int, device: torch.device) -> Inputs:
@@ -48,6 +52,7 @@ def collate(sequences: Sequence[TokenSequence], vocabulary: int, device: torch.d
     lengths = [tokens for _, tokens in runs]
     temperatures = np.repeat([draw.temperature for draw, _ in runs], lengths)
     allowed, numbers = _allowed([draw for draw, _ in runs], vocabulary)
+    demonstrated = np.concatenate([one.demonstrated for one in sequences])
 
     def tensor(array: object, dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(array, dtype=dtype).to(device)
@@ -62,6 +67,8 @@ def collate(sequences: Sequence[TokenSequence], vocabulary: int, device: torch.d
         allowed_set=tensor(np.repeat(numbers, lengths), torch.int64),
         behaviour=tensor(np.concatenate([one.behaviour for one in sequences]), torch.float32),
         advantages=tensor(np.concatenate([one.advantages for one in sequences]), torch.float32),
+        drawn=tensor(np.flatnonzero(~demonstrated), torch.int64),
+        demonstrated=tensor(np.flatnonzero(demonstrated), torch.int64),
     )
 
 

@@ -21,7 +21,7 @@ from schemas.recipe import Policy
 from services.errors import UsageError
 from services.plugins import load
 from trainer.collate import Inputs, collate, drawn_logprobs, entropy, processed_distribution
-from trainer.losses import LOSSES, Loss, MicroBatch, entropy_bonus
+from trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
 from trainer.metrics import Totals
 from trainer.models import (
     DTYPES,
@@ -190,12 +190,25 @@ class Learner:
         inputs = self._collate(sequences)
         logprobs, entropies = self._logprobs(inputs)
         proximal = logprobs.detach() if anchor is None else anchor
-        micro_batch = MicroBatch(
-            inputs.behaviour, proximal, inputs.advantages, update.tokens, self._settings
-        )
-        loss = self._loss(micro_batch, logprobs) - entropy_bonus(micro_batch, entropies)
+        loss = logprobs.new_zeros(())
+        if len(said := inputs.demonstrated):
+            loss = cross_entropy(logprobs[said], inputs.advantages[said], update.tokens)
+            totals.add_demonstrated(loss.detach(), logprobs[said].detach())
+        if len(drawn := inputs.drawn):
+            micro_batch = MicroBatch(
+                inputs.behaviour[drawn],
+                proximal[drawn],
+                inputs.advantages[drawn],
+                update.tokens,
+                self._settings,
+            )
+            learned = self._loss(micro_batch, logprobs[drawn])
+            learned = learned - entropy_bonus(micro_batch, entropies[drawn])
+            totals.add(
+                micro_batch, learned.detach(), logprobs[drawn].detach(), entropies[drawn].detach()
+            )
+            loss = loss + learned
         loss.backward()  # type: ignore[no-untyped-call]
-        totals.add(micro_batch, loss.detach(), logprobs.detach(), entropies.detach())
 
     def _step(self, totals: Totals) -> None:
         """One optimizer update, unless something is not finite: then UnusableBatch.

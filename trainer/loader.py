@@ -101,9 +101,12 @@ def _sequences(
 
 
 def staleness(batch: BatchAssembled, updates: Sequence[UpdateBatch]) -> dict[str, float]:
-    """By how many versions the trained tokens are behind the batch's start, version n - 1."""
+    """By how many versions the sampled tokens are behind the batch's start, version n - 1."""
     versions = [one.versions for update in updates for one in update.sequences]
     if not versions:
         return {}
-    behind = batch.version - 1 - np.concatenate(versions)
+    drawn = np.concatenate(versions)
+    behind = batch.version - 1 - drawn[drawn >= 0]
+    if not len(behind):
+        return {}
     return {"staleness_mean": float(behind.mean()), "staleness_max": float(behind.max())}

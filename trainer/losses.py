@@ -55,6 +55,14 @@ def grpo(batch: MicroBatch, logprobs: Tensor) -> Tensor:
     return -(importance(batch) * surrogate).sum() / batch.denominator
 
 
+def cross_entropy(logprobs: Tensor, weights: Tensor, denominator: int) -> Tensor:
+    """Of demonstrated tokens, by their new logprobs [N] and the samples' weights [N]: a scalar.
+
+    The mean runs over all tokens of the update, as the surrogate's, so both may be in one batch.
+    """
+    return -(weights * logprobs).sum() / denominator
+
+
 def importance(batch: MicroBatch) -> Tensor:
     """The truncated importance weight of each token, [N]."""
     return (batch.proximal - batch.behaviour).exp().clamp(max=batch.settings.importance_cap)

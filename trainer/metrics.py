@@ -16,11 +16,14 @@ class Totals:
         self._norm = torch.zeros(())
         self._updates = 0
         self._tokens = 0
+        self._demonstrated = 0
+        self._surprise = torch.zeros(())
         self._sums: dict[str, Tensor] = {}
         self._importance_max = torch.zeros(())
 
     def add(self, batch: MicroBatch, loss: Tensor, logprobs: Tensor, entropies: Tensor) -> None:
-        """Takes a micro-batch in: its share of the loss, new logprobs [N], entropies [N]."""
+        """Takes what was drawn of a micro-batch in: its share of the loss, new logprobs [N] and
+        entropies [N]."""
         settings = batch.settings
         ratio = (logprobs - batch.proximal).exp()
         lag = batch.proximal - batch.behaviour
@@ -40,6 +43,12 @@ class Totals:
         self._loss = self._loss + loss.cpu()
         self._tokens += len(logprobs)
 
+    def add_demonstrated(self, loss: Tensor, logprobs: Tensor) -> None:
+        """Takes what was demonstrated in a micro-batch in: its share of the loss, logprobs [N]."""
+        self._loss = self._loss + loss.cpu()
+        self._surprise = self._surprise - logprobs.sum().cpu()
+        self._demonstrated += len(logprobs)
+
     def add_update(self, norm: Tensor) -> None:
         """Takes an update's gradient norm in, as it was before clipping."""
         self._norm = torch.maximum(self._norm, norm.cpu())
@@ -50,12 +59,18 @@ class Totals:
         return bool(torch.isfinite(self._loss) and torch.isfinite(self._norm))
 
     def metrics(self) -> dict[str, float]:
-        """By name: sums over updates for the loss's mean, means a token for the others."""
-        tokens = max(self._tokens, 1)
-        return {
+        """By name: sums over updates for the loss's mean, means a token for the others.
+
+        `cross_entropy`, in nats, is of the demonstrated tokens, and there only where some were.
+        """
+        metrics = {
             "loss": float(self._loss) / max(self._updates, 1),
             "grad_norm": float(self._norm),
             "importance_max": float(self._importance_max),
-            "tokens": float(self._tokens),
-            **{name: float(value) / tokens for name, value in self._sums.items()},
+            "tokens": float(self._tokens + self._demonstrated),
+            **{name: float(value) / self._tokens for name, value in self._sums.items()},
         }
+        if self._demonstrated:
+            metrics["demonstrated_tokens"] = float(self._demonstrated)
+            metrics["cross_entropy"] = float(self._surprise) / self._demonstrated
+        return metrics

@@ -19,6 +19,7 @@ from services.errors import HeadraceError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
 
 LOGPROB_TOLERANCE = 1e-3
 """By how much rounding may lift a logprob above 0."""
@@ -50,13 +51,15 @@ class TokenSequence:
     places: Ints
     """[N] indices of the trained tokens; never 0: a token is predicted from those before it."""
     behaviour: Floats
-    """[N] logprobs by the engine that drew them."""
+    """[N] logprobs by the engine that drew them; 0 where they were demonstrated."""
     advantages: Floats
-    """[N] times the sample's weight."""
+    """[N] times the sample's weight; that weight alone where they were demonstrated."""
     versions: Ints
-    """[N] the policy version that drew each."""
+    """[N] the policy version that drew each; -1 where none did."""
     draws: tuple[tuple[Draw, int], ...]
     """Runs of trained tokens drawn alike: (how, number of tokens)."""
+    demonstrated: Bools
+    """[N] which were not drawn, but said to be what the policy should have said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +92,7 @@ def token_sequences(
     spread = list(advantages) * len(own) if len(advantages) == 1 else advantages
     by_turn = dict(zip(own, spread, strict=True))
     turns = [
-        _read_turn(
-            trajectory, index, by_turn.get(index, 0.0) * weight, index in by_turn, vocabulary, where
-        )
+        _read_turn(trajectory, index, by_turn.get(index), weight, vocabulary, where)
         for index in range(len(trajectory.turns))
     ]
     sequences, trained = [], set[int]()
@@ -114,39 +115,51 @@ class _Turn:
     behaviour: Floats
     versions: Ints
     advantage: float
+    demonstrated: bool
     draw: Draw | None
 
 
 def _read_turn(
     trajectory: TrajectoryRecorded,
     index: int,
-    advantage: float,
-    own: bool,
+    advantage: float | None,
+    weight: float,
     vocabulary: int,
     where: str,
 ) -> _Turn:
+    """`advantage` is None where the turn is another policy's."""
     turn = trajectory.turns[index]
     where = f"{where}, turn {index}"
     if not -1 <= turn.parent < index:
         raise UnusableBatch(f"{where}: its parent is turn {turn.parent}")
     try:
         context, tokens = _ids(turn.context), _ids(turn.tokens)
-        logprobs = np.frombuffer(turn.logprobs, "<f4")
-        versions = np.array(unpack_spans(turn.versions, len(tokens)), dtype=np.int64)
+        logprobs, versions = _drawn_by(turn, len(tokens))
     except ValueError as error:
         raise UnusableBatch(f"{where}: {error}") from error
     draw = None
-    if own:
+    if advantage is not None:
         for ids in (context, tokens):
             if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
                 raise UnusableBatch(f"{where}: a token id is outside of the model's {vocabulary}")
-    if own and turn.trainable and len(tokens):
+    if advantage is not None and turn.trainable and len(tokens):
         if len(logprobs) != len(tokens):
             raise UnusableBatch(f"{where}: {len(logprobs)} logprobs for {len(tokens)} tokens")
         if not np.all((logprobs > -np.inf) & (logprobs <= LOGPROB_TOLERANCE)):
             raise UnusableBatch(f"{where}: a logprob is above 0, infinite or no number")
         draw = _draw(trajectory.samplings, turn, tokens, where)
-    return _Turn(context, tokens, logprobs, versions, advantage, draw)
+    factor = weight if turn.demonstrated else (advantage or 0.0) * weight
+    return _Turn(context, tokens, logprobs, versions, factor, turn.demonstrated, draw)
+
+
+def _drawn_by(turn: Turn, tokens: int) -> tuple[Floats, Ints]:
+    """Logprob and version of each token; 0 and -1 where they were demonstrated."""
+    if not turn.demonstrated:
+        versions = np.array(unpack_spans(turn.versions, tokens), dtype=np.int64)
+        return np.frombuffer(turn.logprobs, "<f4"), versions
+    if turn.logprobs or turn.versions:
+        raise ValueError("it was demonstrated, and has logprobs or versions as if it were sampled")
+    return np.zeros(tokens, dtype=np.float32), np.full(tokens, -1)
 
 
 def _ids(data: bytes) -> Ints:
@@ -208,5 +221,8 @@ def _join(turns: list[_Turn], path: list[int], new: set[int], where: str) -> Tok
             [np.full(len(turn.tokens), turn.advantage, dtype=np.float32) for turn in trained]
         ),
         versions=np.concatenate([turn.versions for turn in trained]),
+        demonstrated=np.repeat(
+            [turn.demonstrated for turn in trained], [len(turn.tokens) for turn in trained]
+        ),
         draws=tuple(draws),
     )

@@ -107,9 +107,16 @@ class Context:
     """All ids so far, sampled ones included."""
     last_call: str | None = None
 
-    async def generate(self, text: str = "", *, max_tokens: int | None = None) -> Generation:
-        """Appends `text`, and what the policy says to it."""
-        return await self.episode._generate(self, text, "", max_tokens)
+    async def generate(
+        self, text: str = "", *, max_tokens: int | None = None, demonstration: str | None = None
+    ) -> Generation:
+        """Appends `text`, and what the policy says to it.
+
+        With `demonstration` the policy isn't asked: this is what it should have said, and training
+        teaches it that, whatever the episode's reward. The end of a turn (a stop token of the
+        sampling) is added. One that the sampling could not draw fails the attempt.
+        """
+        return await self.episode._generate(self, text, "", max_tokens, demonstration)
 
     async def chat(
         self,
@@ -117,15 +124,17 @@ class Context:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         max_tokens: int | None = None,
+        demonstration: str | None = None,
     ) -> Generation:
         """Appends new messages by the model's own chat template, and what the policy says to them.
 
         Only what is new: what was said before stays as the ids that it was. `tools` are told of in
-        an empty context alone. The policy's answer is text, tool calls included as it spells them.
+        an empty context alone. The policy's answer is text, tool calls included as it spells them;
+        so is a `demonstration` of it, as in `generate`.
         """
         tree = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
         chat = json.dumps(tree, sort_keys=True, ensure_ascii=False)
-        return await self.episode._generate(self, "", chat, max_tokens)
+        return await self.episode._generate(self, "", chat, max_tokens, demonstration)
 
     def fork(self) -> Context:
         """A second continuation from here; neither sees the other's tokens."""
@@ -233,10 +242,17 @@ class Episode:
         return observation.reward
 
     async def generate(
-        self, text: str = "", *, role: str = "policy", max_tokens: int | None = None
+        self,
+        text: str = "",
+        *,
+        role: str = "policy",
+        max_tokens: int | None = None,
+        demonstration: str | None = None,
     ) -> Generation:
-        """Appends `text` to the role's own context, and what the policy says to it."""
-        return await self.context(role).generate(text, max_tokens=max_tokens)
+        """Appends `text` to the role's own context, and what the policy says to it, or should say:
+        see `Context.generate`."""
+        context = self.context(role)
+        return await context.generate(text, max_tokens=max_tokens, demonstration=demonstration)
 
     async def chat(
         self,
@@ -245,9 +261,12 @@ class Episode:
         role: str = "policy",
         tools: Sequence[Mapping[str, Any]] = (),
         max_tokens: int | None = None,
+        demonstration: str | None = None,
     ) -> Generation:
         """Appends new messages to the role's own context: see `Context.chat`."""
-        return await self.context(role).chat(messages, tools=tools, max_tokens=max_tokens)
+        return await self.context(role).chat(
+            messages, tools=tools, max_tokens=max_tokens, demonstration=demonstration
+        )
 
     def context(self, role: str = "policy") -> Context:
         """The role's own context, one an episode. KeyError for a role that the task lacks."""
@@ -328,7 +347,12 @@ class Episode:
             recorded.turn = recorded.turn.model_copy(update={"reward": total})
 
     async def _generate(
-        self, context: Context, text: str, chat: str, max_tokens: int | None
+        self,
+        context: Context,
+        text: str,
+        chat: str,
+        max_tokens: int | None,
+        demonstration: str | None,
     ) -> Generation:
         submitted = self._started.submitted
         left = self.tokens_left
@@ -340,7 +364,13 @@ class Episode:
         most = min(left, use.sampling.max_tokens, max_tokens or left)
         sampling = use.sampling.model_copy(update={"max_tokens": most})
         tokens = packed.pack_i32(context.tokens)
-        meant = (use.policy, str(use.version), sampling.model_dump_json(), tokens, text)
+        meant: list[str | bytes] = [use.policy, str(use.version), sampling.model_dump_json()]
+        meant += [tokens, text]
+        # Only what there is: a request that was sent before these fields were must mean the same.
+        if chat or demonstration is not None:
+            meant.append(chat)
+        if demonstration is not None:
+            meant.append(demonstration)
         request = GenerationRequested(
             task=self._started.task,
             sample=self._started.sample,
@@ -351,10 +381,11 @@ class Episode:
             tokens=tokens,
             text=text,
             chat=chat,
+            demonstration=demonstration,
             sampling=sampling,
             priority=submitted.priority,
             expires_at=self._started.deadline,
-            digest=_meaning(*meant, *((chat,) if chat else ())),
+            digest=_meaning(*meant),
         )
         self._turn_count += 1
         answer = await self._runtime.ask_policy(request)
@@ -380,6 +411,7 @@ class Episode:
             kv=answer.kv,
             finish=answer.finish,
             text=answer.text,
+            demonstrated=request.demonstration is not None,
         )
         oldest = packed.oldest(answer.versions)
         self.turns[request.call] = RecordedTurn(

@@ -165,7 +165,9 @@ def _policy_use(policy: str, turns: Sequence[RecordedTurn]) -> PolicyUse:
         role=turns[0].turn.role,
         tokens=sum(packed.count(one.turn.tokens) for one in spoken if one.turn.trainable),
         longest=max(one.length for one in turns),
-        oldest_version=min((one.oldest_version for one in spoken), default=-1),
+        oldest_version=min(
+            (one.oldest_version for one in spoken if not one.turn.demonstrated), default=-1
+        ),
         turn_rewards=packed.pack_f32(rewards),
     )
 

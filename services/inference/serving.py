@@ -12,6 +12,7 @@ from schemas import packed
 from schemas.events import Failure, GenerationCompleted, GenerationRequested
 from services import clock
 from services.errors import InfrastructureError
+from services.inference.demonstration import demonstrate
 from services.inference.engine import Engine, Generation, Prompt
 from services.inference.metrics import PolicyMetrics
 
@@ -110,7 +111,11 @@ class ServedPolicy:
                     f"version {request.pinned} was asked for, {self.version} is served",
                 )
             prompt, added = self._prompt(request)
-            generation = await self._generate(prompt, request.expires_at, slot)
+            if request.demonstration is None:
+                generation = await self._generate(prompt, request.expires_at, slot)
+            else:
+                said = self.codec.encode(request.demonstration)
+                generation = demonstrate(prompt, said, self.engine.capacity().context)
         except InfrastructureError as error:
             return self.failed(request, error, queue_s)
         except ValueError as error:
@@ -192,7 +197,7 @@ class ServedPolicy:
         queue_s, run_s = times
         self.metrics.answered(generation.finish)
         self.metrics.prompt_tokens.inc(len(prompt.tokens))
-        self.metrics.generated_tokens.inc(len(tokens))
+        self.metrics.generated_tokens.inc(len(generation.logprobs))
         self.metrics.queue_seconds.observe(queue_s)
         self.metrics.run_seconds.observe(run_s)
         return GenerationCompleted(

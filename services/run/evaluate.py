@@ -46,7 +46,7 @@ def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
         policy |= {"training": None, "model": models.get(name, policy["model"])}
         if settings.temperature is not None:
             policy["sampling"]["temperature"] = settings.temperature
-    tree |= {"stop": {}, "evaluation": settings.model_dump(mode="json")}
+    tree |= {"stop": {}, "warm_start": None, "evaluation": settings.model_dump(mode="json")}
     return parse_recipe(tree, "the recipe's evaluation")
 
 

@@ -42,6 +42,8 @@ class PolicyProgress:
     """When version 1 was published, in epoch seconds."""
     reward_reached_at: float | None = None
     """When the stop rule's reward was first met, in epoch seconds."""
+    cross_entropy: float | None = None
+    """Of the newest version's demonstrated tokens, in nats a token; None where it had none."""
 
     def reward(self, versions: int) -> float | None:
         """Mean over the last `versions` published versions that have a reward; None before."""
@@ -134,7 +136,8 @@ class Progress:
         policy.newest_batch = batch.version
         runs = [(run.first, run.last) for run in batch.decided]
         policy.decided = Frontier(batch.low_mark, runs)
-        oldest = min((sample.oldest_version for sample in batch.samples), default=None)
+        versions = (sample.oldest_version for sample in batch.samples)
+        oldest = min((version for version in versions if version >= 0), default=None)
         policy.staleness = 0 if oldest is None else batch.version - 1 - oldest
         if batch.reward_mean is not None:
             policy.rewards[batch.version] = batch.reward_mean
@@ -144,6 +147,7 @@ class Progress:
         if policy is None or event.version <= policy.version:
             return
         policy.version = event.version
+        policy.cross_entropy = event.metrics.get("cross_entropy")
         policy.skipped += event.status == "skipped"
         if event.version >= 1 and policy.first_step_at is None:
             policy.first_step_at = at

@@ -154,7 +154,9 @@ def progress_line(status: Status) -> str:
         f"failures {progress.failures}",
         f"restarts {status.restarts}",
     ]
-    for name in progress.policies:
+    for name, policy in progress.policies.items():
+        if policy.cross_entropy is not None:
+            parts.append(f"cross-entropy {policy.cross_entropy:.3f}")
         for version, evaluation in list(progress.evaluations.of(name).items())[-1:]:
             parts.append(f"evaluated {evaluation.brief()} at {version}")
     return "  ".join(parts)
@@ -201,6 +203,8 @@ def _add_progress(rows: Table, progress: Progress) -> None:
             "version",
             f"{state}   batch {policy.newest_batch}   staleness {policy.staleness}{skipped}",
         )
+        if policy.cross_entropy is not None:
+            rows.add_row("warm start", f"cross-entropy {policy.cross_entropy:.3f} nats a token")
         for version, evaluation in list(progress.evaluations.of(name).items())[-1:]:
             rows.add_row("evaluated", f"version {version}   {evaluation}")
     failures = Text(f"{progress.failures}", style="bold red" if progress.failures else "")

@@ -191,8 +191,8 @@ def _advantages(story: TaskStory, sample: int) -> Iterable[Part]:
                 advantages = ", ".join(map(_number, floats_in(scored.advantages)))
                 yield _line(
                     "advantage",
-                    f"policy {one.policy}: {advantages} ({scored.tokens} tokens, oldest version "
-                    f"{scored.oldest_version})",
+                    f"policy {one.policy}: {advantages} ({scored.tokens} tokens, "
+                    f"{_oldest(scored.oldest_version)})",
                 )
 
 
@@ -239,12 +239,16 @@ def _turn_rows(
                 f"{len(turn.context) // 4} tokens" if context is None else clip(context),
                 f"{len(turn.tokens) // 4} tokens" if sampled is None else clip(sampled),
                 str(len(turn.tokens) // 4),
-                _numbers(versions_in(turn.versions)),
+                "demonstrated" if turn.demonstrated else _numbers(versions_in(turn.versions)),
                 _number(turn.reward),
                 turn.finish,
             ]
         )
     return rows
+
+
+def _oldest(version: int) -> str:
+    return f"oldest version {version}" if version >= 0 else "demonstrated"
 
 
 def _exchange_row(exchange: Exchange, clip: Callable[[str], str]) -> list[str]:
@@ -254,6 +258,7 @@ def _exchange_row(exchange: Exchange, clip: Callable[[str], str]) -> list[str]:
         if isinstance(request, GenerationRequested):
             context = len(ids_in(request.tokens))
             asked = f"{request.policy} after {context} tokens: {clip(request.text or request.chat)}"
+            versions = "demonstrated" if request.demonstration is not None else "-"
         elif isinstance(request, ActionRequested):
             judge = f" by {request.environment.use}" if request.kind == "score" else ""
             asked = f"{request.kind}{judge} {clip(request.payload)}"
@@ -261,7 +266,9 @@ def _exchange_row(exchange: Exchange, clip: Callable[[str], str]) -> list[str]:
         answer = exchange.answer.event
         answered = clip(answer.text)
         if isinstance(answer, GenerationCompleted):
-            versions, end = _numbers(versions_in(answer.versions)), answer.finish
+            end = answer.finish
+            if answer.versions:
+                versions = _numbers(versions_in(answer.versions))
         elif isinstance(answer, ObservationRecorded):
             reward = _number(answer.reward)
             end = "terminated" if answer.terminated else "truncated" if answer.truncated else ""

@@ -70,6 +70,7 @@ def tell_sample(batch: BatchAssembled, index: int, trajectory: Event | str) -> T
     known = trajectory if isinstance(trajectory, TrajectoryRecorded) else None
     turns = [turn for turn in known.turns if turn.policy == batch.policy] if known else []
     versions = {version for turn in turns for version in versions_in(turn.versions)}
+    oldest = sample.oldest_version
     return TrainedSample(
         task=sample.task,
         sample=sample.sample,
@@ -79,8 +80,8 @@ def tell_sample(batch: BatchAssembled, index: int, trajectory: Event | str) -> T
         ending=known.ending if known else "",
         turns=len(turns),
         tokens=sample.tokens,
-        versions=tuple(sorted(versions)) or (sample.oldest_version,),
-        staleness=batch.version - 1 - sample.oldest_version,
+        versions=tuple(sorted(versions)) or ((oldest,) if oldest >= 0 else ()),
+        staleness=batch.version - 1 - oldest if oldest >= 0 else 0,
         advantages=tuple(floats_in(sample.advantages)),
         use=sample.use,
     )

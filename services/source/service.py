@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from typing import Any
 
 from schemas.events import EpisodeStarted, TaskSubmitted
 from schemas.recipe import Recipe
@@ -21,6 +22,7 @@ from services.kafka.broker import Partition
 from services.log import TAIL, Back, CaughtUp, EventReader, Start
 from services.plugins import load
 from services.source.data import BUILTIN
+from services.source.warm_start import demonstrating, demonstrations, until_learned
 from services.tasks import Item, TaskMaker
 
 logger = logging.getLogger(__name__)
@@ -36,21 +38,60 @@ async def run(context: ServiceContext) -> None:
 
 
 async def _submit_all(context: ServiceContext) -> None:
-    submitted = await submitted_by(context, SOURCE)
-    backlog = _Backlog(context, list(submitted.values()))
-    following = asyncio.create_task(backlog.follow())
-    maker = TaskMaker(context.recipe, SOURCE)
+    recipe = context.recipe
+    source = _Source(context, await submitted_by(context, SOURCE))
     try:
-        for task_id, epoch, item in tasks_of(context.recipe):
-            if task_id in submitted:
-                continue
-            await backlog.room(context.recipe.tasks.backlog, following)
-            ref = await context.log.send(maker.make(item, task_id, epoch))
-            backlog.add(ref.offset)
+        if (warm := recipe.warm_start) is not None:
+            maker = TaskMaker(demonstrating(recipe, warm), SOURCE)
+            shown = source.submit(maker, demonstrations(recipe, warm))
+            numbers = [number async for number in shown]
+            logger.info("%d tasks to demonstrate are submitted", len(numbers))
+            await source.wait_for(until_learned(context, numbers))
+            logger.info("the demonstrations are learned; now by reward")
+        async for _ in source.submit(TaskMaker(recipe, SOURCE), tasks_of(recipe)):
+            pass
         logger.info("all tasks are submitted")
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        await source.aclose()
+
+
+class _Source:
+    """Submits tasks, each once, a bounded number ahead of the scheduler."""
+
+    def __init__(self, context: ServiceContext, submitted: Mapping[str, int]) -> None:
+        self._context = context
+        self._submitted = submitted
+        self._backlog = _Backlog(context, list(submitted.values()))
+        self._following = asyncio.create_task(self._backlog.follow())
+
+    async def submit(
+        self, maker: TaskMaker, tasks: Iterable[tuple[str, int, Item]]
+    ) -> AsyncIterator[int]:
+        """Submits what was not submitted before; yields the number of every task."""
+        for task_id, epoch, item in tasks:
+            number = self._submitted.get(task_id)
+            if number is None:
+                await self.wait_for(self._backlog.room(self._context.recipe.tasks.backlog))
+                number = (await self._context.log.send(maker.make(item, task_id, epoch))).offset
+                self._backlog.add(number)
+            yield number
+
+    async def wait_for(self, work: Coroutine[Any, Any, None]) -> None:
+        """Waits for it, and raises what ends the following of the backlog meanwhile."""
+        waiting = asyncio.create_task(work)
+        try:
+            await asyncio.wait({waiting, self._following}, return_when=asyncio.FIRST_COMPLETED)
+            if self._following.done():
+                self._following.result()
+            waiting.result()
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    async def aclose(self) -> None:
+        """Follows no more."""
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
 
 
 def tasks_of(recipe: Recipe) -> Iterator[tuple[str, int, Item]]:
@@ -100,16 +141,6 @@ class _Backlog:
         self._waiting.append(number)
         self._drop_started()
 
-    async def room(self, most: int, following: asyncio.Task[None]) -> None:
-        """Waits until fewer than `most` tasks wait."""
-        waiting = asyncio.create_task(self._until_below(most))
-        try:
-            await asyncio.wait({waiting, following}, return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                following.result()
-        finally:
-            waiting.cancel()
-
     async def follow(self) -> None:
         """Follows `episodes`: a started task waits no more, nor does any before it."""
         topics = self._log.topics
@@ -147,7 +178,8 @@ class _Backlog:
             await reader.aclose()
         return True
 
-    async def _until_below(self, most: int) -> None:
+    async def room(self, most: int) -> None:
+        """Waits until fewer than `most` tasks wait."""
         await self._caught_up.wait()
         while len(self._waiting) >= most:
             self._moved.clear()

@@ -171,6 +171,7 @@ def _update(number: int) -> UpdateBatch:
             advantages=zeros,
             versions=np.zeros(trained, dtype=np.int64),
             draws=((draw, trained),),
+            demonstrated=np.zeros(trained, dtype=np.bool_),
         )
         for start in starts
     ]

@@ -137,12 +137,17 @@ _SHARED = {"advantages", "tokens", "longest", "oldest_version"}
 
 
 def _behind(facts: Facts, batch: BatchAssembled, task: int, sample: int) -> int | None:
-    """How many versions a sample's oldest token is behind the batch's start, by its trajectory."""
+    """How many versions a sample's oldest token is behind the batch's start, by its trajectory.
+
+    What was demonstrated never is.
+    """
     group = facts.get(GroupClosed, task, batch.policy)
     found = [one for one in group.samples if one.sample == sample] if group is not None else []
     trajectory = facts.resolve(found[0].trajectory) if found else None
     use = use_of(trajectory, batch.policy) if isinstance(trajectory, TrajectoryRecorded) else None
-    return None if use is None else batch.version - 1 - use.oldest_version
+    if use is None or use.oldest_version < 0:
+        return None if use is None else 0
+    return batch.version - 1 - use.oldest_version
 
 
 def _dropped(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isclose
+from math import isclose, isnan, nan
 from statistics import fmean
 
 from schemas.events import EpisodeEnded, GroupClosed, GroupSample, TaskEnded, TrajectoryRecorded
@@ -55,7 +55,10 @@ def _scored(facts: Facts, group: GroupClosed, ended: TaskEnded, name: str) -> Vi
         if not exclusion.reason:
             yield f"I3: {name} leaves sample {exclusion.sample} out without a reason"
         counts = outcome is not None and outcome.reward is not None and outcome.failure is None
-        if counts and exclusion.reason not in ("reward_out_of_range", "policy_absent", "no_tokens"):
+        known = exclusion.reason in ("reward_out_of_range", "policy_absent", "no_tokens")
+        # Beside a demonstration a filter leaves out what was sampled, not the whole group.
+        filtered = any(sample.oldest_version < 0 for sample in group.samples)
+        if counts and not (known or filtered):
             yield f"I3: {name} leaves out {exclusion.sample} as {exclusion.reason}, and it counts"
 
 
@@ -81,13 +84,20 @@ def _sample(
 
 
 def _advantages(group: GroupClosed, policy: Policy, name: str) -> Violations:
-    """They follow from all rewards of the group, by the recipe's estimator."""
-    rewards = [sample.reward for sample in group.samples]
+    """They follow from all rewards that were sampled, by the recipe's estimator; others are 1."""
+    sampled = [sample for sample in group.samples if sample.oldest_version >= 0]
+    rewards = [sample.reward for sample in sampled]
     estimator = policy.groups.advantage
     if group.estimator != estimator:
         yield f"I3: {name} is scored by {group.estimator}, the recipe says {estimator}"
-    advantages = load("advantage", estimator, ADVANTAGES)(rewards)
-    if [sample.advantages for sample in group.samples] != [pack_f32([one]) for one in advantages]:
+    advantages = load("advantage", estimator, ADVANTAGES)(rewards) if rewards else ()
+    if [sample.advantages for sample in sampled] != [pack_f32([one]) for one in advantages]:
         yield f"I3: {name} has other advantages than its rewards {rewards} give"
-    if group.mean is None or not isclose(group.mean, fmean(rewards)):
+    for sample in group.samples:
+        if sample.oldest_version < 0 and sample.advantages != pack_f32([1.0]):
+            yield f"I3: {name}: sample {sample.sample} was demonstrated, its advantage isn't 1"
+    stated = nan if group.mean is None else group.mean
+    # Of samples that a filter left out, the mean is known all the same.
+    unknown = not rewards and not group.excluded
+    if (rewards and not isclose(stated, fmean(rewards))) or (unknown and not isnan(stated)):
         yield f"I3: {name} states the mean {group.mean} of rewards {rewards}"

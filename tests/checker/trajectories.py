@@ -77,6 +77,8 @@ def check(facts: Facts) -> Violations:
 
 def versions(turn: Turn) -> list[int]:
     """The policy version of each sampled token of a turn."""
+    if turn.demonstrated:
+        return []
     return unpack_spans(turn.versions, count(turn.tokens))
 
 
@@ -167,6 +169,10 @@ def _turns(facts: Facts, trajectory: TrajectoryRecorded, name: str) -> Violation
             yield f"I2: {where} answers what was never asked"
         elif asked[0].tokens != _before(trajectory, turn):
             yield f"I2: {where} was asked for in another context than it stands in"
+        elif turn.demonstrated != (asked[0].demonstration is not None):
+            yield f"I2: {where} is {turn.demonstrated=}, and was not asked for as such"
+        if turn.demonstrated and (turn.logprobs or turn.versions):
+            yield f"I5: {where} was demonstrated, and looks as if it were drawn"
         drawn = versions(turn)
         if drawn != sorted(drawn):
             yield f"I5: {where} was drawn by versions {drawn}"

@@ -81,8 +81,15 @@ def trainer_logprobs(model: Path, version: int, prompt: Prompt, tokens: Iterable
     places = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
     zeros = np.zeros(len(drawn), dtype=np.float32)
     draw = Draw(prompt.temperature, pack_i32(prompt.allowed))
+    said = np.zeros(len(drawn), dtype=np.bool_)
     sequence = TokenSequence(
-        np.array([*prompt.tokens, *drawn]), places, zeros, zeros, places, ((draw, len(drawn)),)
+        np.array([*prompt.tokens, *drawn]),
+        places,
+        zeros,
+        zeros,
+        places,
+        ((draw, len(drawn)),),
+        said,
     )
     inputs = collate([sequence], VOCABULARY, torch.device("cpu"))
     with torch.no_grad():

@@ -46,6 +46,7 @@ def drawn(tokens: list[int], logprobs: list[float], advantage: float) -> TokenSe
         advantages=np.full(count, advantage, dtype=np.float32),
         versions=np.zeros(count, dtype=np.int64),
         draws=((Draw(temperature=0.7, allowed=b""), count),),
+        demonstrated=np.zeros(count, dtype=np.bool_),
     )
 
 

@@ -63,6 +63,8 @@ UNSAFE = frozenset({"freeze", "expel", "outage", "garbage", "clock"})
 """Acts after which two may have acted who don't know of each other."""
 SLOW, DEBATE = "engine slow", "debate"
 """No misbehaviour, and no excuse: answers that take seconds, and agents that ask twice at once."""
+DEMONSTRATIONS = "demonstrations"
+"""Nor is this one: a warm start, and turns that are demonstrated."""
 WIRE = {"lost_sends": 0.05, "unknown_commits": 0.3, "disorder": True}
 """Faults of the way to the log that `draw_only` knows, and how strong they are there."""
 
@@ -126,6 +128,8 @@ def draw(seed: int) -> Scenario:
     slow = {SLOW} if later.random() < 0.2 else set()
     scenario = _faultless(chance, misbehaviour | slow)
     scenario.faults.disorder = later.random() < 0.2
+    if later.random() < 0.2:
+        scenario.recipe = _with_demonstrations(scenario.recipe, later)
     if not quiet:
         scenario.timing = timing
         _add_faults(scenario, chance)
@@ -136,7 +140,7 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
     """A scenario of a seed with no faults but these kinds of ACTS, MISBEHAVIOUR and WIRE.
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
-    SLOW and DEBATE are what they are in a swarm's seed.
+    SLOW, DEBATE and DEMONSTRATIONS are what they are in a swarm's seed.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
@@ -147,6 +151,8 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
     scenario.timing = "aimed" if "aimed" in kinds else "busy"
     for fault in WIRE.keys() & kinds:
         setattr(scenario.faults, fault, WIRE[fault])
+    if DEMONSTRATIONS in kinds:
+        scenario.recipe = _with_demonstrations(scenario.recipe, chance)
     return scenario
 
 
@@ -166,6 +172,15 @@ def _faultless(chance: Random, misbehaviour: frozenset[str]) -> Scenario:
     )
     scenario.faults.fetch = chance.choice([1, 3, 500])
     return scenario
+
+
+def _with_demonstrations(recipe: Recipe, chance: Random) -> Recipe:
+    """With a warm start, and with turns here and there that are demonstrated later."""
+    tree = recipe.model_dump(mode="json")
+    tree["agents"]["teacher"] = {**tree["agents"]["wanderer"], "options": {"demonstrated": 1.0}}
+    tree["agents"]["wanderer"]["options"]["demonstrated"] = chance.choice([0.0, 0.1, 0.7])
+    tree["warm_start"] = {"tasks": chance.choice([1, 5]), "samples": chance.choice([1, 2])}
+    return Recipe.model_validate(tree)
 
 
 def _crowded(recipe: dict[str, Any]) -> bool:

@@ -202,7 +202,10 @@ class _Progress:
                     self._add(await self._log.decode(record))
                 except DecodeError:
                     continue
-        expected = self._run.recipe.tasks.options["items"]
+        recipe = self._run.recipe
+        expected = recipe.tasks.options["items"]
+        if recipe.warm_start is not None:
+            expected += recipe.warm_start.tasks
         submitted = self._run.ending.is_set() or len(self._own) >= expected
         done = self._tasks == self._ended and self._decided == len(self._to_train)
         return submitted and done and self._published and self._batch == self._version

@@ -156,11 +156,25 @@ def _digest(path: str) -> bytes:
 
 
 async def wanderer(episode: Episode) -> None:
-    """Observation and answer in turn. `moody`: the share of episodes that don't replay."""
-    if loop().random.random() < episode.task.options.get("moody", 0.0):
+    """Observation and answer in turn. `moody`: the share of episodes that don't replay;
+    `demonstrated`: the share of turns in which it says itself what the policy should say."""
+    options = episode.task.options
+    if loop().random.random() < options.get("moody", 0.0):
         await _moody(episode)
+    elif share := options.get("demonstrated", 0.0):
+        await _demonstrating(episode, share)
     else:
         await multi_turn(episode)
+
+
+async def _demonstrating(episode: Episode, share: float) -> None:
+    observation = await episode.reset()
+    while not observation.done:
+        said = None
+        if episode.random.random() < share:
+            said = "".join(episode.random.choices(LETTERS, k=episode.sampling().max_tokens))
+        generation = await episode.generate(observation.text, demonstration=said)
+        observation = await episode.step(generation.text)
 
 
 ACTED = "acted"

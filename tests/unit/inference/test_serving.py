@@ -64,10 +64,27 @@ def complete(folder: Path, asked: GenerationRequested, **options: Any) -> Genera
         policy = await serve(folder, **options)
         answer = await policy.complete(asked, await policy.slots.take(), queue_s=0.25)
         assert answer is not None
-        assert policy.slots.starting == 0 or answer.failure is not None
+        drawn = answer.failure is None and asked.demonstration is None
+        assert policy.slots.starting == (0 if drawn else 1)
         return answer
 
     return asyncio.run(main())
+
+
+def test_a_demonstration_is_answered_without_the_engine(tmp_path: Path) -> None:
+    asked = request(demonstration="ab", sampling={"stop": ("\n",)})
+    answer = complete(tmp_path, asked, fail_every=1)
+    assert (answer.finish, answer.text, answer.failure) == ("stop", "ab", None)
+    assert packed.unpack_i32(answer.prompt_added) == TOKENIZER.encode("go")
+    assert packed.unpack_i32(answer.tokens) == TOKENIZER.encode("ab\n")
+    assert (answer.logprobs, answer.versions) == (b"", b"")
+
+
+def test_a_demonstration_that_could_not_be_drawn_is_the_operators_failure(tmp_path: Path) -> None:
+    answer = complete(tmp_path, request(demonstration="far too long"))
+    assert answer.failure is not None
+    assert (answer.failure.origin, answer.failure.code) == ("operator", "bad_tokens")
+    assert "its sampling allows 3" in answer.failure.message
 
 
 def test_an_answer_carries_all_that_training_needs(tmp_path: Path) -> None:

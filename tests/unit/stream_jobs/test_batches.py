@@ -120,6 +120,25 @@ def test_a_batch_carries_references_totals_and_the_frontier() -> None:
     assert batch.groups_read == 8
 
 
+def test_what_was_demonstrated_is_never_stale_and_goes_first() -> None:
+    assembler = an_assembler(groups=1, max_staleness=0)
+    for version in range(4):
+        assembler.on_policy(a_publication(version))
+    assembler.on_group(a_group(0, 0), 0)
+    assembler.on_group(a_group(1, -1, -1, mean=None), 1)
+
+    first = assembler.next_batch(ENDED_S)
+    assert first is not None
+    assert (tasks_of(first), first.reward_mean, first.dropped) == ([1], None, ())
+    assembler.on_batch(first)
+    for version in (2, 3):
+        assembler.on_group(a_group(version, -1, mean=None), version)
+        batch = assembler.next_batch(ENDED_S)
+        assert batch is not None
+        assert (batch.version, tasks_of(batch)) == (version, [version])
+        assembler.on_batch(batch)
+
+
 def test_a_mean_that_is_no_number_is_left_out() -> None:
     assembler = an_assembler(groups=3)
     assembler.on_policy(a_publication(0))

@@ -194,3 +194,43 @@ def one_value(rewards: Sequence[float]) -> list[float]:
 
 def not_a_number(rewards: Sequence[float]) -> list[float]:
     return [math.nan] * len(rewards)
+
+
+SAID = (PolicyUse(policy="default", tokens=5, longest=9, oldest_version=-1),)
+
+
+def test_what_was_demonstrated_has_advantage_1_and_shapes_no_other() -> None:
+    outcomes = [an_outcome(0, 0.0, policies=SAID), an_outcome(1, 1.0), an_outcome(2, 0.0)]
+    closed = close(a_task(outcomes), advantage="dr_grpo")
+
+    assert closed.verdict == "scored"
+    assert [unpack_f32(sample.advantages) for sample in closed.samples] == [[1.0], [0.5], [-0.5]]
+    assert (closed.mean, closed.samples[0].reward, closed.samples[0].oldest_version) == (0.5, 0, -1)
+
+
+def test_a_group_that_was_demonstrated_whole_has_no_mean_and_passes_every_filter() -> None:
+    outcomes = [an_outcome(sample, 1.0, policies=SAID) for sample in range(2)]
+    closed = close(a_task(outcomes), filters=["zero_advantage", f"{HERE}:drop_all"])
+
+    assert (closed.verdict, closed.mean, closed.deviation) == ("scored", None, None)
+    assert [sample.sample for sample in closed.samples] == [0, 1]
+    assert close(a_task(outcomes, minimum=3)).reason == "too_few_samples"
+
+
+def test_a_filter_leaves_the_demonstrations_beside_what_it_drops() -> None:
+    outcomes = [an_outcome(0, 0.0), an_outcome(1, 1.0, policies=SAID), an_outcome(2, 0.0)]
+    closed = close(a_task(outcomes), filters=["zero_advantage"])
+
+    assert (closed.verdict, closed.mean) == ("scored", 0.0)
+    assert [sample.sample for sample in closed.samples] == [1]
+    assert reasons(closed) == {0: "zero_advantage", 2: "zero_advantage"}
+
+
+def test_who_sampled_in_one_role_was_not_demonstrated_throughout() -> None:
+    uses = (SAID[0].model_copy(update={"role": "a"}), an_outcome(0).policies[0])
+    (sample,) = close(a_task([an_outcome(0, policies=uses)])).samples
+    assert (sample.tokens, sample.oldest_version) == (10, 3)
+
+
+def drop_all(group: Group) -> str | None:
+    return "unwanted"

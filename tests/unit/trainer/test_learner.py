@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import resource
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def sequence(seed: int, turns: int = 3, draw: Draw = COLD) -> TokenSequence:
         advantages=random.normal(size=turns).astype(np.float32),
         versions=np.zeros(turns, dtype=np.int64),
         draws=((draw, turns),),
+        demonstrated=np.zeros(turns, dtype=np.bool_),
     )
 
 
@@ -216,6 +218,7 @@ def test_training_makes_what_was_good_likelier() -> None:
         np.array([1.0], dtype=np.float32),
         np.array([0]),
         ((Draw(1.0, pack_i32(ACTIONS)), 1),),
+        np.array([False]),
     )
     for _ in range(5):
         metrics = one.train([update(good)])
@@ -321,3 +324,43 @@ def test_a_device_or_model_that_is_none_is_refused(tmp_path: Path) -> None:
         Learner(tmp_path, Policy(model=str(tmp_path)))
     with pytest.raises(UsageError, match="not trained"):
         Learner(FOLDER, Policy(model="tiny-llama", training=None))
+
+
+def demonstrated(one: TokenSequence) -> TokenSequence:
+    said = np.ones(len(one.places), dtype=np.bool_)
+    none = np.zeros(len(one.places), dtype=np.float32)
+    return replace(one, demonstrated=said, behaviour=none, advantages=none + 1)
+
+
+def test_demonstrations_are_learned_whatever_the_loss_does() -> None:
+    one = learner(loss="tests.unit.trainer.test_learner:no_loss")
+    taught = [demonstrated(sequence(seed)) for seed in range(4)]
+    surprise = [one.train([update(*taught)])["cross_entropy"] for _ in range(30)]
+
+    assert surprise[0] == pytest.approx(np.log(4), abs=0.5)  # of four allowed actions
+    assert surprise[-1] < 0.7 * surprise[0]
+
+
+def test_a_batch_may_hold_both_what_was_sampled_and_what_was_demonstrated() -> None:
+    sampled, taught = sequence(0), demonstrated(sequence(1))
+    both, one_by_one = learner(updates=2), learner(updates=2, max_tokens=1)
+
+    metrics = both.train([update(sampled, taught), update(taught, sampled)])
+    one_by_one.train([update(sampled, taught), update(taught, sampled)])
+
+    count = len(sampled.places) + len(taught.places)
+    assert metrics["tokens"] == 2 * count
+    assert metrics["demonstrated_tokens"] == 2 * len(taught.places)
+    for name, tensor in load(both.weights()).items():
+        torch.testing.assert_close(tensor, load(one_by_one.weights())[name], atol=1e-3, rtol=0)
+
+
+def test_the_gradient_of_a_demonstration_is_that_of_its_cross_entropy() -> None:
+    one, taught = learner(learning_rate=1e-9), demonstrated(sequence(2))
+    metrics = one.train([update(taught)])
+    assert metrics["loss"] == pytest.approx(metrics["cross_entropy"])
+    assert "kl" not in metrics
+
+
+def no_loss(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("there is nothing that was sampled")

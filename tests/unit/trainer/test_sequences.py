@@ -65,6 +65,30 @@ def test_a_chain_of_turns_is_one_sequence() -> None:
     assert sequence.draws == ((Draw(1.0, b""), 2), (Draw(1.0, b""), 1))
 
 
+def said(context: list[int], tokens: list[int], parent: int = -1, **fields: Any) -> Turn:
+    bare = {"logprobs": b"", "versions": b"", "demonstrated": True}
+    return turn(context, tokens, parent, **{**bare, **fields})
+
+
+def test_demonstrated_tokens_are_weighed_by_the_sample_alone() -> None:
+    turns = (said([1], [2, 3]), turn([4], [5], parent=0), said([6], [7], parent=1))
+
+    [sequence] = read(trajectory(*turns), [0.5, -1.0, 0.5], weight=2.0)
+
+    assert sequence.places.tolist() == [1, 2, 4, 6]
+    assert sequence.demonstrated.tolist() == [True, True, False, True]
+    assert sequence.advantages.tolist() == [2.0, 2.0, -2.0, 2.0]
+    assert sequence.versions.tolist() == [-1, -1, 3, -1]
+    assert sequence.behaviour[sequence.demonstrated].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("field", ["logprobs", "versions"])
+def test_what_was_demonstrated_can_not_have_been_drawn(field: str) -> None:
+    drawn = turn([1], [2])
+    with pytest.raises(UnusableBatch, match="demonstrated"):
+        read(trajectory(said([1], [2], **{field: getattr(drawn, field)})))
+
+
 def test_a_turn_shared_by_branches_is_trained_once() -> None:
     root, left, right = turn([1], [2]), turn([3], [4], parent=0), turn([5], [6], parent=0)
 
