@@ -64,8 +64,8 @@ def complete(folder: Path, asked: GenerationRequested, **options: Any) -> Genera
         policy = await serve(folder, **options)
         answer = await policy.complete(asked, await policy.slots.take(), queue_s=0.25)
         assert answer is not None
-        drawn = answer.failure is None and asked.demonstration is None
-        assert policy.slots.starting == (0 if drawn else 1)
+        unasked = answer.failure is not None or asked.demonstration is not None
+        assert policy.slots.starting == 0 or unasked
         return answer
 
     return asyncio.run(main())
