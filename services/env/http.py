@@ -65,7 +65,7 @@ class HttpEnvironment:
         an episode that it has heard nothing of for `idle_s`. `token_variable` names a variable of
         the worker's environment, whose value is sent as a bearer token.
         """
-        self._aiohttp = _aiohttp()
+        self._aiohttp = import_aiohttp("http")
         self._url = url.rstrip("/")
         if not self._url.startswith(("http://", "https://")):
             raise UsageError(f"url {url!r}: give the server's address, as http://127.0.0.1:8000")
@@ -73,7 +73,7 @@ class HttpEnvironment:
         self._timeout_s = timeout_s
         self._most_bytes = answer_kb * 1024
         self._idle_s = idle_s
-        self._headers = {"Accept-Encoding": "identity", **_authorization(token_variable)}
+        self._headers = {"Accept-Encoding": "identity", **authorization(token_variable)}
         self._name = ""
         self._open: str | None = None
         """The episode that the server keeps for this one, as far as is known here."""
@@ -196,7 +196,8 @@ def refusal(status: int, content: bytes, where: str) -> Exception:
     return UsageError(f"{said}. Look at the environment's url and options")
 
 
-def _authorization(variable: str | None) -> dict[str, str]:
+def authorization(variable: str | None) -> dict[str, str]:
+    """The header of a bearer token. UsageError where the variable that holds it is not set."""
     if variable is None:
         return {}
     try:
@@ -205,9 +206,10 @@ def _authorization(variable: str | None) -> dict[str, str]:
         raise UsageError(f"token_variable: the variable {variable} is not set here") from None
 
 
-def _aiohttp() -> Any:
+def import_aiohttp(extra: str) -> Any:
+    """aiohttp. UsageError where it isn't installed: which extra brings it."""
     try:
         import aiohttp
     except ImportError:
-        raise UsageError("aiohttp is not installed: pip install 'headrace[http]'") from None
+        raise UsageError(f"aiohttp is not installed: pip install 'headrace[{extra}]'") from None
     return aiohttp

@@ -24,6 +24,7 @@ BUILTIN = {
     "null": "services.env.null:NullEnvironment",
     "gymnasium": "services.env.gymnasium:GymnasiumEnvironment",
     "http": "services.env.http:HttpEnvironment",
+    "openenv": "services.env.openenv.environment:OpenEnvEnvironment",
     "mcp": "services.env.mcp.environment:McpEnvironment",
     "docker": "services.env.docker.pool:DockerSetup",
 }

@@ -104,9 +104,9 @@ class Stage:
         self._index = -1
         return await self._ask("reset", payload or {}, task=task, seed=seed, **more)
 
-    async def step(self, action: str, task: int = 0) -> ObservationRecorded:
-        """Acts in it."""
-        return await self._ask("step", {"action": action}, task=task)
+    async def step(self, action: str, task: int = 0, **more: Any) -> ObservationRecorded:
+        """Acts in it. `more` goes over the event's fields."""
+        return await self._ask("step", {"action": action}, task=task, **more)
 
     async def close(self, task: int = 0) -> None:
         """Ends it. Nothing answers."""

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from infra.local.processes import free_port
-from services.env.mcp.calls import MOST, BadCall, Call, read_calls
 from services.env.mcp.environment import McpEnvironment
+from services.env.tool_calls import MOST, BadCall, Call, read_calls
 from services.errors import EnvironmentFailed, InfrastructureError, UsageError
 from services.types import Observation
 from tests.adapters.stage import Stage, recipe, view

@@ -24,8 +24,8 @@ from mcp.types import (
     Tool,
 )
 
-from services.env.mcp.calls import BadCall, read_calls
 from services.env.mcp.transports import by_command, by_url
+from services.env.tool_calls import BadCall, read_calls
 from services.errors import EnvironmentFailed, InfrastructureError, UsageError
 from services.types import Observation, TaskView
 

@@ -1,0 +1,1 @@
+"""Servers of OpenEnv as environments: a session of their WebSocket is an episode."""
