@@ -107,6 +107,8 @@ class Sampling(Part):
     """i32[]: the only token ids that may be drawn; empty allows all."""
     seed: I64 | None = None
     """Seed of the draws, where the engine heeds one; null leaves it to the engine."""
+    json_schema: str = ""
+    """A JSON schema, as JSON, which the drawn text follows; empty leaves it free."""
 
 
 class Failure(Part):

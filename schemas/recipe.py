@@ -182,6 +182,8 @@ class SamplingSettings(Settings):
     allowed: tuple[str, ...] = ()
     """The only tokens that may be drawn, as the tokenizer spells them; empty allows all."""
     stop: tuple[str, ...] = ()
+    json_schema: dict[str, Any] = {}
+    """A JSON schema that all that the policy says must follow; empty leaves it free."""
 
 
 class VllmOptions(Settings):

@@ -81,4 +81,5 @@ def _sampling(policy: Policy) -> Sampling:
         stop=settings.stop,
         stop_ids=pack_i32(end_ids(folder)),
         allowed=pack_i32(token_ids(folder, settings.allowed)),
+        json_schema=json.dumps(settings.json_schema) if settings.json_schema else "",
     )

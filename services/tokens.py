@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from services.errors import UsageError
 
@@ -34,6 +35,26 @@ def end_ids(folder: Path) -> list[int]:
     if end is None:
         return []
     return list(end) if isinstance(end, list) else [end]
+
+
+class Spells(Protocol):
+    """What knows its tokens: a Tokenizer."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def token_id(self, spelling: str) -> int | None: ...
+
+
+def single_ids(tokenizer: Spells, texts: Sequence[str]) -> tuple[int, ...]:
+    """The tokens that stop texts are. ValueError where one is more than a token."""
+    ids: list[int] = []
+    for text in texts:
+        token = tokenizer.token_id(text)
+        spelled = [token] if token is not None else tokenizer.encode(text)
+        if len(spelled) != 1:
+            raise ValueError(f"stop text {text!r} is {len(spelled)} tokens; it must be one")
+        ids += spelled
+    return tuple(ids)
 
 
 def _read(path: Path) -> bytes:

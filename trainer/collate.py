@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from schemas.packed import unpack_i32
-from trainer.sequences import Draw, TokenSequence
+from trainer.schema_masks import SchemaMasks
+from trainer.sequences import Draw, Ints, TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,22 @@ class Inputs:
     """[N - D] int64: which were demonstrated instead."""
 
 
-def collate(sequences: Sequence[TokenSequence], vocabulary: int, device: torch.device) -> Inputs:
-    """Pads and joins sequences. Never empty."""
+def collate(
+    sequences: Sequence[TokenSequence],
+    vocabulary: int,
+    device: torch.device,
+    schemas: SchemaMasks | None = None,
+) -> Inputs:
+    """Pads and joins sequences. Never empty. `schemas` is needed where answers follow one."""
     ids = np.zeros((len(sequences), max(len(one.tokens) for one in sequences)), dtype=np.int64)
     for row, one in enumerate(sequences):
         ids[row, : len(one.tokens)] = one.tokens
     places = np.concatenate([one.places for one in sequences])
     rows = np.repeat(np.arange(len(sequences)), [len(one.places) for one in sequences])
     runs = [run for one in sequences for run in one.draws]
-    lengths = [tokens for _, tokens in runs]
-    temperatures = np.repeat([draw.temperature for draw, _ in runs], lengths)
-    allowed, numbers = _allowed([draw for draw, _ in runs], vocabulary)
+    temperatures = np.repeat([draw.temperature for draw, _ in runs], [count for _, count in runs])
+    targets = ids[rows, places]
+    allowed, numbers = _allowed(runs, targets, vocabulary, schemas)
     demonstrated = np.concatenate([one.demonstrated for one in sequences])
 
     def tensor(array: object, dtype: torch.dtype) -> Tensor:
@@ -61,10 +68,10 @@ def collate(sequences: Sequence[TokenSequence], vocabulary: int, device: torch.d
         ids=tensor(ids, torch.int64),
         rows=tensor(rows, torch.int64),
         before=tensor(places - 1, torch.int64),
-        targets=tensor(ids[rows, places], torch.int64),
+        targets=tensor(targets, torch.int64),
         temperature=tensor(temperatures, torch.float32).unsqueeze(1),
         allowed=None if allowed is None else allowed.to(device),
-        allowed_set=tensor(np.repeat(numbers, lengths), torch.int64),
+        allowed_set=tensor(numbers, torch.int64),
         behaviour=tensor(np.concatenate([one.behaviour for one in sequences]), torch.float32),
         advantages=tensor(np.concatenate([one.advantages for one in sequences]), torch.float32),
         drawn=tensor(np.flatnonzero(~demonstrated), torch.int64),
@@ -72,15 +79,34 @@ def collate(sequences: Sequence[TokenSequence], vocabulary: int, device: torch.d
     )
 
 
-def _allowed(draws: Sequence[Draw], vocabulary: int) -> tuple[Tensor | None, list[int]]:
-    """The distinct sets of allowed ids, as [K, V], and the set of each draw."""
-    numbers = {allowed: number for number, allowed in enumerate({d.allowed: 0 for d in draws})}
-    if set(numbers) == {b""}:
-        return None, [0] * len(draws)
-    masks = torch.zeros(len(numbers), vocabulary, dtype=torch.bool)
-    for allowed, number in numbers.items():
-        masks[number, unpack_i32(allowed) if allowed else slice(None)] = True
-    return masks, [numbers[draw.allowed] for draw in draws]
+def _allowed(
+    runs: Sequence[tuple[Draw, int]],
+    targets: Ints,
+    vocabulary: int,
+    schemas: SchemaMasks | None,
+) -> tuple[Tensor | None, list[int]]:
+    """The distinct sets of allowed ids, as [K, V], and the set of each of the N targets."""
+    sets: dict[bytes, NDArray[np.bool_]] = {}
+    """By what tells them apart: packed ids, or packed bits."""
+    chosen: list[bytes] = []
+    place = 0
+    for draw, count in runs:
+        if draw.json_schema:
+            assert schemas is not None, "answers follow a JSON schema"
+            for mask in schemas.of(draw, targets[place : place + count]):
+                key = b"bits" + np.packbits(mask).tobytes()
+                sets.setdefault(key, mask)
+                chosen.append(key)
+        else:
+            if draw.allowed not in sets:
+                sets[draw.allowed] = np.zeros(vocabulary, dtype=np.bool_)
+                sets[draw.allowed][unpack_i32(draw.allowed) if draw.allowed else slice(None)] = True
+            chosen += [draw.allowed] * count
+        place += count
+    if set(sets) == {b""}:
+        return None, [0] * len(targets)
+    numbers = {key: number for number, key in enumerate(sets)}
+    return torch.from_numpy(np.stack(list(sets.values()))), [numbers[key] for key in chosen]
 
 
 def processed_distribution(logits: Tensor, inputs: Inputs) -> Tensor:

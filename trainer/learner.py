@@ -31,6 +31,7 @@ from trainer.models import (
     weights_file,
 )
 from trainer.plan import pack
+from trainer.schema_masks import SchemaMasks
 from trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 
 
@@ -55,6 +56,7 @@ class Learner:
         self._model = load_model(folder, policy.seed).to(self.device).eval()
         self._logits_of = ChosenLogits(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
+        self._schemas = SchemaMasks(folder, self.vocabulary)
         self._loss: Loss = load("loss", self._settings.loss, LOSSES)
         self._parameters = list(self._model.parameters())
         self._optimizer = torch.optim.AdamW(
@@ -168,7 +170,7 @@ class Learner:
         return anchors
 
     def _collate(self, sequences: Sequence[TokenSequence]) -> Inputs:
-        return collate(sequences, self.vocabulary, self.device)
+        return collate(sequences, self.vocabulary, self.device, self._schemas)
 
     def _logprobs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Of the trained tokens: logprobs [N], and entropies [N] of what they were drawn from."""

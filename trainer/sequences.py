@@ -40,6 +40,12 @@ class Draw:
     temperature: float
     allowed: bytes
     """i32[]; empty allows all."""
+    json_schema: str = ""
+    """What the whole answer had to follow; empty where nothing."""
+    stop_ids: bytes = b""
+    """i32[]: what may end the answer by a schema."""
+    stop: tuple[str, ...] = ()
+    """Texts, of one token each, that may end it as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +184,10 @@ def _draw(samplings: Sequence[Sampling], turn: Turn, tokens: Ints, where: str) -
         )
     if sampling.allowed and not np.isin(tokens, _ids(sampling.allowed)).all():
         raise UnusableBatch(f"{where}: it drew a token that its sampling does not allow")
-    return Draw(sampling.temperature, sampling.allowed)
+    if not sampling.json_schema or turn.demonstrated:
+        return Draw(sampling.temperature, sampling.allowed)
+    schema, ends = sampling.json_schema, (sampling.stop_ids, sampling.stop)
+    return Draw(sampling.temperature, sampling.allowed, schema, *ends)
 
 
 def _paths(turns: Sequence[Turn]) -> list[list[int]]:

@@ -97,6 +97,15 @@ class _Branch:
 _branch: ContextVar[_Branch] = ContextVar("headrace_branch")
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What an answer must be."""
+
+    max_tokens: int | None
+    demonstration: str | None
+    json_schema: Mapping[str, Any] | None
+
+
 @dataclass(eq=False)
 class Context:
     """A conversation with one policy as append-only token ids: never retokenized, forkable."""
@@ -108,15 +117,24 @@ class Context:
     last_call: str | None = None
 
     async def generate(
-        self, text: str = "", *, max_tokens: int | None = None, demonstration: str | None = None
+        self,
+        text: str = "",
+        *,
+        max_tokens: int | None = None,
+        demonstration: str | None = None,
+        json_schema: Mapping[str, Any] | None = None,
     ) -> Generation:
         """Appends `text`, and what the policy says to it.
+
+        With `json_schema` it can say nothing but JSON that follows the schema, or a beginning of
+        it where `max_tokens` cuts it; the sampling needs a stop token.
 
         With `demonstration` the policy isn't asked: this is what it should have said, and training
         teaches it that, whatever the episode's reward. The end of a turn (a stop token of the
         sampling) is added. One that the sampling could not draw fails the attempt.
         """
-        return await self.episode._generate(self, text, "", max_tokens, demonstration)
+        form = _Form(max_tokens, demonstration, json_schema)
+        return await self.episode._generate(self, text, "", form)
 
     async def chat(
         self,
@@ -125,16 +143,18 @@ class Context:
         tools: Sequence[Mapping[str, Any]] = (),
         max_tokens: int | None = None,
         demonstration: str | None = None,
+        json_schema: Mapping[str, Any] | None = None,
     ) -> Generation:
         """Appends new messages by the model's own chat template, and what the policy says to them.
 
         Only what is new: what was said before stays as the ids that it was. `tools` are told of in
         an empty context alone. The policy's answer is text, tool calls included as it spells them;
-        so is a `demonstration` of it, as in `generate`.
+        so is a `demonstration` of it, and `json_schema` binds it, as in `generate`.
         """
         tree = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
         chat = json.dumps(tree, sort_keys=True, ensure_ascii=False)
-        return await self.episode._generate(self, "", chat, max_tokens, demonstration)
+        form = _Form(max_tokens, demonstration, json_schema)
+        return await self.episode._generate(self, "", chat, form)
 
     def fork(self) -> Context:
         """A second continuation from here; neither sees the other's tokens."""
@@ -248,11 +268,14 @@ class Episode:
         role: str = "policy",
         max_tokens: int | None = None,
         demonstration: str | None = None,
+        json_schema: Mapping[str, Any] | None = None,
     ) -> Generation:
         """Appends `text` to the role's own context, and what the policy says to it, or should say:
         see `Context.generate`."""
         context = self.context(role)
-        return await context.generate(text, max_tokens=max_tokens, demonstration=demonstration)
+        return await context.generate(
+            text, max_tokens=max_tokens, demonstration=demonstration, json_schema=json_schema
+        )
 
     async def chat(
         self,
@@ -262,10 +285,15 @@ class Episode:
         tools: Sequence[Mapping[str, Any]] = (),
         max_tokens: int | None = None,
         demonstration: str | None = None,
+        json_schema: Mapping[str, Any] | None = None,
     ) -> Generation:
         """Appends new messages to the role's own context: see `Context.chat`."""
         return await self.context(role).chat(
-            messages, tools=tools, max_tokens=max_tokens, demonstration=demonstration
+            messages,
+            tools=tools,
+            max_tokens=max_tokens,
+            demonstration=demonstration,
+            json_schema=json_schema,
         )
 
     def context(self, role: str = "policy") -> Context:
@@ -346,14 +374,7 @@ class Episode:
             total = (recorded.turn.reward or 0.0) + answer.reward
             recorded.turn = recorded.turn.model_copy(update={"reward": total})
 
-    async def _generate(
-        self,
-        context: Context,
-        text: str,
-        chat: str,
-        max_tokens: int | None,
-        demonstration: str | None,
-    ) -> Generation:
+    async def _generate(self, context: Context, text: str, chat: str, form: _Form) -> Generation:
         submitted = self._started.submitted
         left = self.tokens_left
         if self._turn_count >= submitted.max_turns:
@@ -361,16 +382,19 @@ class Episode:
         if left <= 0:
             raise EpisodeStopped("token_limit")
         use = submitted.roles[context.role]
-        most = min(left, use.sampling.max_tokens, max_tokens or left)
-        sampling = use.sampling.model_copy(update={"max_tokens": most})
+        changes: dict[str, Any] = {
+            "max_tokens": min(left, use.sampling.max_tokens, form.max_tokens or left)
+        }
+        if form.json_schema is not None:
+            changes["json_schema"] = json.dumps(form.json_schema, ensure_ascii=False)
+        sampling = use.sampling.model_copy(update=changes)
         tokens = packed.pack_i32(context.tokens)
-        meant: list[str | bytes] = [use.policy, str(use.version), sampling.model_dump_json()]
-        meant += [tokens, text]
+        meant: list[str | bytes] = [use.policy, str(use.version), _told(sampling), tokens, text]
         # Only what there is: a request that was sent before these fields were must mean the same.
-        if chat or demonstration is not None:
+        if chat or form.demonstration is not None:
             meant.append(chat)
-        if demonstration is not None:
-            meant.append(demonstration)
+        if form.demonstration is not None:
+            meant.append(form.demonstration)
         request = GenerationRequested(
             task=self._started.task,
             sample=self._started.sample,
@@ -381,7 +405,7 @@ class Episode:
             tokens=tokens,
             text=text,
             chat=chat,
-            demonstration=demonstration,
+            demonstration=form.demonstration,
             sampling=sampling,
             priority=submitted.priority,
             expires_at=self._started.deadline,
@@ -424,6 +448,10 @@ class Episode:
         _branch.get().last_turn = context.last_call = request.call
         finish: Literal["stop", "length"] = "length" if answer.finish == "length" else "stop"
         return Generation(answer.text, tuple(sampled), finish)
+
+
+def _told(sampling: Sampling) -> str:
+    return sampling.model_dump_json(exclude=set() if sampling.json_schema else {"json_schema"})
 
 
 def _meaning(*parts: str | bytes) -> bytes:

@@ -56,6 +56,8 @@ class Prompt:
     allowed: Sequence[int] = ()
     """The only ids that may be drawn; empty allows all."""
     seed: int | None = None
+    json_schema: str = ""
+    """What the text follows, up to a stop id, by `services/grammar.py`; empty leaves it free."""
     priority: int = 0
     """Of prompts that wait for a slot, the higher goes first; in no other way does it count."""
 
@@ -128,3 +130,5 @@ def check_prompt(prompt: Prompt, vocabulary: int) -> None:
         )
     if prompt.top_k < 0:
         raise ValueError(f"top_k is {prompt.top_k}; 0 is off")
+    if prompt.json_schema and prompt.allowed:
+        raise ValueError("json_schema and allowed ids exclude each other")

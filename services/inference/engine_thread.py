@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from services.errors import HeadraceError, InfrastructureError
+from services.errors import HeadraceError, InfrastructureError, UsageError
+from services.grammar import Schemas, Walk
 from services.inference.engine import (
     Capacity,
     EngineSetup,
@@ -55,6 +56,8 @@ class ThreadedEngine(ABC):
         self._vocabulary = 0
         self._policies: set[str] = set()
         """Those that have weights."""
+        self._schemas: Schemas | None = None
+        self._compiling = asyncio.Lock()
         self._in_flight: set[asyncio.Future[Generation]] = set()
         self._loading = asyncio.Lock()
         self._changing: asyncio.Future[None] | None = None
@@ -74,13 +77,14 @@ class ThreadedEngine(ABC):
 
     async def generate(self, prompt: Prompt) -> Generation:
         """See Engine."""
+        check_prompt(prompt, self._vocabulary)
+        walk = await self._walk(prompt) if prompt.json_schema else None
         if self._closed:
             raise InfrastructureError("engine_closed", "the engine takes no prompts any more")
         if self._death is not None:
             raise self._death
         if prompt.policy not in self._policies:
             raise InfrastructureError("no_weights", f"no weights of policy {prompt.policy!r} yet")
-        check_prompt(prompt, self._vocabulary)
         room = self._context - len(prompt.tokens)
         if room <= 0:
             return Generation([], [], [], "overflow")
@@ -90,6 +94,7 @@ class ThreadedEngine(ABC):
             future,
             limit=min(prompt.max_tokens, room),
             at_limit="length" if prompt.max_tokens <= room else "overflow",
+            walk=walk,
         )
         self._in_flight.add(future)
         self._put(row)
@@ -120,6 +125,17 @@ class ThreadedEngine(ABC):
         if self._thread is not None:
             self._inbox.put(None)
             await asyncio.to_thread(self._thread.join)
+
+    async def _walk(self, prompt: Prompt) -> Walk:
+        """The beginning of a prompt's JSON schema. ValueError where it can't be followed."""
+        async with self._compiling:
+            if self._schemas is None:
+                folder = self._setup.model
+                try:
+                    self._schemas = await asyncio.to_thread(Schemas, folder, self._vocabulary)
+                except UsageError as error:  # other prompts are served all the same
+                    raise ValueError(str(error)) from error
+            return await asyncio.to_thread(self._schemas.begin, prompt.json_schema, prompt.stop_ids)
 
     def _put(self, item: Row | Change) -> None:
         self._loop = asyncio.get_running_loop()

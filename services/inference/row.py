@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from services.errors import InfrastructureError
+from services.grammar import Walk
 from services.inference.engine import Generation, Prompt
 
 Finish = Literal["stop", "length", "overflow", "interrupted"]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Row:
     """A sequence in the making."""
 
@@ -23,6 +24,8 @@ class Row:
     """Most tokens to draw."""
     at_limit: Literal["length", "overflow"]
     """How it finishes there."""
+    walk: Walk | None = None
+    """Where it stands in its JSON schema, if it follows one."""
     generator: Any = None
     """The torch engine's, of a prompt with a seed of its own."""
     tokens: list[int] = field(default_factory=list)
@@ -48,6 +51,8 @@ class Row:
             )
         if self.kv_version is None:
             self.kv_version = version
+        if self.walk is not None:
+            self.walk.accept(token)
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)

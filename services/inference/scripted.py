@@ -64,6 +64,8 @@ class ScriptedEngine:
         if prompt.policy not in self._versions:
             raise InfrastructureError("no_weights", f"no weights of policy {prompt.policy!r} yet")
         check_prompt(prompt, self._vocabulary)
+        if prompt.json_schema:
+            raise ValueError("json_schema: the scripted engine says what it is told to")
         self._prompts += 1
         if self._fail_every and self._prompts % self._fail_every == 0:
             raise InfrastructureError("scripted", f"prompt {self._prompts} was to fail")

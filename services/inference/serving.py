@@ -15,6 +15,7 @@ from services.errors import InfrastructureError
 from services.inference.demonstration import demonstrate
 from services.inference.engine import Engine, Generation, Prompt
 from services.inference.metrics import PolicyMetrics
+from services.tokens import single_ids
 
 RECHECK_S = 1.0
 """An engine's capacity is asked again after this long, lest it change by itself."""
@@ -143,6 +144,7 @@ class ServedPolicy:
             stop_ids=(*packed.unpack_i32(sampling.stop_ids), *self._stop_ids(sampling.stop)),
             allowed=packed.unpack_i32(sampling.allowed),
             seed=sampling.seed,
+            json_schema=sampling.json_schema,
             priority=request.priority,
         )
         return prompt, added
@@ -160,16 +162,10 @@ class ServedPolicy:
         if not texts:
             return ()
         if texts not in self._stops:
-            ids = []
-            for text in texts:
-                token = self.codec.token_id(text)
-                spelled = [token] if token is not None else self.codec.encode(text)
-                if len(spelled) != 1:
-                    raise ValueError(f"stop text {text!r} is {len(spelled)} tokens; it must be one")
-                ids += spelled
+            ids = single_ids(self.codec, texts)
             if len(self._stops) >= 64:
                 self._stops.clear()
-            self._stops[texts] = tuple(ids)
+            self._stops[texts] = ids
         return self._stops[texts]
 
     async def _generate(self, prompt: Prompt, expires_at: int, slot: Slot) -> Generation:

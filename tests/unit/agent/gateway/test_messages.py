@@ -92,7 +92,8 @@ def test_messages_that_cannot_be_taken_are_refused(messages: Any) -> None:
     [
         ({"model": None}, "model"),
         ({"messages": None}, "messages"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": ["add"]}, "tools"),

@@ -1,0 +1,125 @@
+"""Masks by JSON schemas: what they let through is JSON that follows them."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.grammar import Schemas, masked
+from services.inference.tokenizer import Tokenizer
+from services.weights import model_folder
+from trainer.collate import collate, drawn_logprobs, processed_distribution
+from trainer.schema_masks import SchemaMasks
+from trainer.sequences import Draw, TokenSequence, UnusableBatch
+
+FOLDER = model_folder("tiny-llama")
+VOCABULARY, END = 258, 257
+SCHEMAS = Schemas(FOLDER, VOCABULARY)
+
+VALUES = st.recursive(
+    st.booleans() | st.integers(-99, 99) | st.text('aü"\\ \n', max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+
+
+def random_text(schema: Any, seed: int, most: int = 400) -> list[int]:
+    """Ids drawn uniformly from what is allowed, the end where it is."""
+    chance, walk, ids = Random(seed), SCHEMAS.begin(json.dumps(schema), [END]), []
+    while len(ids) < most and (not ids or ids[-1] != END):
+        allowed = walk.allowed().nonzero().flatten().tolist()
+        ids.append(END if END in allowed else chance.choice(allowed))
+        walk.accept(ids[-1])
+    return ids
+
+
+@given(VALUES, st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_what_is_drawn_is_what_the_schema_says(value: Any, seed: int) -> None:
+    ids = random_text({"const": value}, seed)
+    assert ids[-1] == END
+    assert json.loads(bytes(ids[:-1])) == value
+
+
+KINDS = {
+    "n": (st.integers(-(10**6), 10**6), {"type": "integer"}),
+    "b": (st.booleans(), {"type": "boolean"}),
+    "s": (st.text('aü"\\ \n', max_size=5), {"type": "string"}),
+    "l": (st.lists(st.none()), {"type": "array", "items": {"type": "null"}}),
+}
+
+
+@given(st.fixed_dictionaries({name: values for name, (values, _) in KINDS.items()}))
+@settings(max_examples=40, deadline=None)
+def test_what_json_dumps_writes_follows_its_schema(value: dict[str, Any]) -> None:
+    properties = {name: schema for name, (_, schema) in KINDS.items()}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    walk = SCHEMAS.begin(json.dumps(schema | {"additionalProperties": False}), [END])
+    text = json.dumps({name: value[name] for name in properties}, ensure_ascii=False)
+    for token in [*Tokenizer(FOLDER).encode(text), END]:
+        assert walk.allowed()[token]
+        walk.accept(token)
+    assert walk.allowed().all(), "nothing is forbidden after the end"
+
+
+def test_a_token_that_does_not_follow_is_refused() -> None:
+    walk = SCHEMAS.begin('{"type": "boolean"}', [END])
+    with pytest.raises(ValueError, match="token 97 does not follow"):
+        walk.accept(ord("a"))
+
+
+def test_only_rows_with_a_schema_are_masked_and_padding_is_never_drawn() -> None:
+    logits = torch.zeros(2, VOCABULARY + 6)
+    scores = masked(logits, [None, SCHEMAS.begin('{"type": "boolean"}', [END])])
+    assert torch.isfinite(scores[0]).all()
+    assert torch.isfinite(scores[1]).nonzero().flatten().tolist() == [ord("f"), ord("t")]
+
+
+def sequence(schema: Any, text: str, ends: bytes = b"") -> TokenSequence:
+    tokens = [*b"q:", *text.encode(), END]
+    count = len(tokens) - 2
+    stop_ids = ends or np.array([END], dtype="<i4").tobytes()
+    draw = Draw(0.5, b"", json.dumps(schema), stop_ids)
+    zeros = np.zeros(count, dtype=np.float32)
+    return TokenSequence(
+        tokens=np.array(tokens),
+        places=np.arange(2, len(tokens)),
+        behaviour=zeros,
+        advantages=zeros,
+        versions=np.zeros(count, dtype=np.int64),
+        draws=((draw, count),),
+        demonstrated=np.zeros(count, dtype=np.bool_),
+    )
+
+
+def test_the_trainer_spreads_probability_over_what_could_be_drawn_alone() -> None:
+    schema = {"enum": [True, False]}
+    inputs = collate(
+        [sequence(schema, "true"), sequence(schema, "false")],
+        VOCABULARY,
+        torch.device("cpu"),
+        SchemaMasks(FOLDER, VOCABULARY),
+    )
+    logprobs = drawn_logprobs(processed_distribution(torch.zeros(11, VOCABULARY), inputs), inputs)
+    # A choice of two at the first token, and none after it.
+    expected = [np.log(0.5), 0, 0, 0, 0, np.log(0.5), 0, 0, 0, 0, 0]
+    torch.testing.assert_close(logprobs, torch.tensor(expected, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    "wrong", [sequence({"enum": [True]}, "false"), sequence({"type": "nothing"}, "true")]
+)
+def test_an_answer_that_does_not_follow_its_schema_can_not_be_trained_on(
+    wrong: TokenSequence,
+) -> None:
+    with pytest.raises(UnusableBatch, match="JSON schema"):
+        collate([wrong], VOCABULARY, torch.device("cpu"), SchemaMasks(FOLDER, VOCABULARY))
