@@ -1,0 +1,63 @@
+"""Answers by a JSON schema are drawn, recorded and learned from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+import infra.local
+from schemas.events import BatchAssembled, EpisodeEnded, PolicyPublished, TrajectoryRecorded
+from services.namespaces import open_namespace
+from services.settings import Where
+from tests.checker import Facts, examine, read_all
+from tests.e2e import harness
+
+RECIPE = harness.RECIPES / "structured.toml"
+DIRECTIONS = {"left", "down", "right", "up"}
+
+
+def test_a_policy_learns_what_to_say_within_a_schema(
+    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+) -> None:
+    place = Where(
+        tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace
+    )
+
+    async def main() -> None:
+        arguments = (
+            *("run", str(RECIPE), "--state", str(tmp_path), "--namespace", namespace),
+            *("--bootstrap-servers", local_stack.bootstrap_servers),
+            *("--registry-url", local_stack.registry_url),
+        )
+        async with harness.headrace(*arguments) as run:
+            assert await run.ends(120.0) == 0, run.said
+        async with open_namespace(place, "test") as (log, life):
+            deliveries, undecodable = await read_all(log)
+        report = examine(life.recipe(), deliveries, undecodable=undecodable)
+        print(report)
+        assert report.violations == []
+        assert_learned(Facts.of(deliveries))
+
+    try:
+        harness.run_bounded(main())
+        harness.gone(tmp_path)
+    finally:
+        harness.end_all_of(tmp_path)
+
+
+def assert_learned(facts: Facts) -> None:
+    for trajectory in facts.events(TrajectoryRecorded):
+        if trajectory.ending == "finished":
+            (turn,) = trajectory.turns
+            assert set(json.loads(turn.text)) == {"go"}
+            assert json.loads(turn.text)["go"] in DIRECTIONS
+    assert {one.ending for one in facts.events(EpisodeEnded)} <= {"finished", "cancelled"}
+    for published in facts.events(PolicyPublished):
+        # What the engine drew is what the trainer computes: the rest is a version's staleness.
+        if published.status == "trained":
+            assert abs(published.metrics["importance_mean"] - 1) < 0.2
+        assert published.status != "skipped"
+    rewards = [one.reward_mean for one in facts.events(BatchAssembled)]
+    known = [reward for reward in rewards if reward is not None]
+    assert fmean(known[:2]) < 0.6 < fmean(known[-2:])
