@@ -415,6 +415,10 @@ class Episode:
         answer = await self._runtime.ask_policy(request)
         if answer.finish == "overflow":
             raise EpisodeStopped("overflow")
+        if form.demonstration is not None and answer.logprobs:
+            raise RuntimeError(
+                f"worker {answer.worker} draws where it is told what to say: renew it"
+            )
         return self._record(context, request, answer)
 
     def _record(

@@ -98,7 +98,8 @@ class Engine(Protocol):
     async def generate(self, prompt: Prompt) -> Generation:
         """Continues a prompt; beyond the free slots it waits for one. Cancelling it frees its slot.
 
-        ValueError where no engine could ever continue it (`check_prompt`), InfrastructureError
+        ValueError where no engine could ever continue it (`check_prompt`), or this one can't follow
+        its `json_schema`, InfrastructureError
         where the engine broke, or has no weights of the prompt's policy; HeadraceError where
         it can't go on: the process must end then.
         """

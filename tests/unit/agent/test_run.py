@@ -185,6 +185,79 @@ def test_an_episode_is_recorded_whole() -> None:
     assert order == [ActionRequested, TrajectoryRecorded, EpisodeEnded]
 
 
+class Taught(World):
+    """Whose workers say what they are told to, without logprobs and versions."""
+
+    def answer(self, event: Event) -> Any:
+        found = super().answer(event)
+        if not isinstance(event, GenerationRequested) or event.demonstration is None:
+            return found
+        tokens = packed.pack_i32(list(event.demonstration.encode()))
+        said = {"text": event.demonstration, "tokens": tokens, "logprobs": b"", "versions": b""}
+        return found.model_copy(update=said)
+
+
+async def half_taught(episode: Episode) -> None:
+    """Shows the first turn, and leaves the others to the policy."""
+    observation = await episode.reset()
+    said: str | None = "xyz"
+    while not observation.done:
+        generation = await episode.generate(observation.text, demonstration=said)
+        observation, said = await episode.step(generation.text), None
+
+
+async def teacher(episode: Episode) -> None:
+    """Shows all of it."""
+    observation = await episode.reset()
+    while not observation.done:
+        generation = await episode.chat([{"role": "user", "content": "?"}], demonstration="x")
+        observation = await episode.step(generation.text)
+
+
+def test_what_is_demonstrated_is_a_turn_that_no_version_drew() -> None:
+    world = Taught()
+    outcome, trajectory = play(world, agent=half_taught)
+    assert [turn.demonstrated for turn in trajectory.turns] == [True, False, False]
+    assert [packed.count(turn.tokens) for turn in trajectory.turns] == [3, 2, 2]
+    (use,) = outcome.policies
+    assert (use.tokens, use.oldest_version) == (7, 3)
+    steps = [json.loads(one.payload) for one in world.of(ActionRequested) if one.kind == "step"]
+    assert [step["action"] for step in steps] == ["xyz", "AB", "AB"]
+
+    (use,) = end(Taught(), agent=teacher).policies
+    assert (use.tokens, use.oldest_version) == (3, -1)
+
+
+def test_a_worker_that_knows_no_demonstrations_is_found_out() -> None:
+    outcome, _ = play(World(), task(attempts=1), half_taught)
+    assert outcome.failure is not None
+    assert "renew it" in outcome.failure.message
+
+
+def test_a_request_means_what_it_must_say_and_how() -> None:
+    """Of the same text: drawn, demonstrated, by a schema, and by messages."""
+    asks: list[dict[str, Any]] = [
+        {},
+        {"demonstration": ""},
+        {"demonstration": "x"},
+        {"json_schema": {}},
+        {"json_schema": {"type": "object"}},
+    ]
+    meanings = set()
+    for ask in asks:
+
+        async def once(episode: Episode, ask: dict[str, Any] = ask) -> None:
+            await episode.generate("1", **ask)
+
+        world = Taught()
+        end(world, task(attempts=1), once)
+        (request,) = world.of(GenerationRequested)
+        meanings.add(request.digest)
+        told = request.sampling.json_schema
+        assert told == (json.dumps(ask["json_schema"]) if "json_schema" in ask else "")
+    assert len(meanings) == len(asks)
+
+
 def test_contexts_are_token_ids_that_only_grow() -> None:
     world = World()
     play(world)
