@@ -35,6 +35,7 @@ from schemas.events import (
     Sampling,
     Turn,
 )
+from services.clock import now
 from services.types import Observation, TaskView
 
 
@@ -226,6 +227,11 @@ class Episode:
     def tokens_left(self) -> int:
         """How many sampled tokens the task still allows."""
         return self._started.submitted.max_tokens - self._token_count
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the episode's deadline. By the clock: what an agent does must not depend on it."""
+        return max(0.0, self._started.deadline / 1000 - now())
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from schemas.events import EnvironmentUse, Event, InstanceStateEntered
-from services.env.docker.engine import Engine
+from services.docker.engine import Engine
 from services.env.docker.environment import DockerEnvironment
 from services.env.docker.pool import DockerSetup
 from services.env.environment import Claim

@@ -23,7 +23,7 @@ from schemas.topics import INSTANCES, OBSERVATIONS, Topics
 from services.apply import apply
 from services.clock import now_ms
 from services.connect import connect
-from services.env.docker.engine import Engine
+from services.docker.engine import Engine
 from services.kafka.broker import Partition
 from services.log import CaughtUp, EventLog, EventReader
 from services.settings import Where, read_recipe

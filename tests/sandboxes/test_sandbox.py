@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from schemas.events import EnvironmentUse
-from services.env.docker.engine import Engine
+from services.docker.engine import Engine
 from services.errors import DependencyError, InfrastructureError, UsageError
 from tests.sandboxes.bench import Bench, bench, claim, view
 from tests.sandboxes.docker_engine import IMAGE

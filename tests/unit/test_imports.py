@@ -46,7 +46,7 @@ SOLE_IMPORTERS = {
     "aiokafka": ("stream_jobs.assemble_groups",),
     "confluent_kafka": ("services.kafka",),
     "aiohttp": (
-        "services.env.docker.engine",
+        "services.docker.engine",
         "services.env.http",
         "services.agent.gateway.server",
     ),
@@ -149,6 +149,8 @@ def layer(module: str) -> int:
         return 5
     if within(module, *WORKERS):
         return 4
+    if within(module, "services.docker"):
+        return 2
     parts = module.split(".")
     shared = parts[0] == "services" and len(parts) <= 2 and not (ROOT.joinpath(*parts)).is_dir()
     assert shared or module == "services", f"{module} has no place: give it one in this test"

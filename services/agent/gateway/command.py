@@ -1,4 +1,4 @@
-"""The agent `command`: a program of any kind that speaks OpenAI's API, one process an attempt.
+"""The agent `command`: a program of any kind that speaks OpenAI's API, one an attempt.
 
 What it does can't be done again against recorded answers: whoever takes its episode over begins a
 new attempt. `docs/gateway.md` says what the program is given, and what it may say.
@@ -9,10 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from services.agent.episode import Episode
+from services.agent.gateway.container import (
+    BASE_URL,
+    contained,
+    read_container,
+    socket_folder,
+)
 from services.agent.gateway.process import Ended, running
 from services.agent.gateway.server import GatewayServer
 from services.agent.gateway.session import (
@@ -48,10 +55,12 @@ class Command:
         tool_calls: Format = "hermes",
         models: Mapping[str, str] | None = None,
         judge: str | None = None,
+        container: Mapping[str, Any] | None = None,
     ) -> None:
         """`command` is a program and its arguments; `environment` are more variables.
 
         It starts in `folder`, and has `timeout_s`, but never longer than the episode's deadline.
+        With `container` it runs in one, by the options of `ContainerSettings`.
         `tool_calls` says how the model spells calls, `models` gives its roles more names. `judge`
         is an environment that scores what it wrote. UsageError where one of them can't be.
         """
@@ -63,15 +72,18 @@ class Command:
         self._timeout_s = timeout_s
         self._dialect = make_dialect(tool_calls, models)
         self._judge = judge
+        self._container = None if container is None else read_container(container)
 
     async def __call__(self, episode: Episode) -> None:
         """Runs the program to its end, and takes its report."""
         session = Session(episode, self._dialect)
         server = GatewayServer()
-        base_url = await server.start(HOST, 0)
+        given = json.dumps(describe(episode), ensure_ascii=False).encode() + b"\n"
         try:
             with server.admitting(session) as token:
-                ended = await self._run(episode, session, base_url, token)
+                about = {"OPENAI_API_KEY": token, "OPENAI_MODEL": episode.roles[0]}
+                async with self._started(server, episode, about, given) as program:
+                    ended = await self._end_of(program, session)
                 await session.drain()
                 session.raise_failure()
         finally:
@@ -84,30 +96,43 @@ class Command:
             payload = {"task": dict(episode.task.payload), "output": ended.output}
             episode.reward = await episode.score(self._judge, payload)
 
-    async def _run(self, episode: Episode, session: Session, base_url: str, token: str) -> Ended:
-        """The program's end. Raises what ended the attempt where that came first."""
+    @asynccontextmanager
+    async def _started(
+        self, server: GatewayServer, episode: Episode, about: Mapping[str, str], given: bytes
+    ) -> AsyncIterator[asyncio.Task[Ended]]:
+        """The program's end to come, in a container or as a process of this host."""
+        if self._container is not None:
+            environment = {**self._environment, "OPENAI_BASE_URL": BASE_URL, **about}
+            async with socket_folder(given) as folder:
+                await server.start_at(folder.gateway)
+                async with contained(
+                    self._container,
+                    self._command,
+                    environment,
+                    self._folder,
+                    folder,
+                    episode.seconds_left,
+                ) as program:
+                    yield program
+            return
+        base_url = await server.start(HOST, 0)
         direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), HOST)))
-        environment = {
-            "NO_PROXY": direct,
-            "no_proxy": direct,
-            **self._environment,
-            "OPENAI_BASE_URL": base_url,
-            "OPENAI_API_KEY": token,
-            "OPENAI_MODEL": episode.roles[0],
-        }
-        given = json.dumps(describe(episode), ensure_ascii=False).encode() + b"\n"
+        proxies = {"NO_PROXY": direct, "no_proxy": direct}
+        environment = {**proxies, **self._environment, "OPENAI_BASE_URL": base_url, **about}
         try:
-            async with running(self._command, environment, self._folder, given) as process:
-                first: set[asyncio.Future[Any]] = {process, session.failed}
-                await asyncio.wait(
-                    first, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                session.raise_failure()
-                if not process.done():
-                    raise CommandFailed(f"no end within {self._timeout_s} s")
-                return process.result()
+            async with running(self._command, environment, self._folder, given) as program:
+                yield program
         except OSError as error:
             raise CommandFailed(f"can't run {self._command[0]}: {error.strerror}") from error
+
+    async def _end_of(self, program: asyncio.Task[Ended], session: Session) -> Ended:
+        """The program's end. Raises what ended the attempt where that came first."""
+        first: set[asyncio.Future[Any]] = {program, session.failed}
+        await asyncio.wait(first, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        session.raise_failure()
+        if not program.done():
+            raise CommandFailed(f"no end within {self._timeout_s} s")
+        return program.result()
 
     def _judge_end(self, ended: Ended) -> None:
         if ended.code:

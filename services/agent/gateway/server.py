@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from services.agent.gateway import answers
@@ -38,6 +39,22 @@ class GatewayServer:
 
     async def start(self, host: str, port: int) -> str:
         """Listens; port 0 takes a free one. The base URL. DependencyError where it can't."""
+        site = _web().TCPSite(await self._prepare(), host, port)
+        await self._listen(site, f"{host}:{port}")
+        return f"http://{host}:{self._runner.addresses[0][1]}/v1"
+
+    async def start_at(self, socket: Path) -> None:
+        """Listens on a Unix socket. DependencyError where it can't."""
+        await self._listen(_web().UnixSite(await self._prepare(), str(socket)), str(socket))
+
+    async def _listen(self, site: Any, where: str) -> None:
+        try:
+            await site.start()
+        except OSError as error:
+            await self.aclose()
+            raise DependencyError(f"can't listen on {where}: {error.strerror}") from error
+
+    async def _prepare(self) -> Any:
         web = _web()
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard()])
         app.add_routes(
@@ -52,12 +69,7 @@ class GatewayServer:
             app.add_routes([web.post(TAKE, self._take), web.post("/v1/episode/end", self._end)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host, port).start()
-        except OSError as error:
-            await self.aclose()
-            raise DependencyError(f"can't listen on {host}:{port}: {error.strerror}") from error
-        return f"http://{host}:{self._runner.addresses[0][1]}/v1"
+        return self._runner
 
     async def aclose(self) -> None:
         """Listens no more."""

@@ -16,11 +16,12 @@ from typing import Any
 
 from schemas.events import EnvironmentUse
 from services.clock import now
+from services.docker.engine import Conflict, Engine, NotThere
+from services.docker.hardened import container
 from services.env.docker import names
-from services.env.docker.engine import Conflict, Engine, NotThere
 from services.env.docker.environment import DockerEnvironment
 from services.env.docker.sandbox import Sandbox
-from services.env.docker.settings import container, read_settings
+from services.env.docker.settings import read_settings
 from services.env.docker.tools import Tool
 from services.env.environment import Claim, Environment
 from services.env.instances import Instances
@@ -130,7 +131,8 @@ class DockerSetup:
         labels = self._labels(environment, instance, now() + live_s)
         try:
             await self._engine.create(
-                str(name), container(self.settings, environment.image, labels, live_s)
+                str(name),
+                container(self.settings, environment.image, labels, live_s, self.settings.network),
             )
         except InfrastructureError as error:
             self._instances.enter(instance, "sandbox", "failed", str(error))

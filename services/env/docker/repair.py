@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from services.docker.hardened import WORK
 from services.env.docker.coding import Case, grade, graded_by
 from services.env.docker.sandbox import BadArgument, Sandbox
-from services.env.docker.settings import WORK
 from services.env.docker.tools import Shell
 from services.errors import UsageError
 from services.types import Observation, TaskView

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from services.env.docker.engine import Conflict, Engine, NotThere, Output
+from services.docker.engine import Conflict, Engine, NotThere, Output
+from services.docker.hardened import USER, WORK
 from services.env.docker.names import InUse
-from services.env.docker.settings import USER, WORK, SandboxSettings
+from services.env.docker.settings import SandboxSettings
 from services.errors import InfrastructureError
 
 KILL_S = 30.0

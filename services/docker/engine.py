@@ -209,6 +209,8 @@ class Output:
     def __init__(self, content: Any) -> None:
         self._content = content
         self._left = 0
+        self.stream = 0
+        """Where the bytes that were read last were written: 1 is stdout, 2 stderr."""
 
     async def read(self) -> bytes:
         """The next bytes; none once the command has ended. May be given up and called again."""
@@ -217,7 +219,7 @@ class Output:
                 header = await self._content.readexactly(HEADER_BYTES)
             except asyncio.IncompleteReadError:
                 return b""
-            self._left = int.from_bytes(header[4:], "big")
+            self.stream, self._left = header[0], int.from_bytes(header[4:], "big")
         chunk: bytes = await self._content.read(min(self._left, CHUNK_BYTES))
         self._left -= len(chunk)
         return chunk

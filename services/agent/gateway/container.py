@@ -1,0 +1,214 @@
+"""A black-box program of one attempt, in a container that reaches the gateway and nothing else.
+
+Two containers: the program's own, and that of a relay whose network and process namespaces it
+shares. The network has a loopback alone, on which the relay listens; the relay has the gateway's
+Unix socket. It is the first of their processes, and ends with its connection to the worker:
+whatever becomes of the worker, the kernel kills the program then, and the engine removes both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.agent.gateway.process import TAIL_BYTES, Ended
+from services.clock import now
+from services.docker.engine import Engine, NotThere, Output
+from services.docker.hardened import USER, WORK, Limits, Positive, container
+from services.errors import InfrastructureError, UsageError
+
+PORT = 8100
+"""Of the container's own loopback."""
+BASE_URL = f"http://127.0.0.1:{PORT}/v1"
+MOUNTED = "/run/headrace"
+EPISODE = "episode.json"
+RELAY = Path(__file__).with_name("relay.py")
+RELAY_LIMITS = Limits(memory_mb=64, pids=16, disk_mb=4)
+READY_S = 60.0
+"""Seconds that the relay has to listen: a busy host takes some to start a container."""
+STDERR = 2
+"""The number of that stream."""
+KILLED = 137
+
+
+class ContainerSettings(Limits):
+    """The option `container` of the agent `command`."""
+
+    image: str
+    """What has the program. It needs `sh` and `sleep`."""
+    relay_image: str = "python:3.12-slim"
+    """Any image with `python3`."""
+    memory_mb: Positive = 512
+    pids: Positive = 128
+    disk_mb: Positive = 256
+
+
+def read_container(options: Mapping[str, Any]) -> ContainerSettings:
+    """The recipe's options. UsageError names each that is wrong."""
+    try:
+        return ContainerSettings.model_validate(options)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise UsageError(f"option container of agent 'command': {problems}") from error
+
+
+class SocketFolder:
+    """What both sides share: the gateway's socket, the lifeline, and what the program is given."""
+
+    def __init__(self, path: Path, given: bytes) -> None:
+        path.chmod(0o755)
+        (path / EPISODE).write_bytes(given)
+        (path / EPISODE).chmod(0o644)
+        self.path = path
+        self.gateway = path / "gateway"
+        """Where the gateway must listen."""
+        self._ready = asyncio.Event()
+        self._held: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Lets the relay in, once the gateway listens."""
+        lifeline = self.path / "lifeline"
+        self._server = await asyncio.start_unix_server(self._hold, lifeline)
+        for socket in (self.gateway, lifeline):  # the containers' users are nobody's
+            socket.chmod(0o666)
+
+    async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._held.append(writer)
+        if await reader.readline():
+            self._ready.set()
+
+    async def wait(self, image: str) -> None:
+        """Waits until the relay listens. InfrastructureError where it doesn't."""
+        try:
+            async with asyncio.timeout(READY_S):
+                await self._ready.wait()
+        except TimeoutError as error:
+            said = f"the relay, a python3 of {image}, did not listen within {READY_S:g} s"
+            raise InfrastructureError("relay_silent", said) from error
+
+    def close(self) -> None:
+        """Ends the lifeline, and with it the relay and the program."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._held:
+            writer.close()
+
+
+@asynccontextmanager
+async def socket_folder(given: bytes) -> AsyncIterator[SocketFolder]:
+    """A folder for one attempt; in the end nobody holds on to it."""
+    with tempfile.TemporaryDirectory(prefix="headrace-") as path:
+        folder = SocketFolder(Path(path), given)
+        try:
+            yield folder
+        finally:
+            folder.close()
+
+
+@asynccontextmanager
+async def contained(
+    settings: ContainerSettings,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: str | None,
+    folder: SocketFolder,
+    live_s: float,
+) -> AsyncIterator[asyncio.Task[Ended]]:
+    """Runs a command in a container of its own, for `live_s` at most.
+
+    The gateway must listen in the folder. InfrastructureError where the engine can't.
+    """
+    engine = Engine()
+    await engine.open()
+    name = f"headrace-agent-{uuid.uuid4().hex}"
+    relay, program = f"{name}-relay", f"{name}-program"
+    watching: asyncio.Task[Ended] | None = None
+    try:
+        for image in {settings.image, settings.relay_image}:
+            await _have(engine, image)
+        await folder.open()
+        seconds = max(1, int(live_s) + 1)
+        await engine.create(relay, _relay(settings, folder.path, seconds))
+        await folder.wait(settings.relay_image)
+        await engine.create(program, _program(settings, relay, folder.path, environment, seconds))
+        watching = asyncio.create_task(_watch(engine, program, command, cwd or WORK))
+        yield watching
+    finally:
+        folder.close()  # first of all: what comes after may be cut short
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait({watching})
+        await asyncio.gather(engine.remove(program), engine.remove(relay), return_exceptions=True)
+        await engine.aclose()
+
+
+async def _have(engine: Engine, image: str) -> None:
+    try:
+        await engine.image(image)
+    except NotThere:
+        try:
+            await engine.pull(image)
+        except InfrastructureError as error:
+            said = f"the engine has no image {image!r} and can't pull it: {error.message}"
+            raise InfrastructureError("pull_failed", said) from error
+
+
+def _body(limits: Limits, image: str, folder: Path, live_s: int) -> dict[str, Any]:
+    labels = {"headrace.deadline": f"{now() + live_s:.0f}", "headrace.agent": "command"}
+    body = container(limits, image, labels, live_s)
+    body["HostConfig"] |= {"AutoRemove": True, "Binds": [f"{folder}:{MOUNTED}:ro"]}
+    return body
+
+
+def _relay(settings: ContainerSettings, folder: Path, live_s: int) -> dict[str, Any]:
+    limits = RELAY_LIMITS.model_copy(update={"runtime": settings.runtime})
+    body = _body(limits, settings.relay_image, folder, live_s)
+    run = ["python3", "-I", "-S", "-c", RELAY.read_text(), str(PORT), MOUNTED]
+    return body | {"Entrypoint": run[:1], "Cmd": run[1:]}
+
+
+def _program(
+    settings: ContainerSettings,
+    relay: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    live_s: int,
+) -> dict[str, Any]:
+    body = _body(settings, settings.image, folder, live_s)
+    # Both are the relay's: its own they could not be.
+    del body["Hostname"], body["NetworkDisabled"]
+    body["Env"] = [*body["Env"], *(f"{name}={value}" for name, value in environment.items())]
+    body["HostConfig"] |= {
+        "NetworkMode": f"container:{relay}",
+        "PidMode": f"container:{relay}",
+        "Init": False,
+    }
+    return body
+
+
+async def _watch(engine: Engine, name: str, command: Sequence[str], folder: str) -> Ended:
+    """Runs the command, and keeps the last of what it writes."""
+    given = f'exec "$@" <{MOUNTED}/{EPISODE}'
+    async with engine.run(name, ("sh", "-c", given, "sh", *command), USER, folder) as (run, output):
+        said, errors = await _tails(output)
+    code = await engine.exit_code(run)
+    return Ended(KILLED if code is None else code, said, errors)
+
+
+async def _tails(output: Output) -> tuple[str, str]:
+    tails = {True: b"", False: b""}
+    while chunk := await output.read():
+        wrong = output.stream == STDERR
+        tails[wrong] = (tails[wrong] + chunk)[-TAIL_BYTES:]
+    return tails[False].decode(errors="replace"), tails[True].decode(errors="replace")

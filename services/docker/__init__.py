@@ -1,0 +1,1 @@
+"""Containers: the engine that runs them, and what they may do."""

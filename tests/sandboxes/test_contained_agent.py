@@ -1,0 +1,121 @@
+"""A black-box agent in a container: it reaches the gateway, nothing else, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.events import EpisodeEnded, GenerationRequested
+from services.agent.gateway.command import Command
+from services.agent.run import EpisodeRun
+from services.docker.engine import Engine
+from services.errors import UsageError
+from tests.sandboxes.docker_engine import IMAGE
+from tests.unit.agent.gateway.test_command import Chatting
+from tests.unit.agent.test_run import end, task
+
+PROGRAM = Path(__file__).with_name("contained.py").read_text()
+CONTAINER = {"image": IMAGE, "relay_image": IMAGE}
+BOUND_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def docker(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", engine)
+    monkeypatch.setenv("HEADRACE_SECRET", "of the worker alone")
+
+
+def play(how: str, world: Chatting | None = None, **changes: Any) -> EpisodeEnded:
+    options = {"container": CONTAINER, **changes.pop("options", {})}
+    agent = Command(["python3", "-c", PROGRAM], **options)
+    meanwhile = changes.pop("meanwhile", None)
+    payload = json.dumps({"how": how, "port": changes.pop("port", 1)})
+    submitted = task(environment=None, payload=payload, attempts=1, **changes)
+    return end(
+        world or Chatting(), submitted, agent, meanwhile=meanwhile, left_s=100.0, bound_s=BOUND_S
+    )
+
+
+async def containers() -> list[str]:
+    engine = Engine()
+    await engine.open()
+    try:
+        found = await engine.containers({"headrace.agent": "command"})
+        return [one["Names"][0] for one in found]
+    finally:
+        await engine.aclose()
+
+
+async def all_gone() -> None:
+    async with asyncio.timeout(BOUND_S):
+        while await containers():
+            await asyncio.sleep(0.1)
+
+
+def test_it_plays_through_the_gateway_and_reaches_nothing_else() -> None:
+    world = Chatting()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        outcome = play("talk", world, port=server.getsockname()[1])
+    assert (outcome.ending, outcome.reward) == ("finished", 1.0)
+    assert outcome.rewards == {"outside": 0.0, "root": 0.0, "writes": 0.0, "secrets": 0.0}
+    assert len(world.of(GenerationRequested)) == 1
+    asyncio.run(all_gone())
+
+
+def test_what_it_says_of_its_failure_is_told() -> None:
+    outcome = play("fail")
+    assert outcome.failure is not None
+    assert "exited with 3: nothing works here" in outcome.failure.message
+    asyncio.run(all_gone())
+
+
+def test_an_image_that_is_not_there_fails_the_attempt_and_says_so() -> None:
+    outcome = play("talk", options={"container": {**CONTAINER, "image": "no-such-image"}})
+    assert outcome.failure is not None
+    assert "no-such-image" in outcome.failure.message
+    with pytest.raises(UsageError, match="container"):
+        Command(["x"], container={"image": "x", "network": "host"})
+
+
+def test_it_is_gone_once_its_episode_is_cancelled() -> None:
+    world = Chatting()
+
+    async def cancel(run: EpisodeRun) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while not world.of(GenerationRequested):
+                await asyncio.sleep(0.05)
+        assert len(await containers()) == 2
+        run.cancel("enough")
+
+    assert play("linger", world, meanwhile=cancel).ending == "cancelled"
+    asyncio.run(all_gone())
+
+
+def _linger(asked: Any) -> None:
+    class Telling(Chatting):
+        def answer(self, event: Any) -> Any:
+            if isinstance(event, GenerationRequested):
+                asked.set()
+            return super().answer(event)
+
+    play("linger", Telling())
+
+
+def test_it_is_gone_once_its_worker_is_killed() -> None:
+    context = multiprocessing.get_context("fork")
+    asked = context.Event()
+    worker = context.Process(target=_linger, args=(asked,))
+    worker.start()
+    assert asked.wait(BOUND_S)
+    assert worker.pid is not None
+    assert len(asyncio.run(containers())) == 2
+    os.kill(worker.pid, 9)
+    worker.join(BOUND_S)
+    asyncio.run(all_gone())
