@@ -681,6 +681,21 @@ class WeightsDelta(Part):
     """The version that comes of it."""
 
 
+class Adapter(Part):
+    """What a policy's weights are an adapter of (LoRA), and how much they count."""
+
+    base: Blob
+    """The frozen weights of the whole model, a safetensors file."""
+    base_digest: Fixed32
+    """Of the base, as the publication's is of the adapter."""
+    rank: N31
+    """Of the adapter's pairs of matrices, at least 1."""
+    alpha: float
+    """A pair's product is added to its layer's weights alpha / rank times."""
+    targets: tuple[str, ...]
+    """The layers that have a pair, by their full names."""
+
+
 class PolicyPublished(Event):
     """A version of a policy. Its weights lie in the blob store before this record is written."""
 
@@ -712,6 +727,8 @@ class PolicyPublished(Event):
     """The tokenizer's file; null where the model's folder has it."""
     context: N31 = 0
     """Context length in tokens; 0 where unknown."""
+    adapter: Adapter | None = None
+    """Where the weights are no whole model but an adapter, named as PEFT names them; else null."""
     updates: N31 = 1
     """Optimizer updates in this version."""
     wait_s: float = 0.0

@@ -273,6 +273,20 @@ class Training(Settings):
     device: str = "auto"
 
 
+class Lora(Settings):
+    """An adapter that learns in place of the weights (Hu et al., arXiv:2106.09685).
+
+    It has no dropout: with it the trainer's logprobs would be others than those that are served."""
+
+    rank: Positive = 16
+    """Of the two matrices whose product is added to a layer's weights."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The product counts alpha / rank times."""
+    targets: tuple[str, ...] = ()
+    """The linear layers that have one, by their name or its last parts, as `q_proj` or
+    `mlp.down_proj`; empty: all but the output head."""
+
+
 class Policy(Settings):
     """A model that learns."""
 
@@ -283,6 +297,8 @@ class Policy(Settings):
     Weights beside them are taken as version 0; without, version 0 is random by `seed`."""
     seed: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: Lora | None = None
+    """Absent: all weights learn. Policies of equal model, seed and dtype then share their base."""
     engine: EngineSettings = EngineSettings()
     sampling: SamplingSettings = SamplingSettings()
     groups: Groups = Groups()

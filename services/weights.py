@@ -20,6 +20,8 @@ from typing import Any, BinaryIO
 from services.errors import BlobError, UsageError
 from services.hub import HUB_ID, hub_folder
 
+ADAPTER = "adapter_model.safetensors"
+"""What a model's folder calls an adapter beside its base, as PEFT does."""
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 MAX_DIMENSIONS = 16
 CHUNK_BYTES = 1 << 20

@@ -2,7 +2,9 @@
 
 It does not share a model over processes: one process, one device. Parameters and optimizer are
 float32; with dtype bfloat16 the forward pass runs in it (autocast), and so are the published
-weights. On a CPU the same batches give the same weights, bit by bit.
+weights. Where an adapter learns, the rest of the model is frozen, in the policy's dtype as it is
+served, and only the adapter is float32. On a CPU the same batches give the same weights, bit by
+bit.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from torch import Tensor
 
 from schemas.recipe import Policy
 from services.errors import UsageError
+from services.lora import adapter_tensors
 from services.plugins import load
 from trainer.collate import Inputs, collate, drawn_logprobs, entropy, processed_distribution
 from trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
 from trainer.metrics import Totals
 from trainer.models import (
     DTYPES,
+    Base,
     ChosenLogits,
+    add_adapter,
     load_model,
     pick_device,
     weights_file,
@@ -53,12 +58,17 @@ class Learner:
         if self.device.type == "cpu":
             torch.use_deterministic_algorithms(True)
         # Without dropout: with it these logprobs would be others than those that are served.
-        self._model = load_model(folder, policy.seed).to(self.device).eval()
+        self._model = load_model(folder, policy.seed).eval()
+        self.base: Base | None = None
+        """What is frozen; None where all weights learn."""
+        if policy.lora is not None:
+            self.base = add_adapter(self._model, folder, policy.lora, policy.seed, self._dtype)
+        self._model.to(self.device)
         self._logits_of = ChosenLogits(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
         self._schemas = SchemaMasks(folder, self.vocabulary)
         self._loss: Loss = load("loss", self._settings.loss, LOSSES)
-        self._parameters = list(self._model.parameters())
+        self._parameters = [one for one in self._model.parameters() if one.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=self._settings.learning_rate,
@@ -69,8 +79,9 @@ class Learner:
         """Optimizer updates since version 0."""
 
     def weights(self) -> bytes:
-        """The weights as a safetensors file, in the policy's dtype."""
-        return weights_file(self._model, self._dtype)
+        """What has learned, weights or adapter: a safetensors file in the policy's dtype."""
+        learned = self._model.state_dict() if self.base is None else adapter_tensors(self._model)
+        return weights_file(learned, self._dtype)
 
     def train(
         self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None
@@ -102,13 +113,15 @@ class Learner:
             raise OSError(f"{path}: {error}") from error
 
     def load(self, path: Path) -> None:
-        """Goes on from what `save` wrote. UsageError where that is of another model."""
+        """Goes on from what `save` wrote. UsageError where that is of another model, or base."""
         self._restore(load_file(path))
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Model, optimizer, scheduler and random state by name. May share the learner's memory."""
-        kept = {f"model.{name}": tensor for name, tensor in self._model.named_parameters()}
-        kept |= {f"buffer.{name}": tensor for name, tensor in self._model.named_buffers()}
+        """Model, optimizer, scheduler and random state by name. May share the learner's memory.
+
+        Of a frozen base, no more than its digest.
+        """
+        kept = self._learning()
         for index, state in self._optimizer.state_dict()["state"].items():
             kept |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
         kept["random"] = torch.get_rng_state()
@@ -117,18 +130,27 @@ class Learner:
             kept["random.cuda"] = torch.cuda.get_rng_state(self.device)
         return {name: tensor.detach().contiguous().cpu() for name, tensor in kept.items()}
 
+    def _learning(self) -> dict[str, Tensor]:
+        """What the optimizer changes, and what says of which model it is."""
+        parameters = self._model.named_parameters()
+        kept = {f"model.{name}": one for name, one in parameters if one.requires_grad}
+        if self.base is None:
+            return kept | {f"buffer.{name}": one for name, one in self._model.named_buffers()}
+        return kept | {"base": torch.frombuffer(bytearray(self.base.digest), dtype=torch.uint8)}
+
     def _restore(self, tensors: dict[str, Tensor]) -> None:
-        own = {f"model.{name}": tensor for name, tensor in self._model.named_parameters()}
-        own |= {f"buffer.{name}": tensor for name, tensor in self._model.named_buffers()}
+        own = self._learning()
         given = {
             name: tensor
             for name, tensor in tensors.items()
-            if name.partition(".")[0] in ("model", "buffer")
+            if name.partition(".")[0] in ("model", "buffer", "base")
         }
         if {name: tensor.shape for name, tensor in own.items()} != {
             name: tensor.shape for name, tensor in given.items()
         }:
             raise UsageError("the checkpoint is of another model than the recipe's")
+        if self.base is not None and not torch.equal(own.pop("base"), given["base"]):
+            raise UsageError("the checkpoint's adapter is of another base than the recipe's model")
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(given[name])

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from schemas.recipe import Lora
 from services.errors import UsageError
+from services.lora import adapter_tensors, attach, base_tensors, start
+from services.weights import ADAPTER, weights_digest
 from trainer.collate import Inputs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -51,16 +57,58 @@ def import_model(folder: Path) -> None:
         MODEL_FOR_CAUSAL_LM_MAPPING[type(configuration)]
 
 
-def weights_file(model: Any, dtype: torch.dtype) -> bytes:
-    """A model's weights as a safetensors file; floats in `dtype`, tied tensors once."""
-    tensors: dict[str, Tensor] = {}
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The frozen weights that an adapter is of."""
+
+    file: Callable[[], bytes]
+    """Them as a safetensors file, always the same one. Any thread may ask."""
+    digest: bytes
+    """`weights_digest` of the file."""
+    targets: tuple[str, ...]
+    """The full names of the layers that have a pair of the adapter."""
+
+
+def add_adapter(model: Any, folder: Path, lora: Lora, seed: int, dtype: torch.dtype) -> Base:
+    """Freezes a model, in `dtype`, and gives it an adapter in float32: version 0's.
+
+    That of the folder where it has an `ADAPTER`, else one that adds nothing, random by `seed`.
+    UsageError where the recipe's targets or the folder's adapter are not the model's.
+    """
+    model.requires_grad_(False)
+    for parameter in model.parameters():
+        # Buffers keep their float32: so they do in the engines.
+        parameter.data = parameter.data.to(dtype)
+    try:
+        targets = attach(model, lora.targets, lora.rank, lora.alpha, torch.float32)
+        start(model, seed)
+        if (folder / ADAPTER).exists():
+            _read_adapter(model, folder / ADAPTER)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UsageError(f"model folder {folder}, adapter: {error}") from error
+    file = partial(weights_file, base_tensors(model), dtype)
+    return Base(file, weights_digest(file()), targets)
+
+
+def _read_adapter(model: Any, path: Path) -> None:
+    own, given = adapter_tensors(model), load_file(path)
+    if {name: one.shape for name, one in own.items()} != {n: one.shape for n, one in given.items()}:
+        raise ValueError(f"{path.name} has other layers, or another rank, than the recipe's `lora`")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(given[name])
+
+
+def weights_file(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
+    """Weights as a safetensors file; floats in `dtype`, tied tensors once."""
+    written: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in tensors.items():
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
-            kept = tensor.to(dtype) if tensor.is_floating_point() else tensor
-            tensors[name] = kept.contiguous().cpu()
-    return save(tensors, metadata={"format": "pt"})
+            kept = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
+            written[name] = kept.contiguous().cpu()
+    return save(written, metadata={"format": "pt"})
 
 
 def pick_device(name: str) -> torch.device:

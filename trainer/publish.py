@@ -7,17 +7,22 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from math import isfinite
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from schemas.events import Blob, PolicyPublished, Ref
+from schemas.events import Adapter, Blob, PolicyPublished, Ref
+from schemas.recipe import Lora
 from schemas.topics import POLICIES
 from services.context import ServiceContext
+from services.errors import UsageError
 from services.kafka.broker import FencedWriter, Partition
 from services.log import EventLog, read_all, require_beginning
 from services.weights import model_folder
 from trainer.versions import Stored, VersionStore
+
+if TYPE_CHECKING:
+    from trainer.models import Base  # torch, which publishing has no need of
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +87,31 @@ class Publisher:
     context: int
     """Context length in tokens."""
     tokenizer: Blob
+    adapter: Adapter | None = None
+    """Of what the versions are adapters; None where they are whole models."""
+
+    def on_base(self, base: Base, lora: Lora, history: History) -> Publisher:
+        """The publisher of a base's adapters. Stores the base, and blocks.
+
+        UsageError where the versions so far are of another.
+        """
+        newest = history.newest
+        if newest is not None and (
+            newest.adapter is None or newest.adapter.base_digest != base.digest
+        ):
+            raise UsageError(
+                f"policy {self.policy}: version {newest.version} is no adapter of the weights that "
+                f"model {self.base!r} has now (digest {base.digest.hex()}). Bring back those that "
+                f"the run began with, or begin a new namespace"
+            )
+        adapter = Adapter(
+            base=self.versions.keep_base(base.file),
+            base_digest=base.digest,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            targets=base.targets,
+        )
+        return replace(self, adapter=adapter)
 
     async def publish(
         self,
@@ -142,6 +172,7 @@ class Publisher:
             dtype=self.dtype,
             tokenizer=self.tokenizer,
             context=self.context,
+            adapter=self.adapter,
             metrics={name: value for name, value in metrics.items() if isfinite(value)},
             **facts,
         )

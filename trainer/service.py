@@ -12,10 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from schemas.recipe import Policy, Recipe
 from services.context import ServiceContext
 from services.errors import UsageError
+from services.lora import adapter_tensors
 from services.weights import model_folder
 from trainer.learner import Learner
 from trainer.loop import Trainer
-from trainer.models import DTYPES, import_model, load_model, weights_file
+from trainer.models import (
+    DTYPES,
+    Base,
+    add_adapter,
+    import_model,
+    load_model,
+    weights_file,
+)
 from trainer.publish import CHECK_S, History, Publisher, sole_publisher
 
 
@@ -40,6 +48,7 @@ async def run(
             with ThreadPoolExecutor(1, thread_name_prefix="torch") as torch_thread:
                 loop = asyncio.get_running_loop()
                 learner = await loop.run_in_executor(torch_thread, Learner, folder, settings)
+                publisher = await _on_base(publisher, learner.base, settings, history)
                 await Trainer(context, publisher, history, learner, torch_thread).run()
             return
         await _serve_untrained(context, publisher, history, settings)
@@ -65,11 +74,20 @@ def _only(context: ServiceContext, policy: str | None) -> str:
     return policy
 
 
+async def _on_base(
+    publisher: Publisher, base: Base | None, settings: Policy, history: History
+) -> Publisher:
+    if base is None or settings.lora is None:
+        return publisher
+    return await asyncio.to_thread(publisher.on_base, base, settings.lora, history)
+
+
 async def _serve_untrained(
     context: ServiceContext, publisher: Publisher, history: History, settings: Policy
 ) -> None:
     """Publishes version 0, once and for all, and keeps its weights in the store."""
-    weights = await asyncio.to_thread(_initial_weights, settings)
+    weights, base = await asyncio.to_thread(_initial_weights, settings)
+    publisher = await _on_base(publisher, base, settings, history)
     if history.newest is None:
         await publisher.publish(0, "initial", weights)
     else:
@@ -83,6 +101,11 @@ async def _serve_untrained(
             await publisher.mend(0)
 
 
-def _initial_weights(settings: Policy) -> bytes:
-    model = load_model(model_folder(settings.model, weights=True), settings.seed)
-    return weights_file(model, DTYPES[settings.dtype])
+def _initial_weights(settings: Policy) -> tuple[bytes, Base | None]:
+    """Version 0's, and what they are an adapter of, if they are one."""
+    folder, dtype = model_folder(settings.model, weights=True), DTYPES[settings.dtype]
+    model = load_model(folder, settings.seed)
+    if settings.lora is None:
+        return weights_file(model.state_dict(), dtype), None
+    base = add_adapter(model, folder, settings.lora, settings.seed, dtype)
+    return weights_file(adapter_tensors(model), dtype), base

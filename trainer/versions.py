@@ -2,12 +2,14 @@
 
 Between two whole ones lies a chain of deltas (`services/deltas.py`). A version is stored whole
 where a delta would not be smaller, where the chain would come to cost as much as whole weights,
-after `full_every` versions, and wherever a blob of the chain is gone.
+after `full_every` versions, and wherever a blob of the chain is gone. Versions of an adapter are
+stored in the same way, and beside them the base, once.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from schemas.events import Blob, PolicyPublished, WeightsDelta
@@ -54,6 +56,13 @@ class VersionStore:
         self._version = -1
         self._weights = b""
         self._stored: Stored | None = None
+        self._base: tuple[Blob, Callable[[], bytes]] | None = None
+
+    def keep_base(self, file: Callable[[], bytes]) -> Blob:
+        """Stores what all versions are adapters of, and looks after it with them."""
+        blob = self._blobs.put(file(), SAFETENSORS)
+        self._base = blob, file
+        return blob
 
     def add(self, version: int, weights: bytes) -> Stored:
         """Stores the next version, a safetensors file. DependencyError where the store can't."""
@@ -82,12 +91,15 @@ class VersionStore:
         """
         before = self._stored
         assert before is not None, "no version is stored yet"
+        self._mend_base()
         after = self._mended(self._version, self._weights, before)
         self._stored = after
         return after, after != before
 
     def _keep(self, version: int, weights: bytes, stored: Stored) -> Stored:
         self._version, self._weights, self._stored = version, weights, stored
+        if self._base is not None and not self._blobs.holds(self._base[0]):
+            self._mend_base()
         return stored
 
     def _following(self, version: int, weights: bytes, digest: bytes) -> Stored | None:
@@ -123,6 +135,16 @@ class VersionStore:
             again = self._whole(version, weights, stored.digest)
             return stored if (again.full, ()) == (stored.full, stored.deltas) else again
         return stored
+
+    def _mend_base(self) -> None:
+        if self._base is None:
+            return
+        blob, file = self._base
+        try:
+            self._blobs.verify(blob)
+        except BlobError as error:
+            logger.error("the base of the adapters is stored again: %s", error)
+            self._blobs.put(file(), SAFETENSORS)
 
     def _whole(self, version: int, weights: bytes, digest: bytes) -> Stored:
         return Stored(digest, self._blobs.put(weights, SAFETENSORS), version)

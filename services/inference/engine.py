@@ -26,6 +26,24 @@ class EngineSetup:
     device: str = "auto"
     dtype: str = "float32"
     options: Mapping[str, Any] = field(default_factory=dict)
+    adapters: int = 0
+    """Most policies whose weights are adapters; 0 where weights are whole models."""
+    rank: int = 0
+    """The highest of the adapters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What weights are that are no whole model: pairs of matrices beside a frozen one's (LoRA)."""
+
+    base: Path
+    """A safetensors file of the frozen model, verified."""
+    digest: bytes
+    """The base's: equal ones are the same base, and an engine keeps one copy of it."""
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    """The layers that have a pair, by their full names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +54,8 @@ class Weights:
     version: int
     path: Path
     """A safetensors file."""
+    adapter: Adapter | None = None
+    """None: the weights are a whole model. All versions of a policy are of one adapter, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +127,8 @@ class Engine(Protocol):
     async def load(self, weights: Weights) -> None:
         """Changes a policy's weights between two tokens: nothing in flight is lost.
 
-        All or nothing: BlobError where the file does not fit the model, the old weights stay.
+        All or nothing: BlobError where the file does not fit the model, or is an adapter of another
+        base or shape than the policy's before. The old weights stay then.
         """
 
     async def close(self, drain_s: float) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from services.errors import HeadraceError, InfrastructureError, UsageError
+from services.errors import BlobError, HeadraceError, InfrastructureError, UsageError
 from services.grammar import Schemas, Walk
 from services.inference.engine import (
     Capacity,
@@ -54,8 +54,8 @@ class ThreadedEngine(ABC):
         self._context = 0
         """Most tokens of a sequence. An engine sets both before it takes prompts."""
         self._vocabulary = 0
-        self._policies: set[str] = set()
-        """Those that have weights."""
+        self._policies: dict[str, tuple[object, ...]] = {}
+        """Those that have weights, and of what kind these are."""
         self._schemas: Schemas | None = None
         self._compiling = asyncio.Lock()
         self._in_flight: set[asyncio.Future[Generation]] = set()
@@ -107,6 +107,7 @@ class ThreadedEngine(ABC):
     async def load(self, weights: Weights) -> None:
         """See Engine."""
         async with self._loading:
+            self._check_kind(weights)
             state = await asyncio.to_thread(self._read, weights)
             if self._closed:
                 raise InfrastructureError("engine_closed", "the engine takes no weights any more")
@@ -115,7 +116,7 @@ class ThreadedEngine(ABC):
             self._changing = asyncio.get_running_loop().create_future()
             self._put(Change(weights, state, self._changing))
             await self._changing
-            self._policies.add(weights.policy)
+            self._policies[weights.policy] = _kind(weights)
 
     async def close(self, drain_s: float) -> None:
         """See Engine."""
@@ -136,6 +137,16 @@ class ThreadedEngine(ABC):
                 except UsageError as error:  # other prompts are served all the same
                     raise ValueError(str(error)) from error
             return await asyncio.to_thread(self._schemas.begin, prompt.json_schema, prompt.stop_ids)
+
+    def _check_kind(self, weights: Weights) -> None:
+        """BlobError where a policy's weights are of another kind than before."""
+        was = self._policies.get(weights.policy, kind := _kind(weights))
+        if was != kind:
+            raise BlobError(
+                f"version {weights.version} of policy {weights.policy!r} is "
+                f"{_named(kind)}, but those before it are {_named(was)}: a worker serves "
+                f"one of them, start it anew"
+            )
 
     def _put(self, item: Row | Change) -> None:
         self._loop = asyncio.get_running_loop()
@@ -239,6 +250,19 @@ class ThreadedEngine(ABC):
     def _call(self, function: Any, argument: Any) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, argument)
+
+
+def _kind(weights: Weights) -> tuple[object, ...]:
+    """What must not change from version to version."""
+    one = weights.adapter
+    return () if one is None else (one.digest.hex(), one.rank, one.alpha, one.targets)
+
+
+def _named(kind: tuple[object, ...]) -> str:
+    if not kind:
+        return "a whole model"
+    base, rank, alpha, _ = kind
+    return f"an adapter of base {base}, rank {rank}, alpha {alpha}"
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -10,10 +10,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from schemas import events
 from schemas.events import Blob, PolicyPublished, WeightsDelta
 from services.blobs import BlobStore
 from services.deltas import apply
 from services.errors import BlobError, DependencyError
+from services.inference.engine import Adapter, Weights
 from services.weights import weights_digest
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,18 @@ class LocalWeights:
         """What the file holds; -1 where that is nothing of use."""
         self._digest = b""
         """Its weights', verified."""
+        self._base: tuple[Blob, Path] | None = None
+        """What the newest version is an adapter of."""
+
+    def weights(self, published: PolicyPublished) -> Weights:
+        """What an engine needs of a version, verified: `fetch`, and the base of an adapter."""
+        path = self.fetch(published)
+        if published.adapter is None:
+            return Weights(published.policy, published.version, path)
+        said = published.adapter
+        base = self._base_of(said, published)
+        adapter = Adapter(base, said.base_digest, said.rank, said.alpha, said.targets)
+        return Weights(published.policy, published.version, path, adapter)
 
     def fetch(self, published: PolicyPublished) -> Path:
         """A local file of a version's weights, verified. Valid until the next call. Blocks.
@@ -57,6 +71,20 @@ class LocalWeights:
                 )
         self._begin(published.full)
         return self._build(published.deltas, published)
+
+    def _base_of(self, adapter: events.Adapter, published: PolicyPublished) -> Path:
+        """The base's file. It is read whole only where it is another than before, or gone."""
+        if self._base is None or self._base[0] != adapter.base or not self._base[1].exists():
+            path = self._blobs.get(adapter.base)
+            digest = weights_digest(path)
+            if digest != adapter.base_digest:
+                raise BlobError(
+                    f"the base in {path} has the digest {digest.hex()}, but version "
+                    f"{published.version} of policy {published.policy!r} is an adapter of "
+                    f"{adapter.base_digest.hex()}"
+                )
+            self._base = adapter.base, path
+        return self._base[1]
 
     def _missing(self, published: PolicyPublished) -> Sequence[WeightsDelta]:
         """The deltas from the file's version on; none where it is not on the way."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from schemas.events import GenerationRequested, PolicyPublished
 from services import clock
@@ -29,7 +28,7 @@ class PinnedVersions:
         name: str,
         make: Callable[[], ServedPolicy],
         find: Find,
-        fetch: Callable[[PolicyPublished], Path],
+        fetch: Callable[[PolicyPublished], Weights],
     ) -> None:
         """`make` makes the engine, and blocks; so does `fetch`, which verifies the weights."""
         self._name = name
@@ -98,11 +97,11 @@ class PinnedVersions:
             if published is None:
                 unknown = f"version {version} of policy {self._name!r} was never published"
                 raise InfrastructureError("version_unavailable", unknown, retryable=False)
-            path = await asyncio.to_thread(self._fetch, published)
+            weights = await asyncio.to_thread(self._fetch, published)
             if self._served is None:
                 self._served = await asyncio.to_thread(self._make)
             self._served.version = -1
-            await self._served.engine.load(Weights(self._name, version, path))
+            await self._served.engine.load(weights)
         except (BlobError, DependencyError) as error:
             message = f"version {version} of policy {self._name!r}: {error}"
             raise InfrastructureError("version_unavailable", message) from error

@@ -69,11 +69,11 @@ def _served(context: ServiceContext, name: str, engine: Engine, slots: Slots) ->
 
 def _pinned(context: ServiceContext, name: str, scratch: Path) -> PinnedVersions:
     def make() -> ServedPolicy:
-        engine = _make_engine(context.recipe.policies[name])
+        engine = _make_engine([context.recipe.policies[name]])
         return _served(context, name, engine, Slots(engine))
 
     weights = LocalWeights(context.blobs, scratch / f"pinned-{name}")
-    return PinnedVersions(name, make, partial(find_published, context.log), weights.fetch)
+    return PinnedVersions(name, make, partial(find_published, context.log), weights.weights)
 
 
 async def find_published(log: EventLog, policy: str, version: int) -> PolicyPublished | None:
@@ -106,20 +106,24 @@ def make_engines(recipe: Recipe, names: Sequence[str]) -> dict[str, Engine]:
 
     UsageError where a policy is unknown, or its model or engine is none.
     """
-    made: dict[str, Engine] = {}
-    engines: dict[str, Engine] = {}
+    alike: dict[str, list[str]] = {}
     for name in names:
         if name not in recipe.policies:
             raise UsageError(f"no policy {name!r} in the recipe, but {sorted(recipe.policies)}")
         policy = recipe.policies[name]
-        kind = f"{policy.model} {policy.dtype} {policy.engine.model_dump_json()}"
-        if kind not in made:
-            made[kind] = _make_engine(policy)
-        engines[name] = made[kind]
+        learns = "weights" if policy.lora is None else "an adapter"
+        kind = f"{policy.model} {policy.dtype} {learns} {policy.engine.model_dump_json()}"
+        alike.setdefault(kind, []).append(name)
+    engines: dict[str, Engine] = {}
+    for group in alike.values():
+        engines |= dict.fromkeys(group, _make_engine([recipe.policies[name] for name in group]))
     return engines
 
 
-def _make_engine(policy: Policy) -> Engine:
+def _make_engine(policies: Sequence[Policy]) -> Engine:
+    """One for policies that differ in nothing that matters to it."""
+    policy = policies[0]
+    ranks = [one.lora.rank for one in policies if one.lora is not None]
     settings = policy.engine
     setup = EngineSetup(
         model=model_folder(policy.model),
@@ -128,6 +132,8 @@ def _make_engine(policy: Policy) -> Engine:
         device=settings.device,
         dtype=policy.dtype,
         options=settings.options,
+        adapters=len(ranks),
+        rank=max(ranks, default=0),
     )
     engine: Engine = load("engine", settings.use, BUILTIN)(setup)
     return engine

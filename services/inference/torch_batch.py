@@ -33,9 +33,13 @@ count (measured: 256 prompts of 20 to 60 tokens take 49 ms at 1,024, 67 ms at 4,
 class PolicyBatch:
     """Continuous batching of one policy. Used by one thread, under `torch.inference_mode`."""
 
-    def __init__(self, model: Any) -> None:
-        """`model` is a transformers causal language model; its methods are not typed."""
+    def __init__(self, model: Any, own: Mapping[str, Tensor]) -> None:
+        """`model` is a transformers causal language model; its methods are not typed.
+
+        `own` are its tensors that a version changes, by the names of the version's file.
+        """
         self.model = model.eval()
+        self.own = own
         self.version = -1
         self.rows: list[Row] = []
         self.device = model.device
@@ -53,9 +57,8 @@ class PolicyBatch:
 
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
         """Takes over checked weights; the KV cache stays as it is."""
-        own = self.model.state_dict()
         for name, value in state.items():
-            own[name].copy_(value)
+            self.own[name].copy_(value)
         self.version = version
 
     def drop_cancelled(self) -> None:

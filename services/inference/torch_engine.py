@@ -10,17 +10,16 @@ import logging
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.errors import BlobError, InfrastructureError, UsageError
-from services.inference.engine import EngineSetup, Weights
+from services.inference.engine import Adapter, EngineSetup, Weights
 from services.inference.engine_thread import Change, ThreadedEngine
 from services.inference.row import Outcome, Row
 from services.inference.torch_batch import PolicyBatch
-from services.inference.torch_weights import check_fit
+from services.inference.torch_weights import check_fit, read_file, sharing
+from services.lora import adapter_tensors, attach
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +47,39 @@ class TorchEngine(ThreadedEngine):
         self._vocabulary = int(self._config.vocab_size)
         self._device = _device(setup.device)
         self._batches: dict[str, PolicyBatch] = {}
+        self._bases: dict[bytes, Any] = {}
+        """Frozen models by their digest. Nothing calls them: policies have models that share
+        their memory."""
 
     def _read(self, weights: Weights) -> tuple[PolicyBatch, dict[str, Tensor]]:
-        try:
-            state = load_file(weights.path)
-        except (OSError, SafetensorError) as error:
-            raise BlobError(f"{weights.path} is no readable safetensors file: {error}") from error
+        state = read_file(weights.path)
         batch = self._batches.get(weights.policy)
         if batch is None:
-            batch = PolicyBatch(self._model())
-        check_fit(batch.model, {name: value.shape for name, value in state.items()})
+            batch = self._adapted(weights.adapter) if weights.adapter else self._whole()
+        check_fit(batch.own, state)
         return batch, state
+
+    def _whole(self) -> PolicyBatch:
+        model = self._model()
+        return PolicyBatch(model, model.state_dict(keep_vars=True))
+
+    def _adapted(self, adapter: Adapter) -> PolicyBatch:
+        """A policy's model on a base, which is read where no policy had it before."""
+        base = self._bases.get(adapter.digest)
+        if base is None:
+            base, state = self._model(), read_file(adapter.base)
+            own = base.state_dict()
+            check_fit(base.state_dict(keep_vars=True), state)
+            for name, value in state.items():
+                own[name].copy_(value)
+            self._bases[adapter.digest] = base
+        model = sharing(base)
+        dtype = DTYPES[self._setup.dtype]
+        try:
+            attach(model, adapter.targets, adapter.rank, adapter.alpha, dtype)
+        except ValueError as error:
+            raise BlobError(f"the adapter does not fit the model: {error}") from error
+        return PolicyBatch(model, adapter_tensors(model))
 
     def _model(self) -> Any:
         make: Any = AutoModelForCausalLM.from_config

@@ -1,27 +1,40 @@
-"""Whether a file of weights fits a model: by name and shape, before any of it is loaded."""
+"""Weights of models: whether a file fits, before any of it is loaded; models that share them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from services.errors import BlobError
 
 
-def check_fit(model: Any, given: Mapping[str, Sequence[int]]) -> None:
-    """BlobError where tensors of these names and shapes are not the model's.
+def read_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. BlobError where it is none."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BlobError(f"{path} is no readable safetensors file: {error}") from error
 
-    `model` is a transformers model, on whatever device. Of names that share one tensor (tied
-    embeddings), one is enough.
+
+def check_fit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """BlobError where the tensors given are not, by name and shape, a model's own.
+
+    Those may be on whatever device. Of names that share one tensor (tied embeddings), one is
+    enough.
     """
-    own = model.state_dict(keep_vars=True)
     strange = sorted(set(given) - set(own))
     there = {id(own[name]) for name in given if name in own}
     missing = sorted(name for name, value in own.items() if id(value) not in there)
     shaped = [
-        f"{name} {list(shape)}, not {list(own[name].shape)}"
-        for name, shape in given.items()
-        if name in own and tuple(shape) != tuple(own[name].shape)
+        f"{name} {list(value.shape)}, not {list(own[name].shape)}"
+        for name, value in given.items()
+        if name in own and value.shape != own[name].shape
     ]
     for what, names in (("unknown", strange), ("missing", missing), ("shaped", shaped)):
         if names:
@@ -29,3 +42,9 @@ def check_fit(model: Any, given: Mapping[str, Sequence[int]]) -> None:
                 f"the weights don't fit the model: {what}: {', '.join(names[:3])}"
                 f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
             )
+
+
+def sharing(model: Any) -> Any:
+    """A model of its own modules and hooks, whose parameters and buffers are the other's."""
+    shared = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})

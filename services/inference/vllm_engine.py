@@ -33,17 +33,15 @@ for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
 import torch  # noqa: E402
-from safetensors import SafetensorError  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from schemas.recipe import RecipeError, VllmOptions, vllm_options  # noqa: E402
-from services.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
+from services.errors import InfrastructureError, UsageError  # noqa: E402
 from services.grammar import Walk, masked  # noqa: E402
 from services.inference.engine import EngineSetup, Weights  # noqa: E402
 from services.inference.engine_thread import Change, ThreadedEngine  # noqa: E402
 from services.inference.row import Outcome, Row  # noqa: E402
-from services.inference.torch_weights import check_fit  # noqa: E402
+from services.inference.torch_weights import check_fit, read_file  # noqa: E402
 
 try:
     from vllm import SamplingParams
@@ -133,6 +131,8 @@ class VllmEngine(ThreadedEngine):
 
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
+        if setup.adapters:
+            raise UsageError("the vLLM engine serves no adapters (`lora`): use the engine `torch`")
         try:
             self._options = vllm_options(setup.options)
         except RecipeError as error:
@@ -150,11 +150,8 @@ class VllmEngine(ThreadedEngine):
         self._context, self._vocabulary = config.max_model_len, config.get_vocab_size()
 
     def _read(self, weights: Weights) -> Mapping[str, torch.Tensor]:
-        try:
-            state = load_file(weights.path)
-        except (OSError, SafetensorError) as error:
-            raise BlobError(f"{weights.path} is no readable safetensors file: {error}") from error
-        check_fit(self._model, {name: value.shape for name, value in state.items()})
+        state = read_file(weights.path)
+        check_fit(self._model.state_dict(keep_vars=True), state)
         return state
 
     # From here on: the engine's thread.

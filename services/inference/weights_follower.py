@@ -15,7 +15,6 @@ from pathlib import Path
 from schemas.events import Event, PolicyPublished
 from services.blobs import BlobStore
 from services.errors import BlobError, DependencyError, InfrastructureError
-from services.inference.engine import Weights
 from services.inference.local_weights import LocalWeights
 from services.inference.serving import ServedPolicy
 from services.log import CaughtUp, Delivery
@@ -103,8 +102,8 @@ class WeightsFollower:
                 retry_s = FIRST_RETRY_S
 
     async def _load(self, policy: ServedPolicy, published: PolicyPublished) -> None:
-        path = await asyncio.to_thread(self._local[policy.name].fetch, published)
-        await policy.engine.load(Weights(policy.name, published.version, path))
+        weights = await asyncio.to_thread(self._local[policy.name].weights, published)
+        await policy.engine.load(weights)
         policy.version = published.version
         policy.slots.notify()
         policy.metrics.loaded.inc()

@@ -80,6 +80,7 @@ class Namespace:
         elif isinstance(event, PolicyPublished):
             weights = [event.full] if event.full is not None else []
             weights += [delta.blob for delta in event.deltas]
+            weights += [event.adapter.base] if event.adapter is not None else []
             self.publications.append(
                 Published(
                     event.policy,

@@ -23,7 +23,7 @@ from services.namespaces import open_namespace
 from services.run.run import Run, RunOptions
 from services.run.view import Status, make_view
 from services.settings import Where
-from services.weights import model_folder
+from services.weights import ADAPTER, model_folder
 
 MODEL_FILES = "*.json", "*.jinja"
 """What a model's folder holds beside its weights."""
@@ -79,8 +79,13 @@ async def fetch_models(where: Where, version: int | None, folder: Path) -> dict[
             for pattern in MODEL_FILES:
                 for file in model_folder(recipe.policies[name].model).glob(pattern):
                     shutil.copy(file, made)
-            fetched = LocalWeights(blobs, folder / "deltas" / name).fetch
-            shutil.copyfile(await asyncio.to_thread(fetched, published), made / "model.safetensors")
+            local = LocalWeights(blobs, folder / "deltas" / name)
+            weights = await asyncio.to_thread(local.weights, published)
+            if weights.adapter is None:
+                shutil.copyfile(weights.path, made / "model.safetensors")
+            else:
+                shutil.copyfile(weights.adapter.base, made / "model.safetensors")
+                shutil.copyfile(weights.path, made / ADAPTER)
             models[name] = str(made)
         return models
 

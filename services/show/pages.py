@@ -302,6 +302,9 @@ def _publication(published: Fact[PolicyPublished], weights: dict[str, bool]) -> 
     for delta in event.deltas:
         to = f"version {delta.from_version} to {delta.to_version}"
         yield _line("and delta", f"{_blob(delta.blob, weights)}, {to}")
+    if (adapter := event.adapter) is not None:
+        yield _line("adapter", f"rank {adapter.rank}, alpha {adapter.alpha:g}")
+        yield _line("base", _blob(adapter.base, weights))
     yield _line(
         "training",
         f"{event.updates} updates in {event.step_s:.2f} s, after waiting {event.wait_s:.2f} s",

@@ -106,6 +106,7 @@ class _Finder:
         published = [fact.event for fact in facts if isinstance(fact.event, PolicyPublished)]
         blobs = [one.full for one in published if one.full is not None]
         blobs += [delta.blob for one in published for delta in one.deltas]
+        blobs += [one.adapter.base for one in published if one.adapter is not None]
         return {blob.sha256.hex(): self.blobs.holds(blob) for blob in blobs}
 
     async def _record(self, wanted: RecordId) -> Story:

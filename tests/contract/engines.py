@@ -34,9 +34,13 @@ KINDS = ["torch", pytest.param("torch-cuda", marks=needs_gpu), *VLLM]
 """Engine, and device where it is not the CPU."""
 
 
-def make_engine_of(kind: str, model: Path, slots: int, **options: Any) -> Engine:
+def make_engine_of(
+    kind: str, model: Path, slots: int, *, adapters: int = 0, rank: int = 0, **options: Any
+) -> Engine:
     name, _, device = kind.partition("-")
-    setup = EngineSetup(model, slots, device=device or "cpu", options=options)
+    setup = EngineSetup(
+        model, slots, device=device or "cpu", options=options, adapters=adapters, rank=rank
+    )
     if name == "torch":
         return TorchEngine(setup)
     # Imported here: it takes seconds, and need not be installed.

@@ -42,6 +42,14 @@ OPERATING = (
 )
 """What puts the parts together, starts them and looks at them. Nothing below knows of it."""
 
+TORCH = (
+    "services.grammar",
+    "services.inference.torch_*",
+    "services.inference.vllm_engine",
+    "services.lora",
+    "trainer",
+)
+
 SOLE_IMPORTERS = {
     "aiokafka": ("stream_jobs.assemble_groups",),
     "confluent_kafka": ("services.kafka",),
@@ -59,18 +67,8 @@ SOLE_IMPORTERS = {
     "services.kafka.client": ("services.connect",),
     "reasoning_gym": ("services.env.library.reasoning_gym",),
     "textarena": ("services.env.library.textarena",),
-    "torch": (
-        "trainer",
-        "services.grammar",
-        "services.inference.torch_*",
-        "services.inference.vllm_engine",
-    ),
-    "transformers": (
-        "trainer",
-        "services.grammar",
-        "services.inference.torch_*",
-        "services.inference.vllm_engine",
-    ),
+    "torch": TORCH,
+    "transformers": TORCH,
     "vllm": ("services.inference.vllm_engine",),
     "xgrammar": ("services.grammar",),
     "yaml": (),

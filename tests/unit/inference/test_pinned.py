@@ -61,10 +61,10 @@ class Bench:
             full_version=version,
         )
 
-    def _fetch(self, published: PolicyPublished) -> Path:
+    def _fetch(self, published: PolicyPublished) -> Weights:
         if published.version in self.pruned:
             raise BlobError("it was pruned")
-        return self._path
+        return Weights(published.policy, published.version, self._path)
 
     async def ask(self, **pinned: int) -> None:
         """Prompts pinned to versions, by call."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from schemas.codec import Codec
-from schemas.events import Blob, PolicyPublished, RunStateEntered
+from schemas.events import Adapter, Blob, PolicyPublished, RunStateEntered
 from schemas.topics import Topics
 from services.blobs import LocalBlobStore
 from services.connect import Connection
@@ -42,8 +42,15 @@ class Cluster:
         self.registry.prepare(codec, topics)  # type: ignore[arg-type]
         return EventLog(self.broker, topics, codec, self.registry, "test")
 
-    async def make(self, name: str, *weights: bytes, ended: bool = True) -> list[Blob]:
-        """A namespace that published these weights, one version after the other."""
+    async def make(
+        self, name: str, *weights: bytes, ended: bool = True, base: bytes = b""
+    ) -> list[Blob]:
+        """A namespace that published these weights, one version after the other, of a base."""
+        adapter = None
+        if base:
+            adapter = Adapter(
+                base=self.blobs.put(base), base_digest=bytes(32), rank=1, alpha=1.0, targets=()
+            )
         log = self.log(name)
         await self.broker.create_topics({one.name: (one.partitions, {}) for one in log.topics})
         states = ["started", "ended"] if ended else ["started"]
@@ -57,7 +64,7 @@ class Cluster:
             await log.send(
                 PolicyPublished(
                     policy="default", version=version, status="trained", digest=bytes(32),
-                    full=blobs[-1], full_version=version, tokenizer=tokenizer,
+                    full=blobs[-1], full_version=version, tokenizer=tokenizer, adapter=adapter,
                 )
             )  # fmt: skip
         return blobs
@@ -71,6 +78,18 @@ class Cluster:
 
     def held(self, blobs: list[Blob]) -> list[bool]:
         return [self.blobs.holds(blob) for blob in blobs]
+
+
+def test_the_base_of_an_adapter_stays_as_long_as_a_version_needs_it(tmp_path: Path) -> None:
+    async def test(_: object) -> None:
+        cluster = Cluster(tmp_path)
+        adapters = await cluster.make("run", b"a", b"b", b"c", base=b"base")
+        base = cluster.blobs.put(b"base")
+        plan = await cluster.pruner().plan(keep=1, unnamed=True, forget=())
+        assert {item.what for item in plan} == {blob.sha256.hex() for blob in adapters[:2]}
+        assert cluster.blobs.holds(base)
+
+    in_a_world(test)
 
 
 def test_what_another_namespace_needs_stays(tmp_path: Path) -> None:

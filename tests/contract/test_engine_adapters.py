@@ -1,0 +1,236 @@
+"""Engines that serve adapters: several policies on one base, their numbers those of the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from schemas.packed import pack_i32
+from schemas.recipe import Lora
+from services.errors import BlobError, InfrastructureError
+from services.inference.engine import Adapter, Engine, Generation, Prompt, Weights
+from services.inference.torch_engine import TorchEngine
+from services.lora import adapter_tensors
+from services.weights import weights_digest
+from tests.contract.engines import make_engine_of, make_model, needs_gpu
+from trainer.collate import collate, drawn_logprobs, processed_distribution
+from trainer.models import ChosenLogits, add_adapter, load_model
+from trainer.sequences import Draw, TokenSequence
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
+
+CONTEXT = 512
+VOCABULARY = 128
+SLOTS = 16
+ALLOWED = (3, 4, 5, 6, 100)
+LEFT = Lora(rank=4, alpha=4.0)
+RIGHT = Lora(rank=8, alpha=24.0, targets=("q_proj", "v_proj", "down_proj"))
+POLICIES = {"left": LEFT, "right": RIGHT}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder with two bases, `0.safetensors` and `1.safetensors`."""
+    return make_model(
+        tmp_path_factory.mktemp("model"), vocab_size=VOCABULARY, max_position_embeddings=CONTEXT
+    )
+
+
+@pytest.fixture(params=["torch", pytest.param("torch-cuda", marks=needs_gpu)])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def make(kind: str, model: Path, **options: Any) -> Engine:
+    return make_engine_of(kind, model, SLOTS, adapters=2, rank=8, **options)
+
+
+def trainers_model(model: Path, policy: str, version: int, base: int = 0) -> Any:
+    """As the trainer has it: its base and its adapter, both strong enough to be told apart."""
+    folder = model / f"trained-{base}"
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "config.json").write_bytes((model / "config.json").read_bytes())
+        (folder / "model.safetensors").write_bytes((model / f"{base}.safetensors").read_bytes())
+    network = load_model(folder, seed=0).eval()
+    add_adapter(network, folder, POLICIES[policy], 0, torch.float32)
+    noise = torch.Generator().manual_seed(10 * version + len(policy))
+    with torch.no_grad():
+        for tensor in adapter_tensors(network).values():
+            tensor.copy_(0.3 * torch.randn(tensor.shape, generator=noise))
+    return network
+
+
+def weights(model: Path, policy: str, version: int, base: int = 0) -> Weights:
+    """A version as its worker gets it."""
+    path = model / f"{policy}-{version}.safetensors"
+    network = trainers_model(model, policy, version, base)
+    tensors = {name: tensor.detach() for name, tensor in adapter_tensors(network).items()}
+    save_file(tensors, path)
+    lora, file = POLICIES[policy], model / f"{base}.safetensors"
+    layers = [name.removeprefix("base_model.model.") for name in tensors if "lora_A" in name]
+    targets = tuple(name.removesuffix(".lora_A.weight") for name in layers)
+    adapter = Adapter(file, weights_digest(file), lora.rank, lora.alpha, targets)
+    return Weights(policy, version, path, adapter)
+
+
+def expected(model: Path, version: int, prompt: Prompt, drawn: Sequence[int]) -> Any:
+    """[drawn]: logprobs by the trainer's own forward and processing."""
+    network = trainers_model(model, prompt.policy, version)
+    places = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
+    zeros = np.zeros(len(drawn), dtype=np.float32)
+    draw = Draw(prompt.temperature or 1.0, pack_i32(prompt.allowed))
+    sequence = TokenSequence(
+        tokens=np.array([*prompt.tokens, *drawn]),
+        places=places,
+        behaviour=zeros,
+        advantages=zeros,
+        versions=places,
+        demonstrated=zeros.astype(bool),
+        draws=((draw, len(drawn)),),
+    )
+    inputs = collate([sequence], VOCABULARY, torch.device("cpu"))
+    with torch.no_grad():
+        return drawn_logprobs(processed_distribution(ChosenLogits(network)(inputs), inputs), inputs)
+
+
+def assert_close(generation: Generation, logprobs: Any, first: int = 0) -> None:
+    drawn = torch.tensor(generation.logprobs)
+    torch.testing.assert_close(drawn[first:], logprobs[first:], rtol=1e-3, atol=1e-3)
+
+
+def prompts(count: int, **settings: Any) -> list[Prompt]:
+    """Of both policies in turn, the same tokens for either."""
+    made = {"max_tokens": 12, "temperature": 0.7, "allowed": ALLOWED} | settings
+    return [
+        Prompt(policy=policy, tokens=range(7, 9 + 5 * number), **made)
+        for number in range(count)
+        for policy in POLICIES
+    ]
+
+
+def test_two_policies_at_once_have_the_trainers_logprobs(kind: str, model: Path) -> None:
+    async def main() -> None:
+        engine = make(kind, model)
+        await engine.load(weights(model, "left", 0))
+        with pytest.raises(InfrastructureError, match="no_weights"):
+            await engine.generate(prompts(1)[1])
+        await engine.load(weights(model, "right", 5))
+        asked = [*prompts(4), *prompts(2, allowed=())]
+        answers = await asyncio.gather(*map(engine.generate, asked))
+        for prompt, answer in zip(asked, answers, strict=True):
+            version = 0 if prompt.policy == "left" else 5
+            assert answer.versions == [version] * 12
+            assert_close(answer, expected(model, version, prompt, answer.tokens))
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_greedy_draws_are_the_trainers_likeliest(kind: str, model: Path) -> None:
+    async def main() -> None:
+        engine = make(kind, model)
+        for policy in POLICIES:
+            await engine.load(weights(model, policy, 3))
+        for prompt in prompts(2, temperature=0.0, allowed=()):
+            answer = await engine.generate(prompt)
+            network = trainers_model(model, prompt.policy, 3)
+            with torch.no_grad():
+                logits = network(torch.tensor([[*prompt.tokens, *answer.tokens]])).logits[0]
+            likeliest = logits[len(prompt.tokens) - 1 : -1].argmax(-1)
+            assert answer.tokens == likeliest.tolist()
+            assert_close(answer, expected(model, 3, prompt, answer.tokens))
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_an_adapter_changes_between_tokens_and_the_others_stay(kind: str, model: Path) -> None:
+    async def main() -> None:
+        engine = make(kind, model)
+        for policy in POLICIES:
+            await engine.load(weights(model, policy, 0))
+        later = [weights(model, "left", version) for version in (1, 2)]
+        asked = prompts(2, max_tokens=400)
+        running = [asyncio.create_task(engine.generate(prompt)) for prompt in asked]
+        await asyncio.sleep(0)
+        # It came later: once it has ended, the others have drawn a token too.
+        await engine.generate(Prompt("left", [1], 2))
+        for one in later:
+            await engine.load(one)
+        answers = await asyncio.gather(*running)
+        for prompt, answer in zip(asked, answers, strict=True):
+            assert len(answer.tokens) == len(answer.logprobs) == len(answer.versions) == 400
+            if prompt.policy == "left":
+                assert answer.versions == sorted(answer.versions)
+                assert (answer.versions[0], answer.versions[-1]) == (0, 2)
+                assert answer.mixed
+                old = answer.versions.count(0)
+                before = expected(model, 0, prompt, answer.tokens[:old])
+                torch.testing.assert_close(
+                    torch.tensor(answer.logprobs[:old]), before, rtol=1e-3, atol=1e-3
+                )
+            else:
+                assert answer.versions == [0] * 400
+                assert not answer.mixed
+                assert_close(answer, expected(model, 0, prompt, answer.tokens))
+        late = await engine.generate(asked[0])
+        assert (late.versions, late.mixed) == ([2] * 400, False)
+        assert_close(late, expected(model, 2, asked[0], late.tokens))
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_what_is_no_adapter_of_the_policys_base_is_refused(
+    kind: str, model: Path, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        engine = make(kind, model)
+        good = weights(model, "left", 0)
+        await engine.load(good)
+        [prompt, _] = prompts(1, temperature=0.0)
+        before = await engine.generate(prompt)
+        with pytest.raises(BlobError, match=r"'left' is an adapter of base .*start it anew"):
+            await engine.load(weights(model, "left", 1, base=1))
+        with pytest.raises(BlobError, match="is a whole model"):
+            await engine.load(Weights("left", 1, model / "0.safetensors"))
+        strange = load_file(good.path)
+        strange["base_model.model.lm_head.lora_A.weight"] = torch.zeros(4, 64)
+        save_file(strange, tmp_path / "strange")
+        with pytest.raises(BlobError, match=r"don't fit .*unknown: base_model.model.lm_head"):
+            await engine.load(dataclasses.replace(good, version=1, path=tmp_path / "strange"))
+        assert await engine.generate(prompt) == before
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_policies_share_the_memory_of_their_base(model: Path) -> None:
+    async def main() -> None:
+        engine = make("torch", model)
+        assert isinstance(engine, TorchEngine)
+        await engine.load(weights(model, "left", 0))
+        await engine.load(weights(model, "right", 0))
+        left, right = (
+            {name: one.data_ptr() for name, one in batch.model.state_dict().items()}
+            for batch in engine._batches.values()
+        )
+        base = {name for name in left if ".lora_" not in name}
+        assert {left[name] for name in base} == {right[name] for name in base}
+        assert not {at for name, at in left.items() if name not in base} & set(right.values())
+        await engine.close(1)
+
+    drive(main)

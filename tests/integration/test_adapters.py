@@ -1,0 +1,98 @@
+"""A run of two policies that are adapters of one base, through a real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import infra.local
+from schemas.events import PolicyPublished
+from schemas.topics import POLICIES
+from services.kafka.broker import Partition
+from services.log import read_all
+from services.namespaces import open_namespace
+from services.settings import Where
+from tests.checker import check_namespace
+from tests.integration.test_other_teams import headrace
+
+RECIPE = """
+name = "opposites"
+
+[stop]
+versions = 4
+
+[tasks]
+use = "count"
+environment = false
+roles = { left = "left", right = "right" }
+samples = 8
+max_turns = 2
+max_tokens = 2
+
+[agents.default]
+use = "tests.integration.opposites:solve"
+"""
+POLICY = """
+[policies.{name}]
+model = "tiny-llama"
+
+[policies.{name}.lora]
+rank = 4
+alpha = 16.0
+
+[policies.{name}.engine]
+device = "cpu"
+
+[policies.{name}.sampling]
+max_tokens = 1
+allowed = ["L", "R"]
+
+[policies.{name}.batches]
+groups = 2
+
+[policies.{name}.training]
+learning_rate = 0.01
+device = "cpu"
+"""
+
+
+def test_two_adapters_of_one_base_are_trained_and_served(
+    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+) -> None:
+    recipe = tmp_path / "opposites.toml"
+    recipe.write_text(RECIPE + POLICY.format(name="left") + POLICY.format(name="right"))
+    environment = {
+        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
+        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
+        "HEADRACE_NAMESPACE": namespace,
+        "HEADRACE_STATE": str(tmp_path),
+    }
+    summary = json.loads(headrace(("run", str(recipe), "--json", "--quiet"), environment))
+    assert (summary["failures"], summary["restarts"]) == (0, 0), summary
+
+    servers, registry = local_stack.bootstrap_servers, local_stack.registry_url
+    where = Where(tmp_path, servers, registry, namespace=namespace)
+    report = asyncio.run(check_namespace(where))
+    assert report.violations == []
+    # Whose samples are at most one version behind: so versions up to 2, at least, were served.
+    assert min(report.versions["left"], report.versions["right"]) >= 4
+
+    published = asyncio.run(publications(where))
+    newest = [one for one in published if one.version == 4]
+    assert {one.policy for one in newest} == {"left", "right"}
+    assert len({one.digest for one in newest}) == 2
+    assert len({one.adapter and one.adapter.base for one in published} - {None}) == 1
+    whole = published[0].adapter
+    assert whole is not None
+    assert all(one.full and 4 * one.full.size < whole.base.size for one in published)
+    page = headrace(("show", "version:left/4"), environment)
+    assert "rank 4, alpha 16" in page
+    assert f"{whole.base.sha256.hex()}, {whole.base.size:,} bytes, in the blob store" in page
+
+
+async def publications(where: Where) -> list[PolicyPublished]:
+    async with open_namespace(where, "test") as (log, _):
+        place = Partition(log.topics.name(POLICIES), 0)
+        events = [delivery.event async for delivery in read_all(log, {place: "first"})]
+        return [event for event in events if isinstance(event, PolicyPublished)]
