@@ -84,6 +84,22 @@ def test_problems_are_asked_and_their_answers_scored() -> None:
     run("reasoning_gym", {"suffix": "!"}, test)
 
 
+def test_an_answer_is_what_stands_in_the_last_of_its_tags() -> None:
+    async def test(setup: LibrarySetup) -> None:
+        (asked,) = await play(setup, [], payload=problem(4))
+        right = int(asked.text.removesuffix("?").rsplit(maxsplit=1)[-1]).bit_count()
+        for action, reward in (
+            (f"9, or <answer>9</answer>. No:\n<answer> {right}\n</answer> it is", 1.0),
+            (f"<answer>{right}</answer><answer>9</answer>", 0.0),
+            (str(right), 0.0),
+            (f"<answer>{right}", 0.0),
+        ):
+            _, last = await play(setup, [action], payload=problem(4))
+            assert (last.reward, last.terminated) == (reward, True)
+
+    run("reasoning_gym", {"answer_tag": "answer"}, test)
+
+
 def test_the_source_yields_the_same_problems_each_time() -> None:
     assert [item.item_id for item in items("gcd", 3, 7)] == ["gcd-7-0", "gcd-7-1", "gcd-7-2"]
     assert list(items("gcd", 3)) == list(items("gcd", 3))

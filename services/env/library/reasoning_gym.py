@@ -22,19 +22,25 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeErr
 class Problems:
     """Episodes of one problem each: the reset asks it, the step scores the answer."""
 
-    def __init__(self, suffix: str = "") -> None:
-        """`suffix` follows each question, as an instruction how to answer. UsageError where the
-        library isn't installed."""
+    def __init__(self, suffix: str = "", answer_tag: str | None = None) -> None:
+        """`suffix` follows each question, as an instruction how to answer.
+
+        With `answer_tag` what stands in the last `<TAG>…</TAG>` of an action is its answer, and an
+        action without has none; else all of it is. UsageError where the library isn't installed.
+        """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the libraries that it imports
                 import reasoning_gym
+                from reasoning_gym.utils import extract_answer
         except ImportError as error:
             raise UsageError(
                 f"reasoning-gym is not installed ({error}): pip install 'headrace[reasoning-gym]'"
             ) from None
         self._library: Any = reasoning_gym
+        self._extract: Any = extract_answer
         self._suffix = suffix
+        self._tag = answer_tag
         self._sets: dict[str, Any] = {}
         self._open: dict[str, tuple[Any, Any]] = {}
 
@@ -54,8 +60,11 @@ class Problems:
     def step(self, name: str, action: str) -> Mapping[str, Any]:
         """The answer's score. One that the scorer can't take is wrong: it is the policy's doing."""
         dataset, problem = self._open.pop(name)
+        answer = action if self._tag is None else self._extract(action, tag_name=self._tag)
+        if answer is None:
+            return {"reward": 0.0, "data": {"unreadable": "no answer"}, "terminated": True}
         try:
-            reward, data = float(dataset.score_answer(action, problem)), {}
+            reward, data = float(dataset.score_answer(answer, problem)), {}
         except UNREADABLE as error:
             reward, data = 0.0, {"unreadable": f"{type(error).__name__}: {error}"[:500]}
         return {"reward": reward, "data": data, "terminated": True}

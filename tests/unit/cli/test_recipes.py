@@ -1,0 +1,50 @@
+"""The recipes that ship: every name in them is one that there is, and their limits meet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schemas.recipe import load_recipe
+from services.agent.agents import BUILTIN as AGENTS
+from services.env.library.setup import LIBRARIES
+from services.env.service import BUILTIN as ENVIRONMENTS
+from services.inference.service import BUILTIN as ENGINES
+from services.plugins import load
+from services.settings import RECIPES
+from services.source.data import BUILTIN as DATA_SETS
+from stream_jobs.advantages import ADVANTAGES
+from stream_jobs.filters import FILTERS
+from trainer.losses import LOSSES
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_name_in_a_shipped_recipe_is_there(path: Path) -> None:
+    recipe = load_recipe(path.stem, shipped=RECIPES)
+    load("data set", recipe.tasks.use, DATA_SETS)
+    if recipe.evaluation is not None and recipe.evaluation.use is not None:
+        load("data set", recipe.evaluation.use, DATA_SETS)
+    for agent in recipe.agents.values():
+        load("agent", agent.use, AGENTS)
+    for environment in recipe.environments.values():
+        load("environment", environment.use, {**ENVIRONMENTS, **LIBRARIES})
+    for policy in recipe.policies.values():
+        assert policy.engine.use in ENGINES
+        load("advantage", policy.groups.advantage, ADVANTAGES)
+        for each in policy.groups.filters:
+            load("filter", each, FILTERS)
+        if policy.training is not None:
+            load("loss", policy.training.loss, LOSSES)
+
+
+def test_a_problem_and_its_answer_fit_wherever_qwen3_takes_them() -> None:
+    recipe = load_recipe("qwen3-0.6b-vllm", shipped=RECIPES)
+    policy = recipe.policies["default"]
+    # The longest of 2,000 problems has 154 tokens of Qwen's tokenizer, the system message 27.
+    longest = 256 + policy.sampling.max_tokens
+    assert policy.sampling.max_tokens < recipe.tasks.max_tokens  # a cut answer is scored as one
+    assert longest <= policy.training.max_tokens  # else a micro-batch would be larger than it says
+    assert longest <= policy.engine.options["context"]
+    assert recipe.tasks.options["dataset"] == recipe.evaluation.options["dataset"]
+    assert recipe.evaluation.options["seed"] > recipe.tasks.options["size"]
