@@ -249,6 +249,9 @@ class Training(Settings):
     loss: str = "grpo"
     """`grpo`, or an import path."""
     learning_rate: float = Field(default=1e-3, gt=0)
+    demonstration_learning_rate: float | None = Field(default=None, gt=0)
+    """Of updates that hold nothing but demonstrations; absent: `learning_rate`. What rewards bear
+    is often less than what cross-entropy needs."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)

@@ -99,7 +99,7 @@ class Learner:
                 for chosen, anchor in zip(self._pack(update), anchors, strict=True):
                     _check(stop)
                     self._backward([update.sequences[i] for i in chosen], anchor, update, totals)
-                self._step(totals)
+                self._step(self._learning_rate(update), totals)
         return totals.metrics()
 
     def save(self, path: Path) -> None:
@@ -234,7 +234,12 @@ class Learner:
             loss = loss + learned
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def _step(self, totals: Totals) -> None:
+    def _learning_rate(self, update: UpdateBatch) -> float:
+        settings = self._settings
+        shown = all(one.demonstrated.all() for one in update.sequences)
+        return (settings.demonstration_learning_rate if shown else None) or settings.learning_rate
+
+    def _step(self, learning_rate: float, totals: Totals) -> None:
         """One optimizer update, unless something is not finite: then UnusableBatch.
 
         Without a gradient, as where all rewards are equal, there is none: momentum alone would
@@ -250,7 +255,7 @@ class Learner:
         self.updates_done += 1
         share = min(1.0, self.updates_done / warmup) if warmup else 1.0
         for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate * share
+            group["lr"] = learning_rate * share
         self._optimizer.step()
 
     @contextmanager

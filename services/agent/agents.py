@@ -8,6 +8,7 @@ BUILTIN = {
     "single_turn": "services.agent.agents:single_turn",
     "multi_turn": "services.agent.agents:multi_turn",
     "chat": "services.agent.agents:chat",
+    "calculator_teacher": "services.agent.teacher:calculator_teacher",
     "client": "services.agent.gateway.clients:Client",
     "command": "services.agent.gateway.command:Command",
 }

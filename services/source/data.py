@@ -19,6 +19,7 @@ from services.tasks import Item
 BUILTIN = {
     "count": "services.source.data:count",
     "first": "services.source.data:first",
+    "arithmetic": "services.source.arithmetic:items",
     "coding": "services.source.coding:items",
     "repairs": "services.source.repairs:items",
     "jsonl": "services.source.data:jsonl",

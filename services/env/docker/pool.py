@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 TOOLS = {
     "shell": "services.env.docker.tools:Shell",
     "python": "services.env.docker.tools:Python",
+    "calculator": "services.env.docker.calculator:Calculator",
     "coding": "services.env.docker.coding:Coding",
     "repair": "services.env.docker.repair:Repair",
 }

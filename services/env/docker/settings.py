@@ -19,7 +19,8 @@ class SandboxSettings(Limits):
     images: tuple[str, ...] = ()
     """Further images that tasks may name."""
     tool: str = "shell"
-    """What an action is: `shell`, `python`, `coding`, or a Tool of your own by import path."""
+    """What an action is: `shell`, `python`, `calculator`, `coding`, `repair`, or a Tool of
+    your own by import path."""
     tool_options: dict[str, Any] = Field(default={})
     """Keyword arguments of the tool."""
     network: str = "none"

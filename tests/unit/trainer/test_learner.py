@@ -362,5 +362,15 @@ def test_the_gradient_of_a_demonstration_is_that_of_its_cross_entropy() -> None:
     assert "kl" not in metrics
 
 
+def test_what_is_demonstrated_alone_may_have_a_learning_rate_of_its_own() -> None:
+    one = learner(demonstration_learning_rate=0.02)
+    taught, sampled = demonstrated(sequence(0)), sequence(1)
+    rates = []
+    for made in (update(taught), update(taught, sampled), update(sampled)):
+        one.train([made])
+        rates.append(one._optimizer.param_groups[0]["lr"])
+    assert rates == [0.02, 1e-2, 1e-2]
+
+
 def no_loss(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
     raise AssertionError("there is nothing that was sampled")
