@@ -28,7 +28,7 @@ def test_a_policy_learns_to_use_a_calculator(
         "warm_start.options.seed": 2000 + seed,
     }
     chosen = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    checks = ("--check", "reward>=0.8", "--check", "failures==0")
+    checks = ("--check", "reward>=0.9", "--check", "failures==0")
 
     async def main() -> None:
         arguments = ("run", "tool-use", "--state", str(tmp_path), *chosen, *checks)
@@ -37,8 +37,8 @@ def test_a_policy_learns_to_use_a_calculator(
                 await run.says("running", 120)
             assert await run.ends(RUN_S) == 0, run.said
             rewards = [line for line in run.lines if "reward 0." in line]
-            # Below what it ends with by far: the teacher's carelessness was learned, too.
-            assert float(rewards[0].partition("reward ")[2].split()[0]) < 0.6, rewards[0]
+            # Well below what it ends with: the teacher's carelessness was learned, too.
+            assert float(rewards[0].partition("reward ")[2].split()[0]) < 0.8, rewards[0]
 
     try:
         harness.run_bounded(main(), RUN_S + 60)
