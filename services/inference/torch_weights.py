@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -22,7 +22,14 @@ def read_file(path: Path) -> dict[str, Tensor]:
         raise BlobError(f"{path} is no readable safetensors file: {error}") from error
 
 
-def check_fit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+class Shaped(Protocol):
+    """A tensor, or what tells of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def check_fit(own: Mapping[str, Tensor], given: Mapping[str, Shaped]) -> None:
     """BlobError where the tensors given are not, by name and shape, a model's own.
 
     Those may be on whatever device. Of names that share one tensor (tied embeddings), one is

@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
+import json
 import logging
 import os
 import secrets
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, get_args
 from weakref import WeakValueDictionary
 
 # vLLM reads these as it is imported. Who sets them otherwise, means it.
@@ -36,17 +41,21 @@ import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from schemas.recipe import RecipeError, VllmOptions, vllm_options  # noqa: E402
-from services.errors import InfrastructureError, UsageError  # noqa: E402
+from services.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
 from services.grammar import Walk, masked  # noqa: E402
-from services.inference.engine import EngineSetup, Weights  # noqa: E402
+from services.inference.engine import Adapter, EngineSetup, Weights  # noqa: E402
 from services.inference.engine_thread import Change, ThreadedEngine  # noqa: E402
 from services.inference.row import Outcome, Row  # noqa: E402
-from services.inference.torch_weights import check_fit, read_file  # noqa: E402
+from services.inference.torch_weights import check_fit, read_file, sharing  # noqa: E402
+from services.lora import adapter_tensors, attach  # noqa: E402
+from services.weights import ADAPTER, read_header  # noqa: E402
 
 try:
     from vllm import SamplingParams
+    from vllm.config.lora import MaxLoRARanks
     from vllm.engine.arg_utils import EngineArgs
     from vllm.inputs.engine import tokens_input
+    from vllm.lora.request import LoRARequest
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -59,6 +68,9 @@ except ImportError as error:
 # It says so of each layer without weights, at each reload.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
+ADAPTING = ("enable_lora", "max_loras", "max_lora_rank", "load_format")
+LOADED = "loaded"
+"""Instead of an adapter's folder: requests name an adapter that vLLM has."""
 CPU_KV_BYTES = 1 << 30
 """KV cache of a policy on the CPU build, which would take most of the machine's memory."""
 
@@ -112,14 +124,25 @@ class SchemaMasks(LogitsProcessor):  # type: ignore[misc]
         return masked(logits, [self._walks.get(place) for place in range(len(logits))])
 
 
-class _Served:
-    """One policy: vLLM's engine of it, and the rows that it continues."""
+class _Running:
+    """One of vLLM's engines, and the rows that it continues."""
 
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.version = -1
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        # A seed of its own, or all workers would draw alike.
+        seed = secrets.randbits(31)
+        self.engine = LLMEngine.from_engine_args(EngineArgs(seed=seed, **arguments))
         self.rows: dict[str, Row] = {}
         """By request id."""
+
+
+@dataclass
+class _Served:
+    """One policy: who runs it, alone or beside other adapters of the same base."""
+
+    running: _Running
+    adapter: LoRARequest | None
+    """What its requests name; None where the weights are whole."""
+    version: int = -1
 
 
 class VllmEngine(ThreadedEngine):
@@ -131,8 +154,6 @@ class VllmEngine(ThreadedEngine):
 
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
-        if setup.adapters:
-            raise UsageError("the vLLM engine serves no adapters (`lora`): use the engine `torch`")
         try:
             self._options = vllm_options(setup.options)
         except RecipeError as error:
@@ -140,19 +161,37 @@ class VllmEngine(ThreadedEngine):
         self._arguments = _arguments(setup, self._options)
         self._model = _empty_model(setup)
         self._served: dict[str, _Served] = {}
-        self._spare: _Served | None = None
-        """Made while nobody waits: the first policy's."""
+        self._spare: _Running | None = None
+        """Made while nobody waits: the first policy's, where its weights are whole."""
+        self._bases: dict[bytes, _Running] = {}
+        """By the digest of the base, which the policies share that are adapters of it."""
         self._requests = 0
-        self._made: concurrent.futures.Future[_Served] = concurrent.futures.Future()
+        self._ready: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._start()
-        self._spare = self._made.result()
-        config = self._spare.engine.model_config
+        config = self._ready.result()
         self._context, self._vocabulary = config.max_model_len, config.get_vocab_size()
 
     def _read(self, weights: Weights) -> Mapping[str, torch.Tensor]:
         state = read_file(weights.path)
-        check_fit(self._model.state_dict(keep_vars=True), state)
+        if weights.adapter is None:
+            check_fit(self._model.state_dict(keep_vars=True), state)
+        else:
+            self._check_adapter(weights.adapter, state)
         return state
+
+    def _check_adapter(self, adapter: Adapter, state: Mapping[str, torch.Tensor]) -> None:
+        try:
+            with adapter.base.open("rb") as file:
+                base = {entry.name: entry for entry in read_header(file, str(adapter.base))}
+        except OSError as error:
+            raise BlobError(f"can't read the base {adapter.base}: {error}") from error
+        check_fit(self._model.state_dict(keep_vars=True), base)
+        model = sharing(self._model)
+        try:
+            attach(model, adapter.targets, adapter.rank, adapter.alpha, torch.float32)
+        except ValueError as error:
+            raise BlobError(f"the adapter does not fit the model: {error}") from error
+        check_fit(adapter_tensors(model), state)
 
     # From here on: the engine's thread.
 
@@ -163,63 +202,98 @@ class VllmEngine(ThreadedEngine):
             # Parts of its sampler are compiled all the same: 18 s, with a C++ compiler, if any.
             torch._dynamo.config.disable = True
         try:
-            self._made.set_result(self._make())
+            self._ready.set_result(self._prepare())
         except (OSError, TypeError, ValueError) as error:
-            self._made.set_exception(UsageError(f"vLLM can't serve {self._setup.model}: {error}"))
+            self._ready.set_exception(UsageError(f"vLLM can't serve {self._setup.model}: {error}"))
             return
         except Exception as error:
-            self._made.set_exception(error)
+            self._ready.set_exception(error)
             return
         try:
             super()._work()
         finally:
-            made = {id(served): served for served in (self._made.result(), *self._served.values())}
-            for served in made.values():
-                served.engine.engine_core.shutdown()
+            spare = [] if self._spare is None else [self._spare]
+            for running in {*spare, *self._bases.values(), *self._running()}:
+                running.engine.engine_core.shutdown()
             # vLLM has just had the collector look through all that lives, and thawed it: at the
             # interpreter's end it would all be looked through again.
             gc.freeze()
 
-    def _make(self) -> _Served:
-        # A seed of its own, or all workers would draw alike.
-        seed = secrets.randbits(31)
-        return _Served(LLMEngine.from_engine_args(EngineArgs(seed=seed, **self._arguments)))
+    def _prepare(self) -> Any:
+        """vLLM's configuration of the model. Of adapters no engine can be made without a base."""
+        if self._setup.adapters:
+            return EngineArgs(**self._arguments).create_engine_config().model_config
+        self._spare = _Running(self._arguments)
+        return self._spare.engine.model_config
 
     def _change(self, change: Change) -> None:
-        policy, version = change.weights.policy, change.weights.version
-        served = self._served.get(policy) or self._spare or self._make()
-        self._spare = None
-        served.engine.collective_rpc(
-            "reload_weights", kwargs={"weights_iterator": iter(change.state.items())}
-        )
-        served.version = version
-        self._served[policy] = served
+        weights = change.weights
+        if weights.adapter is None:
+            served = self._take_whole(weights.policy, change.state)
+        else:
+            served = self._take_adapter(weights, weights.adapter)
+        served.version = weights.version
+        self._served[weights.policy] = served
         if self._options.kv == "recompute":
-            served.engine.reset_prefix_cache(reset_running_requests=True)
-            for row in served.rows.values():
-                row.kv_version = version
+            # All that runs there begins anew; only what is of this policy, with other weights.
+            served.running.engine.reset_prefix_cache(reset_running_requests=True)
+            for row in served.running.rows.values():
+                if row.prompt.policy == weights.policy:
+                    row.kv_version = weights.version
+
+    def _take_whole(self, policy: str, state: Mapping[str, torch.Tensor]) -> _Served:
+        served = self._served.get(policy)
+        if served is None:
+            served = _Served(self._spare or _Running(self._arguments), None)
+            self._spare = None
+        served.running.engine.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": iter(state.items())}
+        )
+        return served
+
+    def _take_adapter(self, weights: Weights, adapter: Adapter) -> _Served:
+        """Puts an adapter where the policy's one before was: what is in flight goes on with it."""
+        name = weights.policy
+        number = 1 + list({**self._served, name: None}).index(name)
+        try:
+            running = self._bases.get(adapter.digest)
+            if running is None:
+                with _model_folder(self._setup.model, adapter.base) as model:
+                    running = self._bases[adapter.digest] = _Running(self._arguments | model)
+            with _adapter_folder(weights.path, adapter) as folder:
+                # It is read and checked before the one that it replaces goes.
+                running.engine.add_lora(LoRARequest(name, number, folder, load_inplace=True))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise InfrastructureError(
+                "engine_failed", f"vLLM can't serve the adapter: {error}"
+            ) from error
+        return self._served.get(name) or _Served(running, LoRARequest(name, number, LOADED))
+
+    def _running(self) -> list[_Running]:
+        """Each that serves a policy, once."""
+        return list(dict.fromkeys(served.running for served in self._served.values()))
 
     def _under_way(self) -> list[Row]:
-        return [row for served in self._served.values() for row in served.rows.values()]
+        return [row for running in self._running() for row in running.rows.values()]
 
     def _drop_cancelled(self) -> None:
-        for served in self._served.values():
-            gone = [name for name, row in served.rows.items() if row.cancelled]
+        for running in self._running():
+            gone = [name for name, row in running.rows.items() if row.cancelled]
             if gone:
-                self._drop(served, gone)
+                self._drop(running, gone)
 
-    def _drop(self, served: _Served, requests: list[str]) -> None:
-        served.engine.abort_request(requests)
+    def _drop(self, running: _Running, requests: list[str]) -> None:
+        running.engine.abort_request(requests)
         for request in requests:
-            del served.rows[request]
+            del running.rows[request]
 
     def _turn(self, joining: list[Row]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for row in joining:
             self._add(self._served[row.prompt.policy], row)
-        for served in self._served.values():
-            if served.rows:
-                outcomes += self._step(served)
+        for running in self._running():
+            if running.rows:
+                outcomes += self._step(running)
         return outcomes
 
     def _add(self, served: _Served, row: Row) -> None:
@@ -228,29 +302,30 @@ class VllmEngine(ThreadedEngine):
         # Where the cache outlives its weights, a prompt may only meet what its own version left.
         salt = str(served.version) if self._options.kv == "keep" else None
         row.kv_version = served.version
-        served.rows[request] = row
-        served.engine.add_request(
+        served.running.rows[request] = row
+        served.running.engine.add_request(
             request,
             tokens_input(list(row.prompt.tokens), cache_salt=salt),
             _sampling(row),
+            lora_request=served.adapter,
             priority=-row.prompt.priority,
         )
 
-    def _step(self, served: _Served) -> list[Outcome]:
+    def _step(self, running: _Running) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        for output in served.engine.step():
-            row = served.rows[output.request_id]
+        for output in running.engine.step():
+            row = running.rows[output.request_id]
             if not row.tokens:
                 row.cached_tokens = output.num_cached_tokens or 0
             try:
-                outcome = _take_in(row, output, served.version)
+                outcome = _take_in(row, output, self._served[row.prompt.policy].version)
             except InfrastructureError as error:
                 outcomes.append((row, error))
-                self._drop(served, [output.request_id])
+                self._drop(running, [output.request_id])
                 continue
             if outcome is not None:
                 outcomes.append((row, outcome))
-                del served.rows[output.request_id]
+                del running.rows[output.request_id]
         return outcomes
 
 
@@ -308,10 +383,48 @@ def _arguments(setup: EngineSetup, options: VllmOptions) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "disable_log_stats": True,
     }
-    if taken := sorted({"seed", *ours} & set(options.arguments)):
+    if taken := sorted({"seed", *ours, *ADAPTING} & set(options.arguments)):
         raise UsageError(f"the vllm engine's option `arguments`: {', '.join(taken)} is not for you")
     defaults = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES} if cpu else {}
-    return {**defaults, **options.arguments, **ours}
+    return {**defaults, **options.arguments, **ours, **_adapting(setup)}
+
+
+def _adapting(setup: EngineSetup) -> dict[str, Any]:
+    """What vLLM must be told of adapters. It knows some ranks only, and takes lower ones too."""
+    if not setup.adapters:
+        return {}
+    ranks = [rank for rank in get_args(MaxLoRARanks) if rank >= setup.rank]
+    if not ranks:
+        raise UsageError(
+            f"lora.rank {setup.rank}: vLLM takes at most {max(get_args(MaxLoRARanks))}"
+        )
+    return dict(zip(ADAPTING, (True, setup.adapters, min(ranks), "safetensors"), strict=True))
+
+
+@contextmanager
+def _model_folder(model: Path, base: Path) -> Iterator[dict[str, Any]]:
+    """A folder with a base, as long as vLLM reads it, as arguments of vLLM."""
+    with TemporaryDirectory(prefix="headrace-base-") as folder:
+        for file in model.iterdir():
+            if ".safetensors" not in file.name:
+                (Path(folder) / file.name).symlink_to(file.absolute())
+        (Path(folder) / "model.safetensors").symlink_to(base.absolute())
+        yield {"model": folder, "tokenizer": folder}
+
+
+@contextmanager
+def _adapter_folder(weights: Path, adapter: Adapter) -> Iterator[str]:
+    """A folder with an adapter as PEFT saves it, as long as vLLM reads it."""
+    told = {
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": list(adapter.targets),
+    }
+    with TemporaryDirectory(prefix="headrace-adapter-") as folder:
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(told))
+        (Path(folder) / ADAPTER).symlink_to(weights.absolute())
+        yield folder
 
 
 def _empty_model(setup: EngineSetup) -> Any:

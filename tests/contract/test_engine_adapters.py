@@ -20,7 +20,7 @@ from services.inference.engine import Adapter, Engine, Generation, Prompt, Weigh
 from services.inference.torch_engine import TorchEngine
 from services.lora import adapter_tensors
 from services.weights import weights_digest
-from tests.contract.engines import make_engine_of, make_model, needs_gpu
+from tests.contract.engines import KINDS, VLLM, make_engine_of, make_model
 from trainer.collate import collate, drawn_logprobs, processed_distribution
 from trainer.models import ChosenLogits, add_adapter, load_model
 from trainer.sequences import Draw, TokenSequence
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.fixture(params=["torch", pytest.param("torch-cuda", marks=needs_gpu)])
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -231,6 +231,29 @@ def test_policies_share_the_memory_of_their_base(model: Path) -> None:
         base = {name for name in left if ".lora_" not in name}
         assert {left[name] for name in base} == {right[name] for name in base}
         assert not {at for name, at in left.items() if name not in base} & set(right.values())
+        await engine.close(1)
+
+    drive(main)
+
+
+@pytest.mark.parametrize("kind", VLLM)
+def test_computed_anew_the_kv_cache_is_the_new_adapters(kind: str, model: Path) -> None:
+    async def main() -> None:
+        engine = make(kind, model, kv="recompute")
+        for policy in POLICIES:
+            await engine.load(weights(model, policy, 0))
+        later = weights(model, "left", 1)
+        asked = prompts(1, max_tokens=400)
+        running = [asyncio.create_task(engine.generate(prompt)) for prompt in asked]
+        await asyncio.sleep(0)
+        await engine.generate(Prompt("left", [1], 5))
+        await engine.load(later)
+        left, right = await asyncio.gather(*running)
+        first = left.versions.index(1)
+        assert first > 0
+        assert (left.mixed, right.mixed) == (False, False)
+        assert_close(left, expected(model, 1, asked[0], left.tokens), first)
+        assert_close(right, expected(model, 0, asked[1], right.tokens))
         await engine.close(1)
 
     drive(main)
