@@ -184,6 +184,22 @@ def test_a_persistent_sandbox_is_reset_and_used_again(engine: str) -> None:
     on(engine, test)
 
 
+def test_an_idle_sandbox_is_taken_by_one_of_those_that_would_have_it(engine: str) -> None:
+    async def test(made: Bench) -> None:
+        use = EnvironmentUse(use="default", mode="persistent")
+        for number in range(0, 12, 4):
+            takers = [await made.take(claim(number + one), "persistent") for one in range(4)]
+            await asyncio.gather(*(one.reset(view()) for one in takers))
+            said = await asyncio.gather(*(one.step(f"echo {i}") for i, one in enumerate(takers)))
+            assert [one.text for one in said] == [f"{i}\n" for i in range(4)]
+            assert len({str(one.sandbox and one.sandbox.name.token) for one in takers}) == 4
+            for index, taker in enumerate(takers):  # one stays for all of the next round
+                await made.setup.give_back(use, taker, fit=index == 0)
+            assert len(await made.left()) == 1
+
+    on(engine, test)
+
+
 def test_what_is_removed_from_outside_is_infrastructure(engine: str) -> None:
     async def test(made: Bench) -> None:
         environment = await made.fresh()

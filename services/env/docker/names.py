@@ -2,10 +2,13 @@
 
     headrace.NAMESPACE.TASK-SAMPLE-ATTEMPT.PARTITION-OFFSET.TOKEN.BEGUN      in use
     headrace.NAMESPACE.idle.TOKEN                                            persistent, unused
+    headrace.NAMESPACE.taken.TOKEN                                           between the two
 
 BEGUN is the index of the last action that was begun. To begin the next, a worker renames the
-container *from the name that it knows*. Of two that try, one finds the name gone: no action is
-begun twice, and a worker that was overtaken can do nothing more. What runs inside can't see it.
+container *from the name that it knows* to the one name that follows. Of two that try, one finds the
+old name gone or the new one given: no action is begun twice, and a worker that was overtaken can do
+nothing more. What runs inside can't see it. The engine finds a container before it locks it: two
+renames from one name to *different* ones may both succeed. So an idle one is taken first of all.
 """
 
 from __future__ import annotations
@@ -81,6 +84,11 @@ def of_partition(namespace: str, partition: int) -> str:
 def idle(namespace: str, token: str) -> str:
     """The name of a persistent container that waits to be used again."""
     return f"headrace.{namespace}.idle.{token}"
+
+
+def taken(namespace: str, token: str) -> str:
+    """The name by which it is taken: the same for whoever would have it."""
+    return f"headrace.{namespace}.taken.{token}"
 
 
 def of_idle(namespace: str) -> str:

@@ -208,10 +208,13 @@ class DockerSetup:
             late = float(labels[f"{LABEL}deadline"]) < environment.claim.expires_at
             if found["State"] != "running" or late or found["Image"] != environment.image:
                 continue
-            name = names.in_use(self._namespace, environment.claim, idle.rpartition(".")[2])
+            token = idle.rpartition(".")[2]
+            taken = names.taken(self._namespace, token)
+            name = names.in_use(self._namespace, environment.claim, token)
             try:
-                await self._engine.rename(idle, str(name))
+                await self._engine.rename(idle, taken)
                 self._idle.pop(idle, None)
+                await self._engine.rename(taken, str(name))
                 await self._engine.restart(str(name))
             except (NotThere, Conflict):
                 continue
