@@ -11,7 +11,7 @@ from tests.e2e import harness
 from tests.sandboxes.docker_engine import IMAGE
 
 RUN_S = 3600.0
-"""Ten minutes where nothing else runs."""
+"""Twelve minutes where nothing else runs."""
 
 
 @pytest.mark.long
