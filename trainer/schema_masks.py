@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from schemas.packed import unpack_i32
 from services.errors import UsageError
-from services.grammar import Schemas
+from services.json_schema import Schemas
 from services.tokens import single_ids
 from trainer.sequences import Draw, Ints, UnusableBatch
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.errors import UsageError
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -33,6 +35,21 @@ class Limits(BaseModel):
     """Processes and threads."""
     disk_mb: Positive = 64
     """Of /workspace, and a quarter of it of /tmp, in MiB: both lie in memory."""
+
+
+L = TypeVar("L", bound=Limits)
+
+
+def read_limits(kind: type[L], options: Mapping[str, Any], whose: str) -> L:
+    """The recipe's options as `kind` has them. UsageError names each that is wrong, and `whose`."""
+    try:
+        return kind.model_validate(options)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise UsageError(f"{whose}: {problems}") from error
 
 
 def container(

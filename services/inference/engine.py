@@ -77,7 +77,7 @@ class Prompt:
     """The only ids that may be drawn; empty allows all."""
     seed: int | None = None
     json_schema: str = ""
-    """What the text follows, up to a stop id, by `services/grammar.py`; empty leaves it free."""
+    """What the text follows, up to a stop id (`services/json_schema.py`); empty leaves it free."""
     priority: int = 0
     """Of prompts that wait for a slot, the higher goes first; in no other way does it count."""
 

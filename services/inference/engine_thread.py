@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from services.errors import BlobError, HeadraceError, InfrastructureError, UsageError
-from services.grammar import Schemas, Walk
 from services.inference.engine import (
     Capacity,
     EngineSetup,
@@ -28,6 +27,7 @@ from services.inference.engine import (
     check_prompt,
 )
 from services.inference.row import Outcome, Row
+from services.json_schema import Schemas, Walk
 
 logger = logging.getLogger(__name__)
 

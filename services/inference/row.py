@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from services.errors import InfrastructureError
-from services.grammar import Walk
 from services.inference.engine import Generation, Prompt
+from services.json_schema import Walk
 
 Finish = Literal["stop", "length", "overflow", "interrupted"]
 

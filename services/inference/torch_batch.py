@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from services.errors import InfrastructureError
-from services.grammar import masked
 from services.inference.row import Outcome, Row
 from services.inference.torch_cache import Place, SlotLayer
 from services.inference.torch_sampling import SamplingPlan, draw, plan_sampling
+from services.json_schema import masked
 
 PREFILL_TOKENS = {"cpu": 1_024, "cuda": 16_384}
 """Most tokens of one forward over prompts, padding included, unless one prompt is longer.

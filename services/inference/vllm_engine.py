@@ -42,11 +42,11 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from schemas.recipe import RecipeError, VllmOptions, vllm_options  # noqa: E402
 from services.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
-from services.grammar import Walk, masked  # noqa: E402
 from services.inference.engine import Adapter, EngineSetup, Weights  # noqa: E402
 from services.inference.engine_thread import Change, ThreadedEngine  # noqa: E402
 from services.inference.row import Outcome, Row  # noqa: E402
 from services.inference.torch_weights import check_fit, read_file, sharing  # noqa: E402
+from services.json_schema import Walk, masked  # noqa: E402
 from services.lora import adapter_tensors, attach  # noqa: E402
 from services.weights import ADAPTER, read_header  # noqa: E402
 

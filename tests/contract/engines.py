@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,11 @@ def make_engine_of(
     if not device and torch.cuda.is_available():
         pytest.skip("on a machine with a GPU vLLM is built for it")
     return VllmEngine(setup)
+
+
+def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs an asynchronous test, in bounded time."""
+    asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def make_model(folder: Path, **settings: Any) -> Path:

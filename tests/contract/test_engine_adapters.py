@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from services.inference.engine import Adapter, Engine, Generation, Prompt, Weigh
 from services.inference.torch_engine import TorchEngine
 from services.lora import adapter_tensors
 from services.weights import weights_digest
-from tests.contract.engines import KINDS, VLLM, make_engine_of, make_model
+from tests.contract.engines import KINDS, VLLM, drive, make_engine_of, make_model
 from trainer.collate import collate, drawn_logprobs, processed_distribution
 from trainer.models import ChosenLogits, add_adapter, load_model
 from trainer.sequences import Draw, TokenSequence
@@ -47,10 +47,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def make(kind: str, model: Path, **options: Any) -> Engine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from services.inference.weights_follower import WeightsFollower
 from services.kafka.broker import Partition
 from services.log import CaughtUp, Delivery
 from services.weights import model_folder, weights_digest
-from tests.contract.engines import KINDS, VLLM, make_engine_of, make_model
+from tests.contract.engines import KINDS, VLLM, drive, make_engine_of, make_model
 from trainer.collate import collate, drawn_logprobs, processed_distribution
 from trainer.models import ChosenLogits, load_model
 from trainer.schema_masks import SchemaMasks
@@ -47,10 +47,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def weights(model: Path, version: int) -> Weights:

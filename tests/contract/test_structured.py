@@ -13,8 +13,8 @@ import pytest
 
 from services.inference.engine import Generation, Prompt
 from services.weights import model_folder
-from tests.contract.engines import KINDS, make_engine_of, make_model
-from tests.contract.test_engine_numbers import assert_close, drive, trainer_logprobs, weights
+from tests.contract.engines import KINDS, drive, make_engine_of, make_model
+from tests.contract.test_engine_numbers import assert_close, trainer_logprobs, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
 

@@ -24,6 +24,7 @@ import psutil
 from schemas.topics import Topics
 from services.kafka.broker import Record
 from services.kafka.client import KafkaBroker
+from services.settings import Where
 from tests.following import Follower
 
 LIMIT_S = 240.0
@@ -42,6 +43,14 @@ def run_bounded(test: Coroutine[Any, Any, None], limit_s: float = LIMIT_S) -> No
             await test
 
     asyncio.run(main())
+
+
+def arguments_of(recipe: Path, place: Where) -> tuple[str, ...]:
+    """Of `headrace`: runs a recipe in a namespace on the stack that is there."""
+    where = (place.namespace, place.bootstrap_servers, place.registry_url)
+    options = ("--namespace", "--bootstrap-servers", "--registry-url")
+    named = [word for pair in zip(options, where, strict=True) for word in map(str, pair)]
+    return ("run", str(recipe), "--state", str(place.state), *named)
 
 
 @dataclass(frozen=True)

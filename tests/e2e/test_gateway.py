@@ -53,17 +53,6 @@ def place(state: Path, stack: infra.local.LocalStack, namespace: str) -> Where:
     return Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
 
 
-def arguments(folder: Path, where: Where) -> tuple[str, ...]:
-    assert where.bootstrap_servers is not None
-    assert where.registry_url is not None
-    assert where.namespace is not None
-    return (
-        *("run", str(folder / "recipe.toml"), "--state", str(where.state)),
-        *("--namespace", where.namespace),
-        *("--bootstrap-servers", where.bootstrap_servers, "--registry-url", where.registry_url),
-    )
-
-
 async def whole(where: Where) -> Facts:
     """What is in the log, with which nothing is wrong."""
     async with open_namespace(where, "checker") as (log, life):
@@ -114,7 +103,7 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
     where = place(tmp_path, local_stack, namespace)
 
     async def main() -> None:
-        async with harness.headrace(*arguments(tmp_path, where)) as run:
+        async with harness.headrace(*harness.arguments_of(tmp_path / "recipe.toml", where)) as run:
             await run.says("running", BOUND_S)
             topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
             async with harness.watching(local_stack.bootstrap_servers, topics):
@@ -184,7 +173,7 @@ def test_200_clients_from_outside_play_at_once(
     monkeypatch.setenv("HEADRACE_GATEWAY_LISTEN", f"127.0.0.1:{port}")
 
     async def main() -> None:
-        async with harness.headrace(*arguments(tmp_path, where)) as run:
+        async with harness.headrace(*harness.arguments_of(tmp_path / "recipe.toml", where)) as run:
             await run.says("running", BOUND_S)
             async with harness.watching(
                 local_stack.bootstrap_servers, Topics(namespace, ("default",), recipe.partitions)

@@ -25,12 +25,7 @@ def test_a_policy_learns_what_to_say_within_a_schema(
     )
 
     async def main() -> None:
-        arguments = (
-            *("run", str(RECIPE), "--state", str(tmp_path), "--namespace", namespace),
-            *("--bootstrap-servers", local_stack.bootstrap_servers),
-            *("--registry-url", local_stack.registry_url),
-        )
-        async with harness.headrace(*arguments) as run:
+        async with harness.headrace(*harness.arguments_of(RECIPE, place)) as run:
             assert await run.ends(120.0) == 0, run.said
         async with open_namespace(place, "test") as (log, life):
             deliveries, undecodable = await read_all(log)

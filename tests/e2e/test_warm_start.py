@@ -26,12 +26,7 @@ def test_demonstrations_are_learned_before_anything_is_rewarded(
     )
 
     async def main() -> None:
-        arguments = (
-            *("run", str(RECIPE), "--state", str(tmp_path), "--namespace", namespace),
-            *("--bootstrap-servers", local_stack.bootstrap_servers),
-            *("--registry-url", local_stack.registry_url),
-        )
-        async with harness.headrace(*arguments) as run:
+        async with harness.headrace(*harness.arguments_of(RECIPE, place)) as run:
             await run.says("running")
             topics = Topics(namespace, ("default",), 4)
             async with harness.watching(local_stack.bootstrap_servers, topics) as watch:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from schemas.events import EpisodeEnded, GenerationRequested
 from services.agent.gateway.command import Command
+from services.agent.gateway.container import FOLDER
 from services.agent.run import EpisodeRun
 from services.docker.engine import Engine
 from services.errors import UsageError
@@ -108,7 +110,18 @@ def _linger(asked: Any) -> None:
     play("linger", Telling())
 
 
-def test_it_is_gone_once_its_worker_is_killed() -> None:
+def test_it_is_gone_once_its_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not pytest's folder: a socket's path has at most 108 characters.
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        _kill_a_worker()
+        (left,) = Path(folder).iterdir()
+        assert left.name.startswith(FOLDER)
+        assert play("talk").ending == "finished"
+        assert list(Path(folder).iterdir()) == []
+
+
+def _kill_a_worker() -> None:
     context = multiprocessing.get_context("fork")
     asked = context.Event()
     worker = context.Process(target=_linger, args=(asked,))

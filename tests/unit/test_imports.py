@@ -43,7 +43,7 @@ OPERATING = (
 """What puts the parts together, starts them and looks at them. Nothing below knows of it."""
 
 TORCH = (
-    "services.grammar",
+    "services.json_schema",
     "services.inference.torch_*",
     "services.inference.vllm_engine",
     "services.lora",
@@ -70,7 +70,7 @@ SOLE_IMPORTERS = {
     "torch": TORCH,
     "transformers": TORCH,
     "vllm": ("services.inference.vllm_engine",),
-    "xgrammar": ("services.grammar",),
+    "xgrammar": ("services.json_schema",),
     "yaml": (),
 }
 """Who may import what, beside the package itself. `*` ends a prefix."""

@@ -9,6 +9,8 @@ whatever becomes of the worker, the kernel kills the program then, and the engin
 from __future__ import annotations
 
 import asyncio
+import shutil
+import socket
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,19 +18,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from services.agent.gateway.process import TAIL_BYTES, Ended
 from services.clock import now
 from services.docker.engine import Engine, NotThere, Output
-from services.docker.hardened import USER, WORK, Limits, Positive, container
-from services.errors import InfrastructureError, UsageError
+from services.docker.hardened import USER, WORK, Limits, Positive, container, read_limits
+from services.errors import InfrastructureError
 
 PORT = 8100
 """Of the container's own loopback."""
 BASE_URL = f"http://127.0.0.1:{PORT}/v1"
 MOUNTED = "/run/headrace"
 EPISODE = "episode.json"
+LIFELINE = "lifeline"
+FOLDER = "headrace-agent-"
+"""How the folders begin that attempts and their containers share."""
 RELAY = Path(__file__).with_name("relay.py")
 RELAY_LIMITS = Limits(memory_mb=64, pids=16, disk_mb=4)
 READY_S = 60.0
@@ -52,14 +55,7 @@ class ContainerSettings(Limits):
 
 def read_container(options: Mapping[str, Any]) -> ContainerSettings:
     """The recipe's options. UsageError names each that is wrong."""
-    try:
-        return ContainerSettings.model_validate(options)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
-        raise UsageError(f"option container of agent 'command': {problems}") from error
+    return read_limits(ContainerSettings, options, "option container of agent 'command'")
 
 
 class SocketFolder:
@@ -78,10 +74,10 @@ class SocketFolder:
 
     async def open(self) -> None:
         """Lets the relay in, once the gateway listens."""
-        lifeline = self.path / "lifeline"
+        lifeline = self.path / LIFELINE
         self._server = await asyncio.start_unix_server(self._hold, lifeline)
-        for socket in (self.gateway, lifeline):  # the containers' users are nobody's
-            socket.chmod(0o666)
+        for path in (self.gateway, lifeline):  # the containers' users are nobody's
+            path.chmod(0o666)
 
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._held.append(writer)
@@ -108,12 +104,25 @@ class SocketFolder:
 @asynccontextmanager
 async def socket_folder(given: bytes) -> AsyncIterator[SocketFolder]:
     """A folder for one attempt; in the end nobody holds on to it."""
-    with tempfile.TemporaryDirectory(prefix="headrace-") as path:
+    await asyncio.to_thread(_sweep)
+    with tempfile.TemporaryDirectory(prefix=FOLDER) as path:
         folder = SocketFolder(Path(path), given)
         try:
             yield folder
         finally:
             folder.close()
+
+
+def _sweep() -> None:
+    """Removes the folders of workers that were killed: nobody listens at their lifelines."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        with socket.socket(socket.AF_UNIX) as lifeline:
+            try:
+                lifeline.connect(str(folder / LIFELINE))
+            except ConnectionRefusedError:
+                shutil.rmtree(folder, ignore_errors=True)
+            except OSError:  # not yet there, or not ours
+                continue
 
 
 @asynccontextmanager

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from services.docker.hardened import Limits, Positive
-from services.errors import UsageError
+from services.docker.hardened import Limits, Positive, read_limits
 
 
 class SandboxSettings(Limits):
@@ -37,11 +36,4 @@ class SandboxSettings(Limits):
 
 def read_settings(options: Mapping[str, Any]) -> SandboxSettings:
     """The recipe's options. UsageError names each that is wrong."""
-    try:
-        return SandboxSettings.model_validate(options)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
-        raise UsageError(f"options of environment 'docker': {problems}") from error
+    return read_limits(SandboxSettings, options, "options of environment 'docker'")

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.grammar import Schemas, masked
 from services.inference.tokenizer import Tokenizer
+from services.json_schema import Schemas, masked
 from services.weights import model_folder
 from trainer.collate import collate, drawn_logprobs, processed_distribution
 from trainer.schema_masks import SchemaMasks
