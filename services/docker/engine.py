@@ -29,7 +29,7 @@ class NotThere(InfrastructureError):
 
 
 class Conflict(InfrastructureError):
-    """The engine refuses it as things stand: a name is taken, a container doesn't run."""
+    """It can't be done as things stand: a name is taken, a container doesn't run."""
 
 
 class Engine:
@@ -240,6 +240,7 @@ def _refused(status: int, text: str, call: str) -> InfrastructureError:
         return InfrastructureError("no_space", message)
     if status == 404:
         return NotThere("sandbox_lost", message)
-    if status in (400, 409):
+    # A command that is to begin in a container while that is being removed: the engine's error 500.
+    if status in (400, 409) or "is not running" in message:
         return Conflict("sandbox_conflict", message)
     return InfrastructureError("engine_error", message)

@@ -201,17 +201,19 @@ def test_an_idle_sandbox_is_taken_by_one_of_those_that_would_have_it(engine: str
 
 
 def test_what_is_removed_from_outside_is_infrastructure(engine: str) -> None:
+    """Before its command begins, while that begins, and while it runs."""
+
     async def test(made: Bench) -> None:
-        environment = await made.fresh()
-        name = (await made.left())[0].lstrip("/")
-        running = asyncio.create_task(environment.step("sleep 100"))
-        while environment.sandbox is not None and environment.sandbox.name.begun == 0:
-            await asyncio.sleep(0.05)
-        assert environment.sandbox is not None
-        await asyncio.sleep(0.5)
-        await made.engine.remove(name.removesuffix(".0") + ".1")
-        with pytest.raises(InfrastructureError, match="sandbox_lost"):
-            await running
+        for after_s in (0, 0.05, 0.1, 0.2, 1):
+            environment = await made.fresh()
+            assert environment.sandbox is not None
+            running = asyncio.create_task(environment.step("sleep 100"))
+            while environment.sandbox.name.begun == 0:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(after_s)
+            await made.engine.remove(str(environment.sandbox.name))
+            with pytest.raises(InfrastructureError, match="sandbox_lost"):
+                await running
 
     on(engine, test, command_s=60)
 
