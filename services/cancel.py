@@ -12,7 +12,9 @@ from schemas.topics import EPISODES, RESULTS, TASKS
 from services.cancelled import TaskId, id_of
 from services.errors import UsageError
 from services.kafka.broker import Partition
-from services.log import CaughtUp, EventLog, EventReader, Start
+from services.log import EventLog
+from services.positions import Start
+from services.reader import CaughtUp, EventReader
 
 IN_FLIGHT = 256
 """Cancellations that are written at once."""

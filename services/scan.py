@@ -12,7 +12,8 @@ from contextlib import aclosing
 from schemas.events import Event, Ref
 from services.errors import DecodeError, HeadraceError, RecordsLost
 from services.kafka.broker import Broker, Partition, Record
-from services.log import EventLog, reached
+from services.log import EventLog
+from services.positions import reached
 
 PATIENCE_S = 2.0
 """What takes longer says how far it is, and again every so often."""

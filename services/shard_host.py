@@ -12,8 +12,10 @@ from prometheus_client import Counter
 from services.commit_note import CommitNote
 from services.kafka.broker import Committed, End, FencedWriter, Partition, Record
 from services.ledger import Ledger
-from services.log import EventLog, handling, reached
+from services.log import EventLog
+from services.positions import reached
 from services.shard import CLOSE_S, Shard, ShardContext
+from services.trace import enter_trace
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +99,7 @@ class ShardHost:
             done = self.ledger.begin(record.offset, self._begun if begun else self._noted)
         delivery = await self.log.decode_or_dead_letter(record)
         if delivery is not None:
-            handling(delivery)
+            enter_trace(delivery.traceparent)
             await self.shard.on_event(delivery)
             self._handled[record.partition].inc()
         if done is not None:

@@ -32,7 +32,8 @@ from services.commit_note import read_note
 from services.errors import DependencyError
 from services.kafka.broker import Committed, End, Partition, Record, Subscription
 from services.ledger import Ledger
-from services.log import EventLog, Start, resolve_starts
+from services.log import EventLog
+from services.positions import Start, resolve_starts
 from services.shard import Shard, ShardContext
 from services.shard_host import ShardHost
 

@@ -19,14 +19,10 @@ from services.clock import now
 from services.context import ServiceContext
 from services.errors import UsageError
 from services.kafka.broker import FencedWriter, Partition
-from services.log import (
-    CaughtUp,
-    Delivery,
-    EventLog,
-    EventReader,
-    handling,
-    require_beginning,
-)
+from services.log import Delivery, EventLog
+from services.positions import require_beginning
+from services.reader import CaughtUp, EventReader
+from services.trace import enter_trace
 from stream_jobs.batches import BatchAssembler
 
 logger = logging.getLogger(__name__)
@@ -132,7 +128,7 @@ async def _follow(
 def _take(assembler: BatchAssembler, item: Delivery[Event] | CaughtUp) -> None:
     if isinstance(item, CaughtUp):
         return
-    handling(item)
+    enter_trace(item.traceparent)
     if isinstance(item.event, GroupClosed):
         assembler.on_group(item.event, item.offset)
     elif isinstance(item.event, PolicyPublished):

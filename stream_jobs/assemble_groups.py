@@ -29,7 +29,8 @@ from services.context import ServiceContext
 from services.errors import DependencyError, HeadraceError, UsageError
 from services.kafka.broker import Partition, Record
 from services.kafka.lost import records_lost
-from services.log import EventLog, handling
+from services.log import EventLog
+from services.trace import enter_trace
 from stream_jobs.groups import GroupAssembler
 
 logger = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ class _GroupJob:
             done.set_result(None)
             return done
         assert isinstance(delivery.event, TaskEnded)
-        handling(delivery)
+        enter_trace(delivery.traceparent)
         groups = self._assembler.on_task(delivery.event, round(delivery.recorded_at * 1000))
         return asyncio.ensure_future(self._write(groups))
 

@@ -22,7 +22,8 @@ from schemas.topics import BATCHES
 from services.context import ServiceContext
 from services.errors import DecodeError, DependencyError, RecordsLost
 from services.kafka.broker import Partition
-from services.log import CaughtUp, Delivery, EventReader
+from services.log import Delivery
+from services.reader import CaughtUp, EventReader
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.loader import PreparedBatch, load_batch, unusable_batch
 from trainer.publish import CHECK_S, History, Publisher, Status

@@ -17,7 +17,9 @@ from schemas.topics import POLICIES
 from services.context import ServiceContext
 from services.errors import UsageError
 from services.kafka.broker import FencedWriter, Partition
-from services.log import EventLog, read_all, require_beginning
+from services.log import EventLog
+from services.positions import require_beginning
+from services.reader import read_all
 from services.weights import model_folder
 from trainer.versions import Stored, VersionStore
 

@@ -13,7 +13,8 @@ from schemas.events import TaskCancelled, TaskSubmitted
 from schemas.topics import CANCELLATIONS
 from services.cancelled import CancelledTasks, TaskId, id_of
 from services.kafka.broker import Partition
-from services.log import Delivery, EventLog, EventReader
+from services.log import Delivery, EventLog
+from services.reader import EventReader
 
 OnCancelled = Callable[[TaskId, str], None]
 """Told a task and the reason."""

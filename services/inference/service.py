@@ -25,8 +25,10 @@ from services.inference.tokenizer import Tokenizer
 from services.inference.weights_follower import WeightsFollower
 from services.inference.worker import PromptShard
 from services.kafka.broker import Partition
-from services.log import CaughtUp, EventLog, EventReader, Start
+from services.log import EventLog
 from services.plugins import load
+from services.positions import Start
+from services.reader import CaughtUp, EventReader
 from services.shard import ShardContext
 from services.weights import model_folder
 from services.worker import Worker

@@ -17,7 +17,8 @@ from services.blobs import BlobStore
 from services.errors import BlobError, DependencyError, InfrastructureError
 from services.inference.local_weights import LocalWeights
 from services.inference.serving import ServedPolicy
-from services.log import CaughtUp, Delivery
+from services.log import Delivery
+from services.reader import CaughtUp
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from schemas.topics import ACTIONS, EPISODES, GENERATIONS, OBSERVATIONS, OUTCOME
 from services.agent.recorded import Divergence, RecordedAttempt, replay_attempt
 from services.agent.service import load_agents
 from services.errors import RecordsLost, UsageError
-from services.log import Delivery, EventLog, read_all
+from services.log import Delivery, EventLog
+from services.reader import read_all
 from services.replay.recording import Progress, Recording, partitions_of, read_topic
 
 CHANGEABLE = ("agents",)

@@ -16,8 +16,10 @@ from services.apply import apply
 from services.connect import Connection, connect, locate
 from services.errors import UsageError
 from services.kafka.broker import Partition, Position
-from services.log import Delivery, EventLog, Start, read_all
+from services.log import Delivery, EventLog
 from services.namespaces import find_namespace
+from services.positions import Start
+from services.reader import read_all
 from services.run.life import RunLife, differing_keys
 from services.settings import Where, read_recipe
 

@@ -18,8 +18,8 @@ from services.errors import HeadraceError, UsageError
 from services.evaluation import Evaluations
 from services.inference.local_weights import LocalWeights
 from services.kafka.broker import Partition
-from services.log import CaughtUp, EventReader
 from services.namespaces import open_namespace
+from services.reader import CaughtUp, EventReader
 from services.run.run import Run, RunOptions
 from services.run.view import Status, make_view
 from services.settings import Where

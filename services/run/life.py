@@ -13,7 +13,8 @@ from schemas.recipe import Recipe, parse_recipe
 from schemas.topics import RUNS, Topics
 from services.errors import UsageError
 from services.kafka.broker import Partition
-from services.log import CaughtUp, EventLog, EventReader
+from services.log import EventLog
+from services.reader import CaughtUp, EventReader
 
 
 @dataclass

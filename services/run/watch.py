@@ -8,7 +8,9 @@ from contextlib import aclosing, suppress
 from schemas.topics import BATCHES, POLICIES, RESULTS, TASKS, Topics
 from services.errors import DecodeError
 from services.kafka.broker import Partition
-from services.log import CaughtUp, EventLog, EventReader, Start
+from services.log import EventLog
+from services.positions import Start
+from services.reader import CaughtUp, EventReader
 from services.run.progress import Progress
 from services.scan import Patience, Stretch, scan
 

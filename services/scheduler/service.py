@@ -23,7 +23,8 @@ from schemas.topics import BATCHES, CANCELLATIONS, EPISODES, GROUPS, OUTCOMES, P
 from services.clock import now
 from services.context import ServiceContext
 from services.kafka.broker import Partition
-from services.log import CaughtUp, Delivery, EventReader
+from services.log import Delivery
+from services.reader import CaughtUp, EventReader
 from services.scheduler.core import SchedulerCore
 from services.shard import ShardContext
 from services.worker import CompanionStart, Worker

@@ -22,8 +22,9 @@ from services.concurrency import until_first
 from services.context import ServiceContext
 from services.errors import UsageError
 from services.kafka.broker import Partition
-from services.log import CaughtUp, EventReader, Start
 from services.plugins import load
+from services.positions import Start
+from services.reader import CaughtUp, EventReader
 from services.source.data import BUILTIN
 from services.source.service import submitted_by
 from services.tasks import Item, TaskMaker

@@ -19,8 +19,9 @@ from schemas.topics import EPISODES, TASKS
 from services.concurrency import until_first
 from services.context import ServiceContext
 from services.kafka.broker import Partition
-from services.log import TAIL, Back, CaughtUp, EventReader, Start
 from services.plugins import load
+from services.positions import TAIL, Back, Start
+from services.reader import CaughtUp, EventReader
 from services.source.data import BUILTIN
 from services.source.warm_start import demonstrating, demonstrations, until_learned
 from services.tasks import Item, TaskMaker

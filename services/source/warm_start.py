@@ -16,8 +16,9 @@ from schemas.recipe import Recipe, WarmStart
 from schemas.topics import BATCHES, POLICIES
 from services.context import ServiceContext
 from services.kafka.broker import Partition
-from services.log import EventReader, Start
 from services.plugins import load
+from services.positions import Start
+from services.reader import EventReader
 from services.source.data import BUILTIN
 from services.tasks import Item
 

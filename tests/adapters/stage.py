@@ -23,7 +23,8 @@ from services.env import service
 from services.kafka.broker import Partition
 from services.kafka.memory import MemoryCluster
 from services.kafka.memory_registry import MemoryRegistry
-from services.log import CaughtUp, EventLog, EventReader
+from services.log import EventLog
+from services.reader import CaughtUp, EventReader
 from services.types import TaskView
 
 ANSWER_S = 60.0

@@ -20,7 +20,8 @@ from schemas.topics import POLICIES, Topic, Topics
 from services.apply import apply
 from services.connect import connect
 from services.kafka.broker import Partition
-from services.log import CaughtUp, Delivery, EventLog, EventReader
+from services.log import Delivery, EventLog
+from services.reader import CaughtUp, EventReader
 from services.run.supervisor import ChildSpec, Supervisor, headrace_command
 from services.settings import Where, write_resolved
 

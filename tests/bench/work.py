@@ -29,7 +29,8 @@ from schemas.recipe import Recipe
 from schemas.topics import BATCHES, Topics
 from services.connect import connect
 from services.kafka.broker import Partition
-from services.log import CaughtUp, Delivery, EventLog, EventReader
+from services.log import Delivery, EventLog
+from services.reader import CaughtUp, EventReader
 from services.serve import spare_the_collector
 from services.settings import Where, read_recipe
 from tests.bench.trajectories import GROUP

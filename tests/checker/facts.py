@@ -11,7 +11,8 @@ from schemas.events import Event, Ref, TaskSubmitted
 from schemas.topics import DEAD_LETTERS
 from services.errors import DecodeError
 from services.kafka.broker import Partition, Record
-from services.log import Delivery, EventLog, Start, reached, resolve_starts
+from services.log import Delivery, EventLog
+from services.positions import Start, reached, resolve_starts
 
 E = TypeVar("E", bound=Event)
 Violations = Iterator[str]

@@ -21,7 +21,8 @@ from services.inference.serving import ServedPolicy, Slots
 from services.inference.tokenizer import Tokenizer
 from services.inference.weights_follower import WeightsFollower
 from services.kafka.broker import Partition
-from services.log import CaughtUp, Delivery
+from services.log import Delivery
+from services.reader import CaughtUp
 from services.weights import model_folder, weights_digest
 from tests.contract.engines import KINDS, VLLM, drive, make_engine_of, make_model
 from trainer.collate import collate, drawn_logprobs, processed_distribution

@@ -10,8 +10,8 @@ import infra.local
 from schemas.events import PolicyPublished
 from schemas.topics import POLICIES
 from services.kafka.broker import Partition
-from services.log import read_all
 from services.namespaces import open_namespace
+from services.reader import read_all
 from services.settings import Where
 from tests.checker import check_namespace
 from tests.integration.test_other_teams import headrace

@@ -23,7 +23,8 @@ from schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
 from services.context import ServiceContext
 from services.kafka.broker import Outgoing, Partition
 from services.kafka.client import KafkaBroker
-from services.log import CaughtUp, EventLog, EventReader
+from services.log import EventLog
+from services.reader import CaughtUp, EventReader
 from stream_jobs import assemble_groups
 from tests.unit.stream_jobs.test_assemble_batches import (
     BOUND_S,

@@ -22,7 +22,8 @@ from services.blobs import LocalBlobStore
 from services.connect import connect
 from services.context import ServiceContext
 from services.kafka.broker import Partition
-from services.log import Delivery, EventLog, EventReader
+from services.log import Delivery, EventLog
+from services.reader import EventReader
 from services.scheduler import service as scheduler
 from services.settings import Where, read_recipe
 from services.tasks import Item, TaskMaker

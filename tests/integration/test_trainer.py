@@ -34,7 +34,8 @@ from services.inference.local_weights import LocalWeights
 from services.kafka.broker import Broker, Outgoing, Partition
 from services.kafka.memory import MemoryBroker
 from services.kafka.memory_registry import MemoryRegistry
-from services.log import CaughtUp, EventLog, EventReader
+from services.log import EventLog
+from services.reader import CaughtUp, EventReader
 from services.weights import weights_digest
 from trainer import service
 

@@ -22,7 +22,7 @@ from services.inference.serving import ServedPolicy, Slots
 from services.inference.tokenizer import Tokenizer
 from services.inference.weights_follower import WeightsFollower
 from services.kafka.broker import Partition
-from services.log import EventReader
+from services.reader import EventReader
 from services.weights import model_folder, weights_digest
 from tests.integration.test_trainer import BOUND_S, RECIPE, Bench, facts, on_memory, straight
 from trainer import loop, losses

@@ -25,7 +25,8 @@ from services.clock import now_ms
 from services.connect import connect
 from services.docker.engine import Engine
 from services.kafka.broker import Partition
-from services.log import CaughtUp, EventLog, EventReader
+from services.log import EventLog
+from services.reader import CaughtUp, EventReader
 from services.settings import Where, read_recipe
 
 RECIPE = str(Path(__file__).parent / "recipe.toml")

@@ -227,7 +227,7 @@ _MOST = _PROCESSES | {"agent": 3, "env": 3, "inference": 3}
 LIMITS: dict[str, tuple[Any, ...]] = {
     "services.shard_host:INTAKE": (1, 4, 1_000),
     "services.worker:COMMIT_INTERVAL_S": (0.2, 1.0, 5.0),
-    "services.log:TAIL": (2, 64),
+    "services.positions:TAIL": (2, 64),
     "services.scheduler.service:STARTS_A_TRANSACTION": (1, 512),
     "services.scheduler.service:QUEUE_HIGH": (2, 10_000),
     "stream_jobs.batches:BATCH_BYTES": (700, 500_000),

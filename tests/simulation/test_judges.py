@@ -11,7 +11,9 @@ import pytest
 from schemas.events import ActionRequested, EpisodeEnded, ObservationRecorded
 from schemas.topics import ACTIONS
 from services.kafka.broker import Partition
-from services.log import Delivery, EventLog, EventReader, Start
+from services.log import Delivery, EventLog
+from services.positions import Start
+from services.reader import EventReader
 from tests.simulation.processes import Run
 from tests.simulation.scenario import Scenario, calm
 from tests.simulation.simulate import simulate

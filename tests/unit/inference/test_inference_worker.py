@@ -26,7 +26,8 @@ from services.inference import service
 from services.kafka.broker import Outgoing, Partition
 from services.kafka.memory import MemoryBroker
 from services.kafka.memory_registry import MemoryRegistry
-from services.log import Delivery, EventLog, EventReader
+from services.log import Delivery, EventLog
+from services.reader import EventReader
 from services.weights import weights_digest
 
 POLICIES = ("left", "right")

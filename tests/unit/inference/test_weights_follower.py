@@ -19,7 +19,8 @@ from services.inference.serving import ServedPolicy, Slots
 from services.inference.tokenizer import Tokenizer
 from services.inference.weights_follower import WeightsFollower
 from services.kafka.broker import Partition
-from services.log import CaughtUp, Delivery
+from services.log import Delivery
+from services.reader import CaughtUp
 from services.weights import model_folder, weights_digest
 
 MODEL = model_folder("tiny-llama")

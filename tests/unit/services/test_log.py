@@ -1,119 +1,24 @@
-"""The typed log: headers and traces, dead letters, fetching by reference, reading whole topics."""
+"""The typed log: headers and traces, dead letters, fetching by reference."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from schemas.codec import Codec, avsc
-from schemas.events import Event, RunStateEntered
-from schemas.topics import DEAD_LETTERS, POLICIES, RUNS, Topics
+from schemas.events import RunStateEntered
+from schemas.topics import DEAD_LETTERS, Topics
 from services.errors import DecodeError, RecordsLost
 from services.kafka.broker import Outgoing, Partition, Record
-from services.kafka.memory import MemoryBroker, MemoryCluster
-from services.kafka.memory_registry import MemoryRegistry
-from services.log import (
-    TAIL,
-    Back,
-    CaughtUp,
-    Delivery,
-    EventLog,
-    EventReader,
-    Start,
-    handling,
-    read_all,
-)
-
-TOPICS = Topics("unit", ("default",), 2)
-RUNS_PLACE = Partition(TOPICS.name(RUNS), 0)
-
-
-def started(number: int = 0) -> RunStateEntered:
-    return RunStateEntered(namespace=f"run-{number}", state="started", digest=bytes(32))
-
-
-class Bench:
-    """A log, and a registry of which it knows only its own schemas."""
-
-    def __init__(self) -> None:
-        self.cluster = MemoryCluster()
-        self.broker = self.cluster.client("test")
-        self.registry = MemoryRegistry()
-        self.log = self.log_of(self.broker, "writer-1")
-
-    def log_of(self, broker: MemoryBroker, source: str) -> EventLog:
-        codec = Codec()
-        self.registry.prepare(codec, TOPICS)
-        return EventLog(broker, TOPICS, codec, self.registry, source)
-
-    async def records(self, place: Partition) -> list[Record]:
-        """All records of a partition."""
-        end = (await self.broker.ends([place]))[place][1]
-        reader = self.broker.reader()
-        await reader.assign({place: 0})
-        found: list[Record] = []
-        while len(found) < end:
-            found += [item for item in await reader.read() if isinstance(item, Record)]
-        await reader.close()
-        return found
-
-    async def put(self, value: bytes, **fields: Any) -> Record:
-        """Writes any bytes to `runs`, and reads them back."""
-        await self.broker.send(Outgoing(RUNS_PLACE.topic, b"key", value, **fields))
-        return (await self.records(RUNS_PLACE))[-1]
-
-
-def run(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        bench = Bench()
-        await bench.broker.create_topics({t.name: (t.partitions, {}) for t in TOPICS})
-        await test(bench)
-        await bench.broker.close()
-
-    asyncio.run(asyncio.wait_for(main(), 20))
-
-
-async def read(log: EventLog, starts: dict[Partition, Start]) -> list[Delivery[Any] | CaughtUp]:
-    """What a reader yields up to CaughtUp."""
-    items: list[Delivery[Any] | CaughtUp] = []
-    reader = EventReader(log, starts)
-    stream = aiter(reader)
-    while CaughtUp() not in items:
-        items.append(await anext(stream))
-    await reader.aclose()
-    return items
-
-
-def test_a_beginning_that_is_deleted_while_it_is_looked_up_is_looked_up_again() -> None:
-    async def test(bench: Bench) -> None:
-        for number in range(8):
-            await bench.log.send(started(number))
-        ends = bench.broker.ends
-
-        starts: dict[int, Start] = {3: "first", 5: Back(7)}
-        for gone, start in starts.items():
-
-            async def expire(*args: Any, before: int = gone, **options: Any) -> Any:
-                found = await ends(*args, **options)
-                bench.cluster.expire(RUNS_PLACE, before)  # as retention may, before it is read
-                return found
-
-            with patch.object(bench.broker, "ends", expire):
-                (first, *_) = await read(bench.log, {RUNS_PLACE: start})
-            assert isinstance(first, Delivery)
-            assert first.offset == gone
-            # What was asked for by its offset is lost, and that is said.
-            with pytest.raises(RecordsLost, match=f"offsets 2 to {gone - 1}"):
-                await read(bench.log, {RUNS_PLACE: 2})
-
-    run(test)
+from services.log import Delivery, EventLog
+from services.reader import read_all
+from services.trace import enter_trace
+from tests.unit.services.log_bench import RUNS_PLACE, TOPICS, Bench, run, started
 
 
 def test_a_record_says_what_it_is_in_its_headers() -> None:
@@ -140,7 +45,7 @@ def test_what_an_event_causes_continues_its_trace() -> None:
     async def test(bench: Bench) -> None:
         async def send(parent: Delivery[Any] | None) -> list[str]:
             if parent is not None:
-                handling(parent)
+                enter_trace(parent.traceparent)
             await bench.log.send(started())
             record = (await bench.records(RUNS_PLACE))[-1]
             return dict(record.headers)["traceparent"].decode().split("-")
@@ -162,7 +67,7 @@ def test_a_trace_that_is_none_begins_a_new_one(header: bytes) -> None:
     async def test(bench: Bench) -> None:
         value = bench.log.outgoing(started()).value
         record = await bench.put(value, headers=[("traceparent", header)])
-        handling(await bench.log.decode(record))
+        enter_trace((await bench.log.decode(record)).traceparent)
         sent = dict(bench.log.outgoing(started()).headers)["traceparent"]
         assert len(sent) == len("00-") + 32 + 1 + 16 + len("-01")
 
@@ -292,55 +197,5 @@ def test_a_log_that_only_reads_leaves_no_trace() -> None:
         async with aclosing(read_all(looking, {RUNS_PLACE: "first"})) as deliveries:
             assert [one.event async for one in deliveries] == [started()]
         assert await bench.records(Partition(TOPICS.name(DEAD_LETTERS), 0)) == []
-
-    run(test)
-
-
-def test_a_reader_says_once_that_it_has_caught_up_and_goes_on() -> None:
-    async def test(bench: Bench) -> None:
-        for number in range(2):
-            await bench.log.send(started(number))
-        await bench.put(b"garbage")
-        reader = EventReader(bench.log, {RUNS_PLACE: "first"})
-        found: list[Event | CaughtUp] = []
-        async for item in reader:
-            found.append(item if isinstance(item, CaughtUp) else item.event)
-            if isinstance(item, CaughtUp):
-                await bench.log.send(started(2))
-            if len(found) == 4:
-                break
-        await reader.aclose()
-        assert found == [started(0), started(1), CaughtUp(), started(2)]
-
-    run(test)
-
-
-def test_a_reader_of_nothing_has_caught_up_at_once() -> None:
-    async def test(bench: Bench) -> None:
-        places: dict[Partition, Start] = {
-            RUNS_PLACE: "first",
-            Partition(TOPICS.name(POLICIES), 0): 0,
-        }
-        assert await read(bench.log, places) == [CaughtUp()]
-
-    run(test)
-
-
-def test_a_tail_begins_shortly_before_the_end_and_first_at_what_is_kept() -> None:
-    async def test(bench: Bench) -> None:
-        for number in range(TAIL + 10):
-            await bench.log.send(started(number))
-        bench.cluster.expire(RUNS_PLACE, 5)
-
-        async def first_offset(start: Start) -> int:
-            first = (await read(bench.log, {RUNS_PLACE: start}))[0]
-            assert isinstance(first, Delivery)
-            return first.offset
-
-        assert await first_offset("tail") == 10
-        assert await first_offset("first") == 5
-        assert await first_offset(20) == 20
-        with pytest.raises(RecordsLost, match="offsets 2 to 4"):
-            await first_offset(2)
 
     run(test)

@@ -19,7 +19,8 @@ from services.context import ServiceContext
 from services.errors import Fenced, RecordsLost, UsageError
 from services.kafka.broker import Broker, Outgoing, Partition
 from services.kafka.memory import MemoryBroker
-from services.log import CaughtUp, EventLog, EventReader
+from services.log import EventLog
+from services.reader import CaughtUp, EventReader
 from stream_jobs import assemble_batches
 from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
 
