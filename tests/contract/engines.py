@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,8 @@ import transformers
 from safetensors.torch import save_file
 
 from services.inference.engine import Engine, EngineSetup
+from services.inference.engine_thread import ThreadedEngine
+from services.inference.row import Outcome, Row
 from services.inference.torch_engine import TorchEngine
 
 MakeEngine = Callable[..., Engine]
@@ -55,6 +58,42 @@ def make_engine_of(
 def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs an asynchronous test, in bounded time."""
     asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def hold(engine: Engine, *turns: int) -> None:
+    """Has the engine wait, before these turns from now, until weights are brought to it.
+
+    However busy the machine, they come while what is under way is under way. The scripted engine
+    draws by a clock, and isn't held.
+    """
+    if not isinstance(engine, ThreadedEngine):
+        return
+    take_turn, done, change = engine._turn, 0, engine._changing
+
+    def turn(joining: list[Row]) -> list[Outcome]:
+        nonlocal done, change
+        if done in turns:
+            given_up = time.monotonic() + 60
+            while engine._changing is change and time.monotonic() < given_up:
+                time.sleep(0.001)
+            change = engine._changing
+        done += 1
+        return take_turn(joining)
+
+    engine._turn = turn  # type: ignore[method-assign]
+
+
+def slow(engine: Engine) -> None:
+    """Has every turn of the engine take a millisecond and more, however quick the machine."""
+    if not isinstance(engine, ThreadedEngine):
+        return
+    take_turn = engine._turn
+
+    def turn(joining: list[Row]) -> list[Outcome]:
+        time.sleep(0.001)
+        return take_turn(joining)
+
+    engine._turn = turn  # type: ignore[method-assign]
 
 
 def make_model(folder: Path, **settings: Any) -> Path:

@@ -13,7 +13,7 @@ from services.errors import BlobError, InfrastructureError, UsageError
 from services.inference.engine import Engine, EngineSetup, Prompt, Weights
 from services.inference.scripted import ScriptedEngine
 from services.inference.torch_engine import TorchEngine
-from tests.contract.engines import KINDS, MakeEngine, make_engine_of, make_model
+from tests.contract.engines import KINDS, MakeEngine, hold, make_engine_of, make_model, slow
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
 
@@ -127,6 +127,7 @@ def test_weights_change_between_tokens(make_engine: MakeEngine, model: Path) -> 
     async def main() -> None:
         engine = make_engine()
         await engine.load(weights(model, 0))
+        hold(engine, 100)
         running = asyncio.create_task(engine.generate(prompt(400)))
         await busy(engine, 1)
         await engine.load(weights(model, 1))
@@ -196,11 +197,12 @@ def test_cancelling_frees_the_slot(make_engine: MakeEngine, model: Path) -> None
 def test_closing_drains_then_interrupts(make_engine: MakeEngine, model: Path) -> None:
     async def main() -> None:
         engine = make_engine()
+        slow(engine)
         await engine.load(weights(model, 0))
         short = asyncio.create_task(engine.generate(prompt(2)))
         long = asyncio.create_task(engine.generate(prompt(4_000)))
         await busy(engine, 2)
-        await engine.close(0.1)
+        await engine.close(2.0)
         assert (await short).finish == "length"
         answer = await long
         assert answer.finish == "interrupted"

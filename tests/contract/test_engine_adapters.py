@@ -20,7 +20,7 @@ from services.inference.engine import Adapter, Engine, Generation, Prompt, Weigh
 from services.inference.torch_engine import TorchEngine
 from services.lora import adapter_tensors
 from services.weights import weights_digest
-from tests.contract.engines import KINDS, VLLM, drive, make_engine_of, make_model
+from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
 from trainer.collate import collate, drawn_logprobs, processed_distribution
 from trainer.models import ChosenLogits, add_adapter, load_model
 from trainer.sequences import Draw, TokenSequence
@@ -160,6 +160,7 @@ def test_an_adapter_changes_between_tokens_and_the_others_stay(kind: str, model:
             await engine.load(weights(model, policy, 0))
         later = [weights(model, "left", version) for version in (1, 2)]
         asked = prompts(2, max_tokens=400)
+        hold(engine, 100, 200)
         running = [asyncio.create_task(engine.generate(prompt)) for prompt in asked]
         await asyncio.sleep(0)
         # It came later: once it has ended, the others have drawn a token too.

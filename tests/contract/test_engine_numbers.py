@@ -24,7 +24,7 @@ from services.kafka.broker import Partition
 from services.log import Delivery
 from services.reader import CaughtUp
 from services.weights import model_folder, weights_digest
-from tests.contract.engines import KINDS, VLLM, drive, make_engine_of, make_model
+from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
 from trainer.collate import collate, drawn_logprobs, processed_distribution
 from trainer.models import ChosenLogits, load_model
 from trainer.schema_masks import SchemaMasks
@@ -155,6 +155,7 @@ def test_many_at_once_and_weights_changing_under_them(kind: str, model: Path) ->
         engine = make_engine_of(kind, model, SLOTS)
         await engine.load(weights(model, 0))
         asked = prompts(SLOTS, max_tokens=150, temperature=0.7, allowed=ALLOWED)
+        hold(engine, 50, 100)
         running = [asyncio.create_task(engine.generate(prompt)) for prompt in asked]
         await asyncio.sleep(0)
         assert engine.capacity().free_slots == 0
@@ -213,6 +214,7 @@ def test_the_kv_cache_is_kept_or_computed_anew(kind: str, kv: str, model: Path) 
         engine = make_engine_of(kind, model, SLOTS, kv=kv)
         await engine.load(weights(model, 0))
         prompt = Prompt("default", list(range(1, 100)), 400, temperature=0.7, allowed=ALLOWED)
+        hold(engine, 100)
         running = asyncio.create_task(engine.generate(prompt))
         # It came later: once it has ended, the other has drawn a token too.
         await engine.generate(Prompt("default", [1], 5))

@@ -81,6 +81,6 @@ def test_each_process_is_killed_and_the_run_learns(
 
     try:
         harness.run_bounded(main())
-        harness.gone(tmp_path, 1.0)
+        harness.gone(tmp_path)
     finally:
         harness.end_all_of(tmp_path)

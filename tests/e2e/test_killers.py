@@ -45,6 +45,6 @@ def test_what_kills_its_worker_ends_as_poison_and_the_run_ends_well(
 
     try:
         harness.run_bounded(main())
-        harness.gone(tmp_path, 1.0)
+        harness.gone(tmp_path)
     finally:
         harness.end_all_of(tmp_path)

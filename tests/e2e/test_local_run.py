@@ -101,7 +101,7 @@ def test_a_killed_run_leaves_nothing_and_goes_on_when_called_again(state: Path) 
     harness.run_bounded(killed())
     print(f"run               all gone after {harness.gone(state):5.1f} s")
     harness.run_bounded(interrupted())
-    harness.gone(state, 1.0)
+    harness.gone(state)
     report = check(state, drained=False)
     assert report.violations == []
     assert 3 < report.versions["default"] < 12

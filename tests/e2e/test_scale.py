@@ -157,6 +157,6 @@ def test_two_of_each_share_the_work_and_one_more_env_worker_does_more(
 
     try:
         harness.run_bounded(main())
-        harness.gone(tmp_path, 1.0)
+        harness.gone(tmp_path)
     finally:
         harness.end_all_of(tmp_path)

@@ -24,6 +24,7 @@ from services.inference.engine import (  # noqa: E402
 )
 from services.inference.torch_batch import Row, buckets  # noqa: E402
 from services.inference.torch_engine import TorchEngine  # noqa: E402
+from tests.contract.engines import hold  # noqa: E402
 
 VOCABULARY = 128
 
@@ -167,10 +168,8 @@ def test_after_a_change_the_kv_of_before_is_kept_and_new_prompts_are_fresh(folde
     async def main() -> tuple[Generation, Generation]:
         engine = TorchEngine(EngineSetup(folder, 4, device="cpu"))
         await engine.load(Weights("default", 0, folder / "0.safetensors"))
+        hold(engine, 20)
         running = asyncio.create_task(engine.generate(prompt))
-        while engine.capacity().free_slots == 4:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.03)
         await engine.load(Weights("default", 1, folder / "1.safetensors"))
         fresh = await engine.generate(prompt)
         old = await running
@@ -228,10 +227,8 @@ def test_diverged_weights_fail_the_prompt_and_leave_nothing_behind(
     async def main() -> list[Generation]:
         engine = TorchEngine(EngineSetup(folder, 4, device="cpu"))
         await engine.load(Weights("default", 0, folder / "0.safetensors"))
+        hold(engine, 20)
         under_way = asyncio.create_task(engine.generate(Prompt("default", [1] * 40, 200)))
-        while engine.capacity().free_slots == 4:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.02)
         await engine.load(Weights("default", 1, tmp_path / "nan.safetensors"))
         failing = [under_way, *(asyncio.create_task(engine.generate(prompts[2])) for _ in "abc")]
         for error in await asyncio.gather(*failing, return_exceptions=True):
