@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from services.run.progress import Measure, Progress
-from services.run.view import Status, sparkline
+from services.run.view import Status, published, sparkline
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Summary:
             reward = self.rewards[name]
             shown = "-" if reward is None else f"{reward:.3f}"
             lines.append(
-                f"  policy {name:<12} version {version}   reward {shown}  "
+                f"  policy {name:<12} version {published(version)}   reward {shown}  "
                 f"{sparkline(self.curves[name], 32)}"
             )
             lines += [f"    evaluated version {line}" for line in self.evaluated.get(name, ())]

@@ -12,7 +12,7 @@ from services.log import EventLog
 from services.namespaces import open_namespace
 from services.run.life import RunLife
 from services.run.progress import Progress
-from services.run.view import sparkline
+from services.run.view import published, sparkline
 from services.run.watch import read_recent
 from services.settings import Where
 
@@ -59,7 +59,9 @@ class Standing:
             reward = self.rewards[name]
             shown = "-" if reward is None else f"{reward:.3f}"
             curve = sparkline(self.curves[name], 32)
-            lines.append(f"  policy {name:<12} version {version}   reward {shown}  {curve}")
+            lines.append(
+                f"  policy {name:<12} version {published(version)}   reward {shown}  {curve}"
+            )
             if name in self.evaluated:
                 lines.append(f"    evaluated   {self.evaluated[name]}")
         lines += [

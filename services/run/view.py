@@ -139,6 +139,11 @@ def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
     return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in values)
 
 
+def published(version: int) -> str:
+    """The newest version, as people read it: before version 0 none is."""
+    return "-" if version < 0 else str(version)
+
+
 def progress_line(status: Status) -> str:
     """The run in one line."""
     progress = status.progress
@@ -146,7 +151,7 @@ def progress_line(status: Status) -> str:
     reward = progress.reward()
     parts = [
         f"{status.elapsed_s():6.1f} s",
-        f"version {progress.version()}",
+        f"version {published(progress.version())}",
         f"reward {'-' if reward is None else f'{reward:.3f}'}",
         f"episodes {progress.episodes} ({progress.episodes_per_s(time.time()):.0f}/s)",
         f"staleness {max((p.staleness for p in progress.policies.values()), default=0)}",
@@ -197,11 +202,11 @@ def _add_progress(rows: Table, progress: Progress) -> None:
                 "" if aim is None else f" of {aim:g}",
             ),
         )
-        state = "none yet" if policy.version < 0 else f"{policy.version}"
         skipped = f"   skipped {policy.skipped}" if policy.skipped else ""
         rows.add_row(
             "version",
-            f"{state}   batch {policy.newest_batch}   staleness {policy.staleness}{skipped}",
+            f"{published(policy.version)}   batch {policy.newest_batch}   "
+            f"staleness {policy.staleness}{skipped}",
         )
         if policy.cross_entropy is not None:
             rows.add_row("warm start", f"cross-entropy {policy.cross_entropy:.3f} nats a token")
