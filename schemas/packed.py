@@ -65,8 +65,11 @@ def pack_spans(versions: Sequence[int]) -> bytes:
     return pack_i32(pairs)
 
 
-def unpack_spans(data: bytes, tokens: int) -> list[int]:
-    """The version of each of `tokens` tokens. ValueError where the spans don't cover them."""
+def span_runs(data: bytes, tokens: int) -> list[tuple[int, int]]:
+    """The (version, number of tokens) of each run of `tokens` tokens that share a version.
+
+    ValueError where the spans don't cover them.
+    """
     flat = unpack_i32(data)
     if not tokens and not flat:
         return []
@@ -75,11 +78,15 @@ def unpack_spans(data: bytes, tokens: int) -> list[int]:
         raise ValueError(f"{flat} are no spans: pairs of ascending first indices, from 0")
     if starts[-1] >= tokens:
         raise ValueError(f"spans start at token {starts[-1]}, but there are {tokens} tokens")
-    result: list[int] = []
-    for index, version in enumerate(versions):
-        end = starts[index + 1] if index + 1 < len(starts) else tokens
-        result += [version] * (end - starts[index])
-    return result
+    ends = [*starts[1:], tokens]
+    return [
+        (version, end - start) for version, start, end in zip(versions, starts, ends, strict=True)
+    ]
+
+
+def unpack_spans(data: bytes, tokens: int) -> list[int]:
+    """The version of each of `tokens` tokens. ValueError where the spans don't cover them."""
+    return [version for version, run in span_runs(data, tokens) for _ in range(run)]
 
 
 def oldest(data: bytes) -> int | None:

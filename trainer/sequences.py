@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.events import Sampling, TrajectoryRecorded, Turn
-from schemas.packed import unpack_spans
+from schemas.packed import span_runs
 from services.errors import HeadraceError
 
 Ints = NDArray[np.int64]
@@ -161,8 +161,8 @@ def _read_turn(
 def _drawn_by(turn: Turn, tokens: int) -> tuple[Floats, Ints]:
     """Logprob and version of each token; 0 and -1 where they were demonstrated."""
     if not turn.demonstrated:
-        versions = np.array(unpack_spans(turn.versions, tokens), dtype=np.int64)
-        return np.frombuffer(turn.logprobs, "<f4"), versions
+        runs = np.array(span_runs(turn.versions, tokens), dtype=np.int64).reshape(-1, 2)
+        return np.frombuffer(turn.logprobs, "<f4"), np.repeat(runs[:, 0], runs[:, 1])
     if turn.logprobs or turn.versions:
         raise ValueError("it was demonstrated, and has logprobs or versions as if it were sampled")
     return np.zeros(tokens, dtype=np.float32), np.full(tokens, -1)
