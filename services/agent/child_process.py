@@ -17,7 +17,7 @@ from schemas.events import Ref
 from schemas.recipe import Recipe
 from services.agent.frames import Frame, FrameCodec
 from services.agent.isolation import HANG_S, Suspect
-from services.agent.run import Answer
+from services.agent.requests import Answer
 from services.clock import now
 from services.errors import HeadraceError
 

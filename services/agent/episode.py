@@ -14,60 +14,32 @@ of its own, and `episode.gather` (not `asyncio.gather`) for calls at the same ti
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any, Literal, Protocol
 
 from schemas import packed
 from schemas.events import (
     ActionRequested,
-    EnvironmentUse,
     EpisodeStarted,
     GenerationCompleted,
     GenerationRequested,
     ObservationRecorded,
     Sampling,
-    Turn,
 )
+from services.agent.call_paths import begin_branch, branch
+from services.agent.context import Context, Generation, Prompt
+from services.agent.requests import action_requested, generation_requested
+from services.agent.stops import EpisodeStopped, exits_contained
+from services.agent.turns import RecordedTurn
 from services.clock import now
 from services.types import Observation, TaskView
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What the policy said."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish: Literal["stop", "length"]
-    """`length`: `max_tokens` was reached."""
-
-
 class NoScore(Exception):
     """A judge answered without a score. An agent that lets it pass fails its attempt."""
-
-
-class EpisodeStopped(BaseException):
-    """Ends the agent's coroutine from inside: a limit is reached. Not an Exception: let it pass."""
-
-    def __init__(self, ending: Literal["turn_limit", "token_limit", "overflow"]) -> None:
-        super().__init__(ending)
-        self.ending = ending
-
-
-@contextmanager
-def exits_contained() -> Iterator[None]:
-    """Makes an exit of the agent's code an error: as SystemExit a task would end the process."""
-    try:
-        yield
-    except (SystemExit, KeyboardInterrupt) as exit:
-        raise RuntimeError(f"the agent's code raised {type(exit).__name__}: {exit}") from exit
 
 
 class Runtime(Protocol):
@@ -79,99 +51,6 @@ class Runtime(Protocol):
     async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted: ...
 
     async def ask_environment(self, request: ActionRequested) -> ObservationRecorded: ...
-
-
-@dataclass(slots=True)
-class _Branch:
-    """Numbers the requests of one line of control: "1", "2", under gather "2.1.1"."""
-
-    prefix: str = ""
-    calls: int = 0
-    last_turn: str | None = None
-    """Call of its newest turn: a step's reward belongs to it."""
-
-    def next(self) -> str:
-        self.calls += 1
-        return f"{self.prefix}{self.calls}"
-
-
-_branch: ContextVar[_Branch] = ContextVar("headrace_branch")
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What an answer must be."""
-
-    max_tokens: int | None
-    demonstration: str | None
-    json_schema: Mapping[str, Any] | None
-
-
-@dataclass(eq=False)
-class Context:
-    """A conversation with one policy as append-only token ids: never retokenized, forkable."""
-
-    episode: Episode
-    role: str
-    tokens: list[int] = field(default_factory=list)
-    """All ids so far, sampled ones included."""
-    last_call: str | None = None
-
-    async def generate(
-        self,
-        text: str = "",
-        *,
-        max_tokens: int | None = None,
-        demonstration: str | None = None,
-        json_schema: Mapping[str, Any] | None = None,
-    ) -> Generation:
-        """Appends `text`, and what the policy says to it.
-
-        With `json_schema` it can say nothing but JSON that follows the schema, or a beginning of
-        it where `max_tokens` cuts it; the sampling needs a stop token.
-
-        With `demonstration` the policy isn't asked: this is what it should have said, and training
-        teaches it that, whatever the episode's reward. The end of a turn (a stop token of the
-        sampling) is added. One that the sampling could not draw fails the attempt.
-        """
-        form = _Form(max_tokens, demonstration, json_schema)
-        return await self.episode._generate(self, text, "", form)
-
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        max_tokens: int | None = None,
-        demonstration: str | None = None,
-        json_schema: Mapping[str, Any] | None = None,
-    ) -> Generation:
-        """Appends new messages by the model's own chat template, and what the policy says to them.
-
-        Only what is new: what was said before stays as the ids that it was. `tools` are told of in
-        an empty context alone. The policy's answer is text, tool calls included as it spells them;
-        so is a `demonstration` of it, and `json_schema` binds it, as in `generate`.
-        """
-        tree = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
-        chat = json.dumps(tree, sort_keys=True, ensure_ascii=False)
-        form = _Form(max_tokens, demonstration, json_schema)
-        return await self.episode._generate(self, "", chat, form)
-
-    def fork(self) -> Context:
-        """A second continuation from here; neither sees the other's tokens."""
-        return Context(self.episode, self.role, list(self.tokens), self.last_call)
-
-
-@dataclass(eq=False, slots=True)
-class RecordedTurn:
-    """A turn and the call that it continues, before turns are put in order."""
-
-    turn: Turn
-    parent: str | None
-    length: int
-    """Tokens of the sequence that ends with this turn, its context included."""
-    oldest_version: int
-    sampling: Sampling
 
 
 class Episode:
@@ -205,7 +84,7 @@ class Episode:
             options={**options, **json.loads(submitted.options)},
             seed=submitted.seed,
         )
-        _branch.set(_Branch())
+        begin_branch()
 
     @property
     def reward(self) -> float | None:
@@ -257,8 +136,7 @@ class Episode:
         does. It is recorded in `rewards`, under the judge's name; several of one judge add up.
         NoScore where the judge answers without one.
         """
-        use = EnvironmentUse(use=judge)
-        observation = await self._act("score", json.dumps(payload, sort_keys=True), use)
+        observation = await self._act("score", json.dumps(payload, sort_keys=True), judge)
         if observation.reward is None or not math.isfinite(observation.reward):
             raise NoScore(f"the judge {judge!r} answered without a score: {observation.reward}")
         scores = self._scores.setdefault(judge, [])
@@ -306,21 +184,21 @@ class Episode:
         """The role's own context, one an episode. KeyError for a role that the task lacks."""
         if role not in self._contexts:
             self._started.submitted.roles[role]
-            self._contexts[role] = Context(self, role)
+            self._contexts[role] = Context(self._ask, role)
         return self._contexts[role]
 
     def new_context(self, role: str = "policy") -> Context:
         """A fresh, empty context beside the role's own."""
-        return Context(self, role)
+        return Context(self._ask, role)
 
     async def gather(self, *branches: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
         """Runs coroutine functions at the same time, with call paths that replay."""
-        path = _branch.get().next()
+        path = branch().next()
 
-        async def run(index: int, branch: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-            _branch.set(_Branch(f"{path}.{index}."))
+        async def run(index: int, coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+            begin_branch(f"{path}.{index}.")
             with exits_contained():
-                return await branch()
+                return await coroutine()
 
         tasks = [asyncio.create_task(run(i, branch)) for i, branch in enumerate(branches, 1)]
         try:
@@ -330,35 +208,18 @@ class Episode:
                 task.cancel()
 
     async def _act(
-        self,
-        kind: Literal["reset", "step", "score"],
-        payload: str,
-        environment: EnvironmentUse | None = None,
+        self, kind: Literal["reset", "step", "score"], payload: str, judge: str | None = None
     ) -> Observation:
-        submitted = self._started.submitted
-        use = environment or submitted.environment
-        if use is None:
-            raise ValueError("this task has no environment: set tasks.environment in the recipe")
-        after = _branch.get().last_turn
-        index = 0 if kind == "score" else self._actions
-        request = ActionRequested(
-            task=self._started.task,
-            sample=self._started.sample,
-            attempt=self._attempt,
-            call=_branch.get().next(),
-            index=index,
-            kind=kind,
-            environment=use,
-            payload=payload,
-            artifacts=submitted.artifacts if kind == "reset" else (),
-            seed=submitted.seed,
-            expires_at=self._started.deadline,
-            digest=_meaning(kind, str(index), use.model_dump_json(), payload),
+        here = branch()
+        after = here.last_turn
+        index = self._actions if judge is None else 0
+        request = action_requested(
+            self._started, self._attempt, here.next(), kind, payload, index=index, judge=judge
         )
-        if kind != "score":
+        if judge is None:
             self._actions += 1
         answer = await self._runtime.ask_environment(request)
-        if kind != "score":
+        if judge is None:
             self._note_reward(answer, after)
         return Observation(
             text=answer.text,
@@ -380,98 +241,30 @@ class Episode:
             total = (recorded.turn.reward or 0.0) + answer.reward
             recorded.turn = recorded.turn.model_copy(update={"reward": total})
 
-    async def _generate(self, context: Context, text: str, chat: str, form: _Form) -> Generation:
-        submitted = self._started.submitted
-        left = self.tokens_left
-        if self._turn_count >= submitted.max_turns:
+    async def _ask(self, context: Context, prompt: Prompt) -> Generation:
+        if self.turns_left <= 0:
             raise EpisodeStopped("turn_limit")
+        left = self.tokens_left
         if left <= 0:
             raise EpisodeStopped("token_limit")
-        use = submitted.roles[context.role]
-        changes: dict[str, Any] = {
-            "max_tokens": min(left, use.sampling.max_tokens, form.max_tokens or left)
-        }
-        if form.json_schema is not None:
-            changes["json_schema"] = json.dumps(form.json_schema, ensure_ascii=False)
-        sampling = use.sampling.model_copy(update=changes)
-        tokens = packed.pack_i32(context.tokens)
-        meant: list[str | bytes] = [use.policy, str(use.version), _told(sampling), tokens, text]
-        # Only what there is: a request that was sent before these fields were must mean the same.
-        if chat or form.demonstration is not None:
-            meant.append(chat)
-        if form.demonstration is not None:
-            meant.append(form.demonstration)
-        request = GenerationRequested(
-            task=self._started.task,
-            sample=self._started.sample,
-            attempt=self._attempt,
-            call=_branch.get().next(),
-            policy=use.policy,
-            pinned=use.version,
-            tokens=tokens,
-            text=text,
-            chat=chat,
-            demonstration=form.demonstration,
-            sampling=sampling,
-            priority=submitted.priority,
-            expires_at=self._started.deadline,
-            digest=_meaning(*meant),
+        here = branch()
+        request = generation_requested(
+            self._started, self._attempt, here.next(), context, prompt, max_tokens=left
         )
         self._turn_count += 1
         answer = await self._runtime.ask_policy(request)
         if answer.finish == "overflow":
             raise EpisodeStopped("overflow")
-        if form.demonstration is not None and answer.logprobs:
+        if prompt.demonstration is not None and answer.logprobs:
             raise RuntimeError(
                 f"worker {answer.worker} draws where it is told what to say: renew it"
             )
-        return self._record(context, request, answer)
-
-    def _record(
-        self, context: Context, request: GenerationRequested, answer: GenerationCompleted
-    ) -> Generation:
         sampled = packed.unpack_i32(answer.tokens)
-        context.tokens += packed.unpack_i32(answer.prompt_added)
-        context.tokens += sampled
+        self.turns[request.call] = context.append(request, answer, sampled)
         self._token_count += len(sampled)
-        turn = Turn(
-            call=request.call,
-            policy=request.policy,
-            role=context.role,
-            context=answer.prompt_added,
-            tokens=answer.tokens,
-            logprobs=answer.logprobs,
-            versions=answer.versions,
-            kv=answer.kv,
-            finish=answer.finish,
-            text=answer.text,
-            demonstrated=request.demonstration is not None,
-        )
-        oldest = packed.oldest(answer.versions)
-        self.turns[request.call] = RecordedTurn(
-            turn,
-            context.last_call,
-            len(context.tokens),
-            -1 if oldest is None else oldest,
-            request.sampling,
-        )
-        _branch.get().last_turn = context.last_call = request.call
+        here.last_turn = request.call
         finish: Literal["stop", "length"] = "length" if answer.finish == "length" else "stop"
         return Generation(answer.text, tuple(sampled), finish)
-
-
-def _told(sampling: Sampling) -> str:
-    return sampling.model_dump_json(exclude=set() if sampling.json_schema else {"json_schema"})
-
-
-def _meaning(*parts: str | bytes) -> bytes:
-    """Digest of what a request asks: two requests of one id must mean the same."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part if isinstance(part, bytes) else part.encode()
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.digest()[:16]
 
 
 Agent = Callable[[Episode], Awaitable[None]]

@@ -25,7 +25,7 @@ from schemas.events import (
     Ref,
 )
 from services.agent.records import AgentSetup, outcome_of
-from services.agent.run import Answer, close_after
+from services.agent.requests import Answer, close_after
 from services.clock import now
 from services.shard import ShardContext
 

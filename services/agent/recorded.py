@@ -20,12 +20,12 @@ from schemas.events import (
     GenerationRequested,
     ObservationRecorded,
 )
-from services.agent.episode import Episode, EpisodeStopped
+from services.agent.episode import Episode
 from services.agent.records import UNREWARDED, AgentSetup, outcome_of
+from services.agent.requests import Answer, Request
+from services.agent.stops import EpisodeStopped, error_of
 from services.readable import readable
 
-Request = GenerationRequested | ActionRequested
-Answer = GenerationCompleted | ObservationRecorded
 A = TypeVar("A", GenerationCompleted, ObservationRecorded)
 END = "end"
 """The call of a divergence that shows only once the agent has ended."""
@@ -127,14 +127,7 @@ async def replay_attempt(recorded: RecordedAttempt, setup: AgentSetup) -> Diverg
     if runtime.divergence is not None:
         agent.cancelled() or agent.exception()  # heard
         return runtime.divergence
-    return _judge(recorded, setup, episodes[0], runtime.asked, _error_of(agent))
-
-
-def _error_of(agent: asyncio.Task[None]) -> BaseException | None:
-    try:
-        return agent.exception()
-    except asyncio.CancelledError as error:  # which its own code leaked
-        return error
+    return _judge(recorded, setup, episodes[0], runtime.asked, error_of(agent))
 
 
 def _judge(

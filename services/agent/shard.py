@@ -26,7 +26,8 @@ from schemas.events import (
 from services.agent.cancellations import Cancellations
 from services.agent.isolation import DEATHS, Isolation, Suspect
 from services.agent.records import AgentSetup
-from services.agent.run import Answer, EpisodeRun, close_after, last_observed
+from services.agent.requests import Answer, close_after, last_observed
+from services.agent.run import EpisodeRun
 from services.cancelled import TaskId, id_of
 from services.log import Delivery
 from services.shard import ShardContext

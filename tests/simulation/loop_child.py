@@ -10,7 +10,8 @@ from schemas.errors import TooLarge
 from schemas.events import Event, Ref
 from schemas.recipe import Recipe
 from services.agent.isolation import Suspect
-from services.agent.run import Answer, EpisodeRun
+from services.agent.requests import Answer
+from services.agent.run import EpisodeRun
 from services.agent.service import load_agents
 
 child: ContextVar[LoopChild | None] = ContextVar("child", default=None)

@@ -16,7 +16,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas import packed
-from services.agent.episode import Context, Episode, EpisodeStopped, Generation
+from services.agent.context import Context, Generation
+from services.agent.episode import Episode
 from services.agent.gateway.errors import ApiError, bad_request
 from services.agent.gateway.messages import Message, extend, start_of
 from services.agent.gateway.requests import ChatRequest
@@ -26,6 +27,7 @@ from services.agent.gateway.tool_calls import (
     ToolCall,
     parse_tool_calls,
 )
+from services.agent.stops import EpisodeStopped
 from services.errors import UsageError
 
 NO_CALLS: tuple[ToolCall, ...] = ()

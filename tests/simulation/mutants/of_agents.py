@@ -3,6 +3,7 @@
 from tests.simulation.mutants.mutant import Mutant
 
 RUN = "services/agent/run.py"
+ATTEMPT = "services/agent/attempt.py"
 SHARD = "services/agent/shard.py"
 RECORDS = "services/agent/records.py"
 
@@ -93,7 +94,7 @@ OF_AGENTS = (
     Mutant(
         name="failed_attempt_goes_on",
         sentence="What the infrastructure caused is never a reward.",
-        file=RUN,
+        file=ATTEMPT,
         old='if answer.failure is not None and answer.failure.origin != "policy":',
         new='if answer.failure is not None and answer.failure.origin == "policy":',
         caught_by=("excuses that", "I6: ", "I2: "),
@@ -111,7 +112,7 @@ OF_AGENTS = (
     Mutant(
         name="staleness_by_the_newest_token",
         sentence="Staleness counts from a sample's oldest token.",
-        file=RECORDS,
+        file="services/agent/turns.py",
         old="oldest_version=min(\n            (one.oldest_version for one in spoken if not",
         new="oldest_version=max(\n            (one.oldest_version for one in spoken if not",
         caught_by=("I5: ",),
@@ -120,8 +121,8 @@ OF_AGENTS = (
     Mutant(
         name="context_without_the_prompts_ids",
         sentence="Contexts are token ids, append-only: prompts' ids belong to them.",
-        file="services/agent/episode.py",
-        old="        context.tokens += packed.unpack_i32(answer.prompt_added)\n",
+        file="services/agent/context.py",
+        old="        self.tokens += packed.unpack_i32(answer.prompt_added)\n",
         new="",
         caught_by=("excuses that", "I2: "),
         faults=(),
@@ -147,7 +148,7 @@ OF_AGENTS = (
     Mutant(
         name="other_meanings_accepted",
         sentence="An answer to another digest means a new attempt.",
-        file=RUN,
+        file=ATTEMPT,
         old="if not isinstance(answer, kind) or answer.digest != request.digest:",
         new="if not isinstance(answer, kind):",
         caught_by=("did something else", "I2: "),
@@ -156,7 +157,7 @@ OF_AGENTS = (
     Mutant(
         name="strays_not_closed",
         sentence="What answers to an episode that is over is closed by the episode's owner.",
-        file="services/agent/shard.py",
+        file=SHARD,
         old="        if over:\n",
         new="        if False:\n",
         caught_by=("I8: ",),

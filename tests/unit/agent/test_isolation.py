@@ -14,7 +14,7 @@ from schemas.errors import TooLarge
 from schemas.events import ActionRequested, EpisodeEnded, Event, ObservationRecorded, Ref
 from services.agent.isolation import CHILDREN, Isolation, Suspect
 from services.agent.records import AgentSetup
-from services.agent.run import Answer
+from services.agent.requests import Answer
 from tests.unit.agent.test_run import World, play, start, task
 
 NOWHERE = Ref(topic="t", partition=0, offset=0, digest=bytes(16))

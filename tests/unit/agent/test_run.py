@@ -344,6 +344,63 @@ def test_a_higher_attempt_in_the_log_moves_the_run() -> None:
     assert {request.attempt for request in world.requests()[1:]} == {2}  # type: ignore[attr-defined]
 
 
+def test_what_was_played_is_told_as_its_own_attempt_whatever_comes_in_the_end() -> None:
+    class Late(World):
+        async def send(self, event: Event) -> Ref:
+            if isinstance(event, TrajectoryRecorded):
+                answer = self.answer(self.of(GenerationRequested)[0])
+                assert answer is not None
+                assert self.run is not None
+                self.run.on_answer(answer.model_copy(update={"attempt": 1}))
+            return await super().send(event)
+
+    outcome, trajectory = play(Late())
+    assert (outcome.attempt, outcome.attempts) == (trajectory.attempt, 1) == (0, 1)
+
+
+def test_an_agent_that_outlives_its_attempt_asks_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.agent.run.AGENT_CLOSE_S", 0.05)
+    world = World()
+    tries: list[asyncio.Event] = []
+    late = asyncio.Event()
+    refused: list[str] = []
+
+    async def stubborn(episode: Episode) -> None:
+        tries.append(asyncio.Event())
+        first = len(tries) == 1
+        try:
+            await episode.generate("a")
+        except asyncio.CancelledError:
+            await late.wait()
+        if not first:
+            late.set()  # the one before asks for its call 2, while this one waits for its own
+        try:
+            await episode.generate("b")
+        except BaseException as error:
+            refused.append(type(error).__name__)
+            raise
+
+    async def move(run: EpisodeRun) -> None:
+        world.silent_after = 0
+        while not world.requests():
+            await asyncio.sleep(0.01)
+        world.silent_after = None
+        (request,) = world.of(GenerationRequested)
+        answer = world.answer(request.model_copy(update={"attempt": 1}))
+        assert answer is not None
+        run.on_answer(answer)
+
+    outcome, trajectory = play(world, agent=stubborn, meanwhile=move)
+    assert (outcome.ending, len(trajectory.turns)) == ("finished", 2)
+    assert [(one.attempt, one.call) for one in world.of(GenerationRequested)] == [
+        (0, "1"),
+        (1, "2"),
+    ]
+    assert refused == ["AttemptFailed"]
+
+
 def test_cancelling_ends_without_reward() -> None:
     world = World()
     world.silent_after = 0

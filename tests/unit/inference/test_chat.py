@@ -24,7 +24,7 @@ from schemas.events import (
     Use,
 )
 from services.agent.episode import Episode
-from services.agent.records import arrange
+from services.agent.turns import arrange
 from services.errors import UsageError
 from services.inference.engine import EngineSetup, Weights
 from services.inference.scripted import ScriptedEngine
