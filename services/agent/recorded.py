@@ -173,10 +173,8 @@ def describe(request: Request) -> dict[str, Any]:
     """What a request asks: all that its digest covers, as JSON values."""
     tree = readable(request)
     if isinstance(request, GenerationRequested):
-        return {
-            "ask": "generate",
-            **_only(tree, "policy", "pinned", "sampling", "tokens", "text", "chat"),
-        }
+        meant = ("policy", "pinned", "sampling", "tokens", "text", "chat", "demonstration")
+        return {"ask": "generate", **_only(tree, *meant)}
     return {"ask": request.kind, **_only(tree, "index", "environment", "payload")}
 
 

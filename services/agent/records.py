@@ -1,10 +1,10 @@
-"""The records that close an episode, built from what its last attempt did."""
+"""The records that close an episode, built from what its last attempt did, and its task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from schemas.events import (
     Ending,
@@ -12,6 +12,8 @@ from schemas.events import (
     EpisodeStarted,
     Failure,
     Ref,
+    TaskEnded,
+    TaskSubmitted,
     TrajectoryRecorded,
 )
 from services.agent.episode import Agent, Episode
@@ -118,3 +120,42 @@ def _reward(setup: AgentSetup, episode: Episode | None, ending: Ending) -> float
     if ending in UNFINISHED and setup.unfinished_reward is not None:
         return setup.unfinished_reward
     return episode.reward
+
+
+def refused(started: EpisodeStarted, verdict: Failure) -> EpisodeEnded:
+    """The terminal record of an episode that was not to run."""
+    submitted = started.submitted
+    return EpisodeEnded(
+        task=started.task,
+        sample=started.sample,
+        tenant=submitted.tenant,
+        purpose=submitted.purpose,
+        item_id=submitted.item_id,
+        epoch=submitted.epoch,
+        ending="cancelled" if verdict.code == "cancelled" else "failed",
+        failure=verdict,
+        attempts=0,
+    )
+
+
+def task_ended(
+    number: int, submitted: TaskSubmitted, outcomes: tuple[EpisodeEnded, ...]
+) -> TaskEnded:
+    """A task's terminal record, of its samples' outcomes in log order."""
+    closed_by: Literal["all", "cancelled", "refused"] = "all"
+    if any(outcome.ending == "cancelled" for outcome in outcomes):
+        closed_by = "cancelled"
+    elif all(outcome.attempts == 0 for outcome in outcomes):
+        closed_by = "refused"
+    return TaskEnded(
+        task=number,
+        source=submitted.source,
+        task_id=submitted.task_id,
+        tenant=submitted.tenant,
+        purpose=submitted.purpose,
+        item_id=submitted.item_id,
+        epoch=submitted.epoch,
+        closed_by=closed_by,
+        minimum=submitted.minimum,
+        outcomes=outcomes,
+    )

@@ -24,9 +24,10 @@ from schemas.events import (
     TaskSubmitted,
 )
 from services.agent.cancellations import Cancellations
+from services.agent.early_answers import EarlyAnswers, Key
 from services.agent.isolation import DEATHS, Isolation, Suspect
-from services.agent.records import AgentSetup
-from services.agent.requests import Answer, close_after, last_observed
+from services.agent.records import AgentSetup, refused, task_ended
+from services.agent.requests import Answer, close_after
 from services.agent.run import EpisodeRun
 from services.cancelled import TaskId, id_of
 from services.log import Delivery
@@ -38,12 +39,6 @@ LIVE = Gauge("headrace_live_episodes", "Episodes that run in this worker.")
 ENDED = Counter("headrace_episodes_ended_total", "Episodes ended by this worker.", ["ending"])
 
 RUN_ENDING = "the run is ending"
-
-EARLY = 256
-"""Most episodes of which answers are kept before their start is read, once caught up."""
-
-Key = tuple[int, int]
-"""Task number, sample."""
 
 
 @dataclass(eq=False)
@@ -84,8 +79,7 @@ class AgentShard:
         self._numbers: dict[TaskId, int] = {}
         """Of the tasks that run; a duplicate's is not among them."""
         self._runs: dict[Key, EpisodeRun | Suspect] = {}
-        self._early_answers: dict[Key, list[Answer]] = {}
-        """Of episodes whose starts are not read yet, as far as is known."""
+        self._early_answers = EarlyAnswers()
         self._early_outcomes: dict[int, dict[int, EpisodeEnded]] = {}
         self._ended: set[int] = set()
         self._newest = -1
@@ -155,7 +149,7 @@ class AgentShard:
         if (run := self._runs.get(key)) is not None:
             run.on_answer(answer)
         else:
-            self._early_answers.setdefault(key, []).append(answer)
+            self._early_answers.keep(key, answer)
             if self._context.caught_up:
                 self._close_over()
 
@@ -170,21 +164,14 @@ class AgentShard:
         What they answer a former owner has asked: after the episode's `close`, or unknown to who
         ended it. Nobody else would free their slots before the deadline.
         """
-        early = self._early_answers
-        over = {key: early.pop(key) for key in list(early) if self._is_over(*key)}
-        for key in list(early)[:-EARLY]:
-            del early[key]
-        if over:
+        if over := self._early_answers.take_over(self._is_over):
             self._context.spawn(self._close_all(over), "close what is over")
 
-    async def _close_all(self, answers: Mapping[Key, Sequence[Answer]]) -> None:
-        for (number, _), answered in answers.items():
-            newest = max(answer.attempt for answer in answered)
-            last = last_observed(answer for answer in answered if answer.attempt == newest)
-            if last is not None:
-                task = self._tasks.get(number)
-                environment = None if task is None else task.submitted.environment
-                await self._context.send(close_after(last, environment))
+    async def _close_all(self, last: Sequence[ObservationRecorded]) -> None:
+        for answer in last:
+            task = self._tasks.get(answer.task)
+            environment = None if task is None else task.submitted.environment
+            await self._context.send(close_after(answer, environment))
 
     def _on_outcome(self, outcome: EpisodeEnded) -> None:
         task = self._tasks.get(outcome.task)
@@ -222,9 +209,7 @@ class AgentShard:
         if verdict is not None:
             self._context.spawn(self._refuse(started, verdict), f"refuse {started.task}")
             return
-        answers: dict[int, dict[str, Answer]] = {}
-        for answer in self._early_answers.pop((started.task, sample), ()):
-            answers.setdefault(answer.attempt, {}).setdefault(answer.call, answer)
+        answers = self._early_answers.take((started.task, sample))
         setup = self._agents[started.submitted.agent]
         # A black box is apart already: it plays in a process of its own.
         kind = Suspect if apart and setup.replayable else EpisodeRun
@@ -240,20 +225,7 @@ class AgentShard:
 
     async def _refuse(self, started: EpisodeStarted, verdict: Failure) -> None:
         """Ends what the scheduler would not have run."""
-        submitted = started.submitted
-        await self._context.send(
-            EpisodeEnded(
-                task=started.task,
-                sample=started.sample,
-                tenant=submitted.tenant,
-                purpose=submitted.purpose,
-                item_id=submitted.item_id,
-                epoch=submitted.epoch,
-                ending="cancelled" if verdict.code == "cancelled" else "failed",
-                failure=verdict,
-                attempts=0,
-            )
-        )
+        await self._context.send(refused(started, verdict))
 
     def _stop(self, key: Key) -> None:
         """Ends a run whose outcome is in the log, whoever wrote it."""
@@ -271,24 +243,10 @@ class AgentShard:
         self._context.spawn(self._close(number, task), f"task {number}")
 
     async def _close(self, number: int, task: _Task) -> None:
-        submitted = task.submitted
         outcomes = tuple(task.outcomes.values())
         for outcome in outcomes:
             ENDED.labels(outcome.ending).inc()
-        await self._context.send(
-            TaskEnded(
-                task=number,
-                source=submitted.source,
-                task_id=submitted.task_id,
-                tenant=submitted.tenant,
-                purpose=submitted.purpose,
-                item_id=submitted.item_id,
-                epoch=submitted.epoch,
-                closed_by=_closed_by(outcomes),
-                minimum=submitted.minimum,
-                outcomes=outcomes,
-            )
-        )
+        await self._context.send(task_ended(number, task.submitted, outcomes))
 
     def _on_cancelled(self, task_id: TaskId, reason: str) -> None:
         number = self._numbers.get(task_id)
@@ -301,9 +259,3 @@ class AgentShard:
         await self._ending.wait()
         for run in self._runs.values():
             run.cancel(RUN_ENDING)
-
-
-def _closed_by(outcomes: tuple[EpisodeEnded, ...]) -> Any:
-    if any(outcome.ending == "cancelled" for outcome in outcomes):
-        return "cancelled"
-    return "refused" if all(outcome.attempts == 0 for outcome in outcomes) else "all"

@@ -5,21 +5,22 @@ from tests.simulation.mutants.mutant import Mutant
 RUN = "services/agent/run.py"
 ATTEMPT = "services/agent/attempt.py"
 SHARD = "services/agent/shard.py"
+EARLY_ANSWERS = "services/agent/early_answers.py"
 RECORDS = "services/agent/records.py"
 
 OF_AGENTS = (
     Mutant(
         name="recorded_answers_unused",
         sentence="A taken-over coroutine runs against the recorded answers.",
-        file=SHARD,
-        old="for answer in self._early_answers.pop((started.task, sample), ()):",
+        file=EARLY_ANSWERS,
+        old="for answer in self._kept.pop(key, ()):",
         new="for answer in ():",
         caught_by=("excuses that", "I2: "),
     ),
     Mutant(
         name="last_answer_wins",
         sentence="Of two records with one id, every reader takes the first.",
-        file=SHARD,
+        file=EARLY_ANSWERS,
         old="answers.setdefault(answer.attempt, {}).setdefault(answer.call, answer)",
         new="answers.setdefault(answer.attempt, {})[answer.call] = answer",
         caught_by=("excuses that", "I2: "),
@@ -158,8 +159,8 @@ OF_AGENTS = (
         name="strays_not_closed",
         sentence="What answers to an episode that is over is closed by the episode's owner.",
         file=SHARD,
-        old="        if over:\n",
-        new="        if False:\n",
+        old="        if over := self",
+        new="        if False and self",
         caught_by=("I8: ",),
         faults=("cancel", "agent", "kill"),
     ),

@@ -13,7 +13,7 @@ from services.agent.agents import multi_turn
 from services.agent.episode import Agent, Episode
 from services.agent.recorded import END, Divergence, RecordedAttempt, replay_attempt
 from services.agent.records import AgentSetup
-from tests.unit.agent.test_run import LOST, World, play, task
+from tests.unit.agent.test_run import LOST, Taught, World, play, task
 
 
 def record(
@@ -104,6 +104,18 @@ def test_another_question_is_shown_as_it_was_and_is() -> None:
     assert (found.call, found.then["ask"]) == ("2", "generate")
     assert (found.then["sampling"]["max_tokens"], found.now["sampling"]["max_tokens"]) == (8, 1)
     assert found.then["text"] == found.now["text"]
+
+
+def test_another_demonstration_is_shown_as_it_was_and_is() -> None:
+    async def teacher(episode: Episode) -> None:
+        await episode.generate("1 + 1", demonstration="2")
+
+    async def wrong(episode: Episode) -> None:
+        await episode.generate("1 + 1", demonstration="3")
+
+    found = replay(record(teacher, Taught()), wrong)
+    assert found is not None
+    assert (found.then["demonstration"], found.now["demonstration"]) == ("2", "3")
 
 
 def test_another_action_is_shown_as_it_was_and_is() -> None:
