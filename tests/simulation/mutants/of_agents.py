@@ -87,7 +87,7 @@ OF_AGENTS = (
         name="attempts_not_counted",
         sentence="Attempts are bounded.",
         file=RUN,
-        old="if not failure.retryable or attempt + 1 >= self.started.submitted.attempts:",
+        old="if not failure.retryable or number + 1 >= self.started.submitted.attempts:",
         new="if not failure.retryable:",
         caught_by=("attempts of", "I8: "),
         faults=("environment fails", "engine fails"),
