@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from services.inference.engine import Engine, EngineSetup
+from services.inference.engine import Engine, EngineSetup, Weights
 from services.inference.engine_thread import ThreadedEngine
 from services.inference.row import Outcome, Row
 from services.inference.torch_engine import TorchEngine
@@ -61,18 +62,21 @@ def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def hold(engine: Engine, *turns: int) -> None:
-    """Has the engine wait, before these turns from now, until weights are brought to it.
+    """Has the engine wait, before these turns from now, until weights are brought to it; and
+    weights, until the first of these turns is there.
 
     However busy the machine, they come while what is under way is under way. The scripted engine
     draws by a clock, and isn't held.
     """
     if not isinstance(engine, ThreadedEngine):
         return
-    take_turn, done, change = engine._turn, 0, engine._changing
+    take_turn, load, done, change = engine._turn, engine.load, 0, engine._changing
+    there = threading.Event()
 
     def turn(joining: list[Row]) -> list[Outcome]:
         nonlocal done, change
         if done in turns:
+            there.set()
             given_up = time.monotonic() + 60
             while engine._changing is change and time.monotonic() < given_up:
                 time.sleep(0.001)
@@ -80,7 +84,12 @@ def hold(engine: Engine, *turns: int) -> None:
         done += 1
         return take_turn(joining)
 
+    async def bring(weights: Weights) -> None:
+        await asyncio.to_thread(there.wait, 60)
+        await load(weights)
+
     engine._turn = turn  # type: ignore[method-assign]
+    engine.load = bring  # type: ignore[method-assign]
 
 
 def slow(engine: Engine) -> None:

@@ -141,9 +141,13 @@ OF_AGENTS = (
         name="older_attempts_answers_taken",
         sentence="An answer to an older attempt is nobody's.",
         file=RUN,
-        old="        if answer.attempt < self.attempt:\n            return\n",
-        new="",
-        caught_by=("I2: ",),
+        old="""\
+        if answer.attempt < self.attempt:
+            return
+        self._attempt(answer.attempt).take(answer)
+""",
+        new="        self._current.take(answer)\n",
+        caught_by=("I2: ", "excuses that"),
         faults=("engine fails", "engine slow", "debate"),
     ),
     Mutant(
