@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from schemas.recipe import Recipe, RecipeError, load_recipe, parse_recipe
+from schemas.read_recipe import load_recipe, parse_recipe
+from schemas.recipe import Recipe
+from schemas.settings import RecipeError
 from schemas.topics import NAME
 from services.blobs import BlobStore, open_blob_store
 from services.errors import UsageError

@@ -10,7 +10,8 @@ from typing import Any
 
 from schemas.events import EnvironmentUse, Sampling, TaskSubmitted, Use
 from schemas.packed import pack_i32
-from schemas.recipe import Policy, Recipe
+from schemas.policy import Policy
+from schemas.recipe import Recipe
 from services.tokens import end_ids, token_ids
 from services.weights import model_folder
 

@@ -25,7 +25,8 @@ from schemas.events import (
     TaskEnded,
 )
 from schemas.packed import pack_f32
-from schemas.recipe import Groups, Recipe
+from schemas.policy import Groups
+from schemas.recipe import Recipe
 from services.errors import HeadraceError
 from services.plugins import load
 from stream_jobs.advantages import ADVANTAGES, Advantage, deviation

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from schemas.recipe import Policy
+from schemas.policy import Policy
 from services.errors import UsageError
 from services.lora import adapter_tensors
 from services.plugins import load

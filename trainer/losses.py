@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from schemas.recipe import Training
+from schemas.policy import Training
 
 
 @dataclass(frozen=True, slots=True)

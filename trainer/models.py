@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from schemas.recipe import Lora
+from schemas.policy import Lora
 from services.errors import UsageError
 from services.lora import adapter_tensors, attach, base_tensors, start
 from services.weights import ADAPTER, weights_digest

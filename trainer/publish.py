@@ -12,7 +12,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import Adapter, Blob, PolicyPublished, Ref
-from schemas.recipe import Lora
+from schemas.policy import Lora
 from schemas.topics import POLICIES
 from services.context import ServiceContext
 from services.errors import UsageError

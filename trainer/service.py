@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
-from schemas.recipe import Policy, Recipe
+from schemas.policy import Policy
+from schemas.recipe import Recipe
 from services.context import ServiceContext
 from services.errors import UsageError
 from services.lora import adapter_tensors

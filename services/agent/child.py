@@ -23,7 +23,7 @@ from schemas.events import (
     ObservationRecorded,
     Ref,
 )
-from schemas.recipe import parse_recipe
+from schemas.read_recipe import parse_recipe
 from services.agent.frames import Frame, FrameCodec
 from services.agent.records import AgentSetup
 from services.agent.run import EpisodeRun

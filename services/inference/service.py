@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from schemas.events import PolicyPublished
-from schemas.recipe import Policy, Recipe
+from schemas.policy import Policy
+from schemas.recipe import Recipe
 from schemas.topics import POLICIES, PROMPTS
 from services.concurrency import until_first
 from services.context import ServiceContext

@@ -40,7 +40,8 @@ for _name, _value in ENVIRONMENT.items():
 import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
-from schemas.recipe import RecipeError, VllmOptions, vllm_options  # noqa: E402
+from schemas.policy import VllmOptions, vllm_options  # noqa: E402
+from schemas.settings import RecipeError  # noqa: E402
 from services.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
 from services.inference.engine import Adapter, EngineSetup, Weights  # noqa: E402
 from services.inference.engine_thread import Change, ThreadedEngine  # noqa: E402

@@ -10,7 +10,9 @@ from itertools import chain, count
 from typing import Any, TypeVar, cast
 
 from schemas.events import Event, Ref, TaskEnded
-from schemas.recipe import Recipe, RecipeError, change_recipe
+from schemas.read_recipe import change_recipe
+from schemas.recipe import Recipe
+from schemas.settings import RecipeError
 from schemas.topics import RESULTS, Topic, Topics
 from services.apply import apply
 from services.connect import Connection, connect, locate

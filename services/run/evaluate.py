@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from schemas.events import PolicyPublished
-from schemas.recipe import Evaluation, Recipe, parse_recipe
+from schemas.read_recipe import parse_recipe
+from schemas.recipe import Evaluation, Recipe
 from schemas.topics import POLICIES
 from services.errors import HeadraceError, UsageError
 from services.evaluation import Evaluations

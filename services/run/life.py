@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.events import RunStateEntered
-from schemas.recipe import Recipe, parse_recipe
+from schemas.read_recipe import parse_recipe
+from schemas.recipe import Recipe
 from schemas.topics import RUNS, Topics
 from services.errors import UsageError
 from services.kafka.broker import Partition

@@ -13,7 +13,8 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.events import ActionRequested, EnvironmentUse, ObservationRecorded
-from schemas.recipe import Recipe, parse_recipe
+from schemas.read_recipe import parse_recipe
+from schemas.recipe import Recipe
 from schemas.topics import OBSERVATIONS, Topics
 from services.apply import apply
 from services.blobs import LocalBlobStore

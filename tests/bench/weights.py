@@ -26,7 +26,7 @@ import numpy as np
 from torch import Tensor
 
 from schemas.events import PolicyPublished
-from schemas.recipe import Policy
+from schemas.policy import Policy
 from services.blobs import LocalBlobStore
 from services.inference.local_weights import LocalWeights
 from services.settings import Where

@@ -7,7 +7,8 @@ from statistics import fmean
 
 from schemas.events import EpisodeEnded, GroupClosed, GroupSample, TaskEnded, TrajectoryRecorded
 from schemas.packed import pack_f32
-from schemas.recipe import Policy, Recipe
+from schemas.policy import Policy
+from schemas.recipe import Recipe
 from services.plugins import load
 from stream_jobs.advantages import ADVANTAGES
 from tests.checker.facts import Facts, Violations

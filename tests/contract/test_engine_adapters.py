@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from schemas.packed import pack_i32
-from schemas.recipe import Lora
+from schemas.policy import Lora
 from services.errors import BlobError, InfrastructureError
 from services.inference.engine import Adapter, Engine, Generation, Prompt, Weights
 from services.inference.torch_engine import TorchEngine

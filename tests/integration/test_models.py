@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.recipe import Policy
+from schemas.policy import Policy
 from services.inference.engine import EngineSetup, Generation, Prompt, Weights
 from services.inference.torch_engine import TorchEngine
 from services.weights import model_folder

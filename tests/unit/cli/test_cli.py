@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from schemas.recipe import parse_recipe
+from schemas.read_recipe import parse_recipe
 from services import cli
 from services.settings import RECIPES, Where
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.recipe import load_recipe
+from schemas.read_recipe import load_recipe
 from services.agent.agents import BUILTIN as AGENTS
 from services.env.library.setup import LIBRARIES
 from services.env.service import BUILTIN as ENVIRONMENTS

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from schemas.recipe import Recipe, parse_recipe
+from schemas.read_recipe import parse_recipe
+from schemas.recipe import Recipe
 from services.errors import UsageError
 from services.inference.service import make_engines, prepare
 

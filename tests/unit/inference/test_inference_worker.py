@@ -18,7 +18,7 @@ from schemas.events import (
     PolicyPublished,
     Sampling,
 )
-from schemas.recipe import parse_recipe
+from schemas.read_recipe import parse_recipe
 from schemas.topics import GENERATIONS, PROMPTS, Topics
 from services.blobs import LocalBlobStore
 from services.context import ServiceContext

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.recipe import parse_recipe
+from schemas.read_recipe import parse_recipe
 from services.run.children import services_of
 from services.run.evaluate import evaluation_recipe
 from services.source.service import tasks_of

@@ -15,7 +15,8 @@ from schemas.events import (
     TaskEnded,
     TaskSubmitted,
 )
-from schemas.recipe import Recipe, parse_recipe
+from schemas.read_recipe import parse_recipe
+from schemas.recipe import Recipe
 from services.run.progress import Check, Progress, violations
 
 REF = Ref(topic="t", partition=0, offset=0, digest=b"0" * 16)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from schemas.recipe import parse_recipe
+from schemas.read_recipe import parse_recipe
 from services.run.progress import Progress
 from services.run.view import BARS, Status, make_view, panel, progress_line, sparkline
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from schemas.recipe import Recipe, RecipeError, change_recipe, load_recipe, parse_recipe
+from schemas.read_recipe import change_recipe, load_recipe, parse_recipe
+from schemas.recipe import Recipe
+from schemas.settings import RecipeError
 
 SMALLEST = 'name = "demo"\n[policies.default]\nmodel = "tiny-llama"\n'
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from schemas.events import BatchAssembled, PolicyPublished, Run
 from schemas.frontier import Frontier
-from schemas.recipe import Recipe, RecipeError, parse_recipe
+from schemas.read_recipe import parse_recipe
+from schemas.recipe import Recipe
+from schemas.settings import RecipeError
 from services.source.warm_start import Learned, demonstrating, demonstrations
 
 

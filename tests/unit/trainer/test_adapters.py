@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save
 
-from schemas.recipe import Policy
+from schemas.policy import Policy
 from services.errors import UsageError
 from services.lora import attach, base_tensors
 from services.weights import ADAPTER, model_folder, weights_digest

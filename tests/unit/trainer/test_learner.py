@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load, save
 
 from schemas.packed import pack_i32
-from schemas.recipe import Policy
+from schemas.policy import Policy
 from services.errors import UsageError
 from services.weights import model_folder, weights_digest
 from trainer.collate import collate, drawn_logprobs, entropy, processed_distribution

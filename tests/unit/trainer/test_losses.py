@@ -7,7 +7,7 @@ from math import exp, log
 import pytest
 import torch
 
-from schemas.recipe import Training
+from schemas.policy import Training
 from services.plugins import load
 from trainer.losses import LOSSES, Loss, MicroBatch, entropy_bonus, grpo
 
