@@ -11,99 +11,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from schemas.errors import TooLarge
-from schemas.events import ActionRequested, EnvironmentUse, Failure, ObservationRecorded
+from schemas.events import ActionRequested, Failure, ObservationRecorded
 from services.clock import now
-from services.env.environment import (
-    Claim,
-    Environment,
-    Judge,
-    Lasting,
-    MakeEnvironment,
-    Named,
-)
-from services.errors import EnvironmentFailed, InfrastructureError, UsageError
+from services.env.answers import Answer, alike, answer_to, deliver, failure_of, infrastructure
+from services.env.environment import Claim, Environment, Lasting
+from services.env.setup import Setup
 from services.types import Observation, TaskView
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S = 2.0
-"""Seconds that an environment has to close."""
-
-
-class Setup(Protocol):
-    """An environment of the recipe: where its instances come from, and go."""
-
-    slots: asyncio.Semaphore
-    options: Mapping[str, Any]
-
-    async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:
-        """An environment for one attempt, not yet reset."""
-
-    async def give_back(self, use: EnvironmentUse, environment: Environment, fit: bool) -> None:
-        """Takes an environment that is over; `fit` to be reset or not."""
-
-    async def close_pool(self) -> None:
-        """Closes what is idle."""
-
-
-@dataclass(eq=False)
-class EnvironmentSetup:
-    """Environments that live in this process: how they are made, their slots, and their pool."""
-
-    make: MakeEnvironment
-    options: Mapping[str, Any]
-    slots: asyncio.Semaphore
-    namespace: str = "local"
-    pool: dict[str, list[Environment]] = field(default_factory=dict)
-    """Idle persistent environments, by their options. Bounded by the slots."""
-
-    async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:
-        """A fresh environment, or in mode `persistent` an idle one with the same options.
-
-        UsageError where the task sets an option that is the recipe's alone.
-        """
-        if use.mode == "persistent" and (idle := self.pool.get(use.options)):
-            environment = idle.pop()
-        else:
-            of_task = json.loads(use.options)
-            if fixed := sorted(getattr(self.make, "recipe_only", frozenset()) & set(of_task)):
-                raise UsageError(f"a task can't set the options {fixed}: the recipe alone can")
-            environment = self.make(**{**self.options, **of_task})
-        if isinstance(environment, Named):
-            name = (self.namespace, claim.task, claim.sample, claim.attempt)
-            environment.set_name(".".join(map(str, name)))
-        return environment
-
-    async def give_back(self, use: EnvironmentUse, environment: Environment, fit: bool) -> None:
-        """Pools a persistent environment that is fit to be reset; closes any other."""
-        if use.mode == "persistent" and fit:
-            self.pool.setdefault(use.options, []).append(environment)
-            return
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await environment.aclose()
-        except TimeoutError:
-            logger.warning("environment %s did not close in %s s", use.use, CLOSE_S)
-        except Exception:  # an environment's own code: its failure to close harms no other
-            logger.exception("environment %s failed to close", use.use)
-
-    async def close_pool(self) -> None:
-        """Closes the idle environments."""
-        idle = [environment for pooled in self.pool.values() for environment in pooled]
-        self.pool.clear()
-        with suppress(TimeoutError):
-            closing = (environment.aclose() for environment in idle)
-            await asyncio.wait_for(asyncio.gather(*closing, return_exceptions=True), CLOSE_S)
-
-
-Answer = Callable[[ObservationRecorded], Awaitable[object]]
 History = Sequence[tuple[ActionRequested, ObservationRecorded]]
 
 
@@ -185,7 +104,7 @@ class Handle:
         try:
             return await self._setup.take(self._reset.environment, self._claim)
         except Exception as error:  # as in _act: making it runs an environment's own code
-            self._broken = _failure_of(error)
+            self._broken = failure_of(error)
             return None
 
     async def _rebuild(self, environment: Environment) -> None:
@@ -194,14 +113,14 @@ class Handle:
             await self._find(environment)
             return
         if self._history and not environment.replayable:
-            self._broken = _infrastructure("sandbox_lost", "its worker is gone")
+            self._broken = infrastructure("sandbox_lost", "its worker is gone")
         for action, recorded in self._history:
             if self._broken is not None:
                 break
             observation = await self._act(environment, action)
-            if not _alike(observation, recorded):
+            if not alike(observation, recorded):
                 message = f"action {action.index} was answered otherwise when it was recorded"
-                self._broken = observation.failure or _infrastructure("diverged", message)
+                self._broken = observation.failure or infrastructure("diverged", message)
             self._done, self._last = action.index, recorded
             self.on_recorded(recorded)
 
@@ -211,7 +130,7 @@ class Handle:
         try:
             await environment.resume(_view(self._reset, self._setup.options), last.index)
         except Exception as error:  # as in _act: a tool of the user's own may be made again
-            self._broken = _failure_of(error)
+            self._broken = failure_of(error)
         self._done, self._last = last.index, recorded
         for _, answer in self._history:
             self.on_recorded(answer)
@@ -226,7 +145,7 @@ class Handle:
         if self._broken is None:
             await self._compare()
         if self._broken is None and action.index != self._done + 1:
-            self._broken = _infrastructure("sandbox_lost", f"no action {self._done + 1}")
+            self._broken = infrastructure("sandbox_lost", f"no action {self._done + 1}")
         if self._broken is not None or environment is None:
             observation = answer_to(action, Observation(), self._instance, failure=self._broken)
         else:
@@ -242,8 +161,8 @@ class Handle:
         while last is not None and last.call not in self._first:
             self._read.clear()
             await self._read.wait()
-        if last is not None and not _alike(last, self._first[last.call]):
-            self._broken = _infrastructure("superseded", "another worker's answer came first")
+        if last is not None and not alike(last, self._first[last.call]):
+            self._broken = infrastructure("superseded", "another worker's answer came first")
 
     async def _act(self, environment: Environment, action: ActionRequested) -> ObservationRecorded:
         began = now()
@@ -255,86 +174,8 @@ class Handle:
             run_ms = int((now() - began) * 1000)
             return answer_to(action, observation, self._instance, run_ms=run_ms)
         except Exception as error:  # an environment's own code: typed and retried, never rewarded
-            self._broken = _failure_of(error)
+            self._broken = failure_of(error)
             return answer_to(action, Observation(), self._instance, failure=self._broken)
-
-
-async def deliver(
-    answer: Answer, action: ActionRequested, observation: ObservationRecorded
-) -> ObservationRecorded:
-    """Sends an answer; one that no record can hold becomes a failure. Returns what was sent."""
-    try:
-        await answer(observation)
-    except TooLarge as error:
-        failure = Failure(origin="environment", code="too_large", message=str(error))
-        observation = answer_to(action, Observation(), observation.instance, failure=failure)
-        await answer(observation)
-    return observation
-
-
-async def score(
-    setup: Setup, action: ActionRequested, claim: Claim, instance: str
-) -> ObservationRecorded:
-    """Answers a `score` action by an environment that is a Judge."""
-    async with setup.slots:
-        began = now()
-        fit = False
-        environment: Environment | None = None
-        try:
-            environment = await setup.take(action.environment, claim)
-            if not isinstance(environment, Judge):
-                raise InfrastructureError("no_judge", "it has no score()", retryable=False)
-            left_s = max(0.0, action.expires_at / 1000 - now())
-            payload = json.loads(action.payload)
-            async with asyncio.timeout(left_s):
-                observation = await environment.score(payload)
-            run_ms = int((now() - began) * 1000)
-            answer = answer_to(action, observation, instance, run_ms=run_ms)
-            fit = True
-        except Exception as error:  # as in Handle._act
-            answer = answer_to(action, Observation(), instance, failure=_failure_of(error))
-        finally:
-            if environment is not None:
-                await setup.give_back(action.environment, environment, fit)
-        return answer
-
-
-def answer_to(
-    action: ActionRequested,
-    observation: Observation,
-    instance: str,
-    *,
-    run_ms: int = 0,
-    failure: Failure | None = None,
-) -> ObservationRecorded:
-    """The event that answers an action. An error where it holds what is no number, or no JSON."""
-    data = json.dumps(dict(observation.data), sort_keys=True, allow_nan=False)
-    for reward in (observation.reward or 0.0, *observation.rewards.values()):
-        if not math.isfinite(reward):
-            raise EnvironmentFailed("not_finite", f"a reward is {reward}")
-    return ObservationRecorded(
-        task=action.task,
-        sample=action.sample,
-        attempt=action.attempt,
-        call=action.call,
-        index=action.index,
-        digest=action.digest,
-        text=observation.text,
-        data=data,
-        reward=observation.reward,
-        rewards=dict(observation.rewards),
-        terminated=observation.terminated,
-        truncated=observation.truncated,
-        instance=instance,
-        run_ms=run_ms,
-        failure=failure,
-    )
-
-
-def _alike(one: ObservationRecorded, other: ObservationRecorded) -> bool:
-    """Whether two answers tell an agent the same."""
-    aside = {"instance": "", "run_ms": 0}
-    return one.model_copy(update=aside) == other.model_copy(update=aside)
 
 
 def _view(action: ActionRequested, options: Mapping[str, Any]) -> TaskView:
@@ -345,21 +186,3 @@ def _view(action: ActionRequested, options: Mapping[str, Any]) -> TaskView:
         options={**options, **json.loads(action.environment.options)},
         seed=action.seed,
     )
-
-
-def _failure_of(error: Exception) -> Failure:
-    """Whose doing an environment's error is: its own, unless it says otherwise."""
-    if isinstance(error, InfrastructureError):
-        return _infrastructure(error.code, error.message, retryable=error.retryable)
-    if isinstance(error, UsageError):  # a wrong recipe: trying again would not help
-        return Failure(origin="operator", code="unusable", message=str(error)[:1000])
-    if isinstance(error, EnvironmentFailed):
-        message = error.message[:1000]
-        return Failure(origin="environment", code=error.code, message=message, retryable=True)
-    logger.error("an environment's code failed", exc_info=error)
-    message = f"{type(error).__name__}: {error}"[:1000]
-    return Failure(origin="environment", code="environment_error", message=message, retryable=True)
-
-
-def _infrastructure(code: str, message: str, *, retryable: bool = True) -> Failure:
-    return Failure(origin="infrastructure", code=code, message=message, retryable=retryable)

@@ -17,8 +17,11 @@ from prometheus_client import Counter, Gauge
 
 from schemas.events import ActionRequested, Failure, ObservationRecorded
 from services.clock import now
+from services.env.answers import answer_to, deliver
 from services.env.environment import Claim
-from services.env.handle import Handle, Setup, answer_to, deliver, score
+from services.env.handle import Handle
+from services.env.scoring import score
+from services.env.setup import Setup
 from services.errors import InfrastructureError
 from services.log import Delivery
 from services.shard import ShardContext

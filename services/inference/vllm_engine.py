@@ -147,7 +147,7 @@ class _Served:
 
 
 class VllmEngine(ThreadedEngine):
-    """An Engine on vLLM. Making it takes seconds, and blocks. Options: `schemas.recipe`."""
+    """An Engine on vLLM. Making it takes seconds, and blocks. Options: `schemas.policy`."""
 
     name = "vllm"
     turn_tokens = 1 << 40

@@ -9,7 +9,7 @@ OF_ENVIRONMENTS = (
     Mutant(
         name="digest_not_echoed",
         sentence="Requests carry a digest of their meaning that answers echo.",
-        file=HANDLE,
+        file="services/env/answers.py",
         old="        digest=action.digest,\n",
         new="        digest=bytes(16),\n",
         caught_by=("to another meaning",),
@@ -54,8 +54,8 @@ OF_ENVIRONMENTS = (
         name="rebuilt_environment_not_compared",
         sentence="A rebuilt environment is compared with what was observed.",
         file=HANDLE,
-        old="            if not _alike(observation, recorded):\n",
-        new="            if not _alike(recorded, recorded):\n",
+        old="            if not alike(observation, recorded):\n",
+        new="            if not alike(recorded, recorded):\n",
         caught_by=("excuses that", "I2: "),
         faults=("kill", "sandbox", "lies"),
     ),
@@ -64,7 +64,7 @@ OF_ENVIRONMENTS = (
         sentence="An environment raises InfrastructureError, never rewards it.",
         file=HANDLE,
         old="""\
-            self._broken = _failure_of(error)
+            self._broken = failure_of(error)
             return answer_to(action, Observation(), self._instance, failure=self._broken)
 """,
         new="""\

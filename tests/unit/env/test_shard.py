@@ -15,8 +15,8 @@ from schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRe
 from services.clock import now_ms
 from services.env.environment import Claim
 from services.env.gymnasium import GymnasiumEnvironment
-from services.env.handle import EnvironmentSetup
 from services.env.null import NullEnvironment
+from services.env.setup import EnvironmentSetup
 from services.env.shard import EnvShard
 from services.errors import DependencyError, InfrastructureError, UsageError
 from services.kafka.broker import Partition
