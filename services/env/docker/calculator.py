@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from services.env.docker.sandbox import BadArgument, Sandbox
-from services.errors import UsageError
+from services.env.docker.tools import reading_payload
 from services.types import Observation, TaskView
 
 EVALUATOR = "import sys; print(eval(sys.argv[1].strip(), {'__builtins__': {}}))"
@@ -32,14 +32,9 @@ class Calculator:
         """
         self._sandbox = sandbox
         self._digits = digits
-        try:
+        with reading_payload(task, "calculator", "prompt and answer (an integer)"):
             self._prompt = str(task.payload["prompt"])
             self._answer = int(task.payload["answer"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"task {task.number}: tool 'calculator' needs a payload of prompt and answer (an "
-                f"integer): {type(error).__name__}: {error}"
-            ) from error
 
     async def prepare(self) -> Observation:
         """Says what is to be calculated."""

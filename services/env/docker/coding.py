@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.env.docker.sandbox import BadArgument, Sandbox
-from services.errors import UsageError
+from services.env.docker.tools import reading_payload
 from services.types import Observation, TaskView
 
 RESULT_KB = 256
@@ -61,15 +61,11 @@ class Coding:
         self._sandbox = sandbox
         self._tries = tries
         self._partial = partial
-        try:
+        needs = "prompt, entry and cases ([[arguments, value], …])"
+        with reading_payload(task, "coding", needs):
             self._prompt = str(task.payload["prompt"])
             self._entry = str(task.payload["entry"])
             self._cases = [(list(arguments), value) for arguments, value in task.payload["cases"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"task {task.number}: tool 'coding' needs a payload of prompt, entry and cases "
-                f"([[arguments, value], …]): {type(error).__name__}: {error}"
-            ) from error
 
     async def prepare(self) -> Observation:
         """Says what the task is."""

@@ -14,7 +14,7 @@ from typing import Any
 from services.docker.hardened import WORK
 from services.env.docker.coding import Case, grade, graded_by
 from services.env.docker.sandbox import BadArgument, Sandbox
-from services.env.docker.tools import Shell
+from services.env.docker.tools import Shell, reading_payload
 from services.errors import UsageError
 from services.types import Observation, TaskView
 
@@ -47,19 +47,16 @@ class Repair(Shell):
     def __init__(self, sandbox: Sandbox, task: TaskView) -> None:
         """UsageError where the payload is no such task."""
         super().__init__(sandbox, task)
-        try:
+        needs = (
+            'prompt, files ({path: text}) and tests ([["module:function", arguments, value], …])'
+        )
+        with reading_payload(task, "repair", needs):
             self._files = {_path(name): str(text) for name, text in task.payload["files"].items()}
             self._tests: list[Case] = [
                 ([str(name), list(arguments)], value)
                 for name, arguments, value in task.payload["tests"]
             ]
             self._prompt = str(task.payload["prompt"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"task {task.number}: tool 'repair' needs a payload of prompt, files ({{path: "
-                f'text}}) and tests ([["module:function", arguments, value], …]): '
-                f"{type(error).__name__}: {error}"
-            ) from error
         if len(self._files) > MOST_FILES:
             raise UsageError(f"task {task.number}: {len(self._files)} files, of {MOST_FILES}")
 

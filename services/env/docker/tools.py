@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from services.env.docker.sandbox import BadArgument, Result, Sandbox
+from services.errors import UsageError
 from services.types import Observation, TaskView
 
 
@@ -21,6 +24,18 @@ class Tool(Protocol):
 
     async def act(self, action: str, index: int) -> Observation:
         """Step `index`, from 1."""
+
+
+@contextmanager
+def reading_payload(task: TaskView, tool: str, needs: str) -> Iterator[None]:
+    """UsageError where the task's payload, read within, is not what a tool needs."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"task {task.number}: tool {tool!r} needs a payload of {needs}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 class Shell:
