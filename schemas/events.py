@@ -109,6 +109,10 @@ class Sampling(Part):
     """Seed of the draws, where the engine heeds one; null leaves it to the engine."""
     json_schema: str = ""
     """A JSON schema, as JSON, which the drawn text follows; empty leaves it free."""
+    json_before: str = ""
+    """Text that is drawn before the JSON of `json_schema`, as `<tool_call>`."""
+    json_after: str = ""
+    """Text that is drawn after it, before what ends the generation."""
 
 
 class Failure(Part):

@@ -55,26 +55,42 @@ class Schemas:
         found: int | None = self._tokenizer.backend_tokenizer.token_to_id(spelling)
         return found
 
-    def begin(self, schema: str, stop_ids: Sequence[int]) -> Walk:
+    def begin(
+        self, schema: str, stop_ids: Sequence[int], around: tuple[str, str] = ("", "")
+    ) -> Walk:
         """The beginning of a text by `schema`, which one of `stop_ids` ends.
+
+        `around` is spelled before the JSON and after it, as it is.
 
         JSON is written as `json.dumps` does, a space after comma and colon and none besides; but
         whole objects that an `enum` or `const` has are without any. Properties come in the schema's
         order.
         ValueError where it is no JSON schema that can be followed: it says why.
         """
-        if len(schema) > MAX_SCHEMA:
-            raise ValueError(
-                f"json_schema: {len(schema)} characters, at most {MAX_SCHEMA} are read"
-            )
+        length = len(schema) + sum(map(len, around))
+        if length > MAX_SCHEMA:
+            raise ValueError(f"json_schema: {length} characters, at most {MAX_SCHEMA} are read")
         if not stop_ids:
             raise ValueError("json_schema: the sampling needs a stop token, to end with")
         try:
-            compiled = self._compiler.compile_json_schema(schema, any_whitespace=False)
+            compiled = self._compile(schema, around)
         except RuntimeError as error:  # so the library calls whatever it can't compile
             raise ValueError(f"json_schema: {str(error).rpartition(': ')[2].strip()}") from error
         matcher = self._library.GrammarMatcher(compiled, override_stop_tokens=list(stop_ids))
         return Walk(self._library, matcher, self.vocabulary)
+
+    def _compile(self, schema: str, around: tuple[str, str]) -> Any:
+        if not any(around):
+            return self._compiler.compile_json_schema(schema, any_whitespace=False)
+        make = self._library.Grammar
+        before, after = ({"type": "const_string", "value": text} for text in around)
+        return self._compiler.compile_grammar(
+            make.concat(
+                make.from_structural_tag({"type": "structural_tag", "format": before}),
+                make.from_json_schema(schema, any_whitespace=False),
+                make.from_structural_tag({"type": "structural_tag", "format": after}),
+            )
+        )
 
 
 class Walk:

@@ -32,7 +32,7 @@ class SchemaMasks:
             if self._schemas is None:
                 self._schemas = Schemas(self._folder, self._vocabulary)
             ends = (*unpack_i32(draw.stop_ids), *single_ids(self._schemas, draw.stop))
-            walk = self._schemas.begin(draw.json_schema, ends)
+            walk = self._schemas.begin(draw.json_schema, ends, draw.around)
             masks = []
             for token in tokens.tolist():
                 masks.append(walk.allowed().numpy())

@@ -46,6 +46,8 @@ class Draw:
     """i32[]: what may end the answer by a schema."""
     stop: tuple[str, ...] = ()
     """Texts, of one token each, that may end it as well."""
+    around: tuple[str, str] = ("", "")
+    """What came before the JSON, and after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,14 @@ def _draw(samplings: Sequence[Sampling], turn: Turn, tokens: Ints, where: str) -
         raise UnusableBatch(f"{where}: it drew a token that its sampling does not allow")
     if not sampling.json_schema or turn.demonstrated:
         return Draw(sampling.temperature, sampling.allowed)
-    schema, ends = sampling.json_schema, (sampling.stop_ids, sampling.stop)
-    return Draw(sampling.temperature, sampling.allowed, schema, *ends)
+    return Draw(
+        sampling.temperature,
+        sampling.allowed,
+        sampling.json_schema,
+        sampling.stop_ids,
+        sampling.stop,
+        (sampling.json_before, sampling.json_after),
+    )
 
 
 def _paths(turns: Sequence[Turn]) -> list[list[int]]:

@@ -32,6 +32,8 @@ class Prompt:
     max_tokens: int | None = None
     demonstration: str | None = None
     json_schema: Mapping[str, Any] | None = None
+    around: tuple[str, str] = ("", "")
+    """What comes before the JSON, and after it."""
 
 
 Ask = Callable[["Context", Prompt], Awaitable[Generation]]
@@ -75,16 +77,19 @@ class Context:
         max_tokens: int | None = None,
         demonstration: str | None = None,
         json_schema: Mapping[str, Any] | None = None,
+        around: tuple[str, str] = ("", ""),
     ) -> Generation:
         """Appends new messages by the model's own chat template, and what the policy says to them.
 
         Only what is new: what was said before stays as the ids that it was. `tools` are told of in
         an empty context alone. The policy's answer is text, tool calls included as it spells them;
-        so is a `demonstration` of it, and `json_schema` binds it, as in `generate`.
+        so is a `demonstration` of it, and `json_schema` binds it, as in `generate`; what is
+        `around` the JSON, before and after it, makes it a call.
         """
         tree = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
         chat = json.dumps(tree, sort_keys=True, ensure_ascii=False)
-        return await self.ask(self, Prompt("", chat, max_tokens, demonstration, json_schema))
+        form = json_schema, around
+        return await self.ask(self, Prompt("", chat, max_tokens, demonstration, *form))
 
     def fork(self) -> Context:
         """A second continuation from here; neither sees the other's tokens."""

@@ -259,6 +259,11 @@ class Episode:
             raise RuntimeError(
                 f"worker {answer.worker} draws where it is told what to say: renew it"
             )
+        before = request.sampling.json_before
+        if not answer.text.startswith(before[: len(answer.text)]):
+            raise RuntimeError(
+                f"worker {answer.worker} says what does not begin with {before!r}: renew it"
+            )
         sampled = packed.unpack_i32(answer.tokens)
         self.turns[request.call] = context.append(request, answer, sampled)
         self._token_count += len(sampled)

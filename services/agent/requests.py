@@ -47,6 +47,7 @@ def generation_requested(
     changes: dict[str, object] = {"max_tokens": most}
     if prompt.json_schema is not None:
         changes["json_schema"] = json.dumps(prompt.json_schema, ensure_ascii=False)
+        changes["json_before"], changes["json_after"] = prompt.around
     sampling = use.sampling.model_copy(update=changes)
     tokens = packed.pack_i32(context.tokens)
     meant: list[str | bytes] = [use.policy, str(use.version), _told(sampling), tokens, prompt.text]
@@ -139,7 +140,9 @@ def following(number: int) -> int:
 
 
 def _told(sampling: Sampling) -> str:
-    return sampling.model_dump_json(exclude=set() if sampling.json_schema else {"json_schema"})
+    """All of it that says something: what came later changes nothing where it is not used."""
+    later = ("json_schema", "json_before", "json_after")
+    return sampling.model_dump_json(exclude={name for name in later if not getattr(sampling, name)})
 
 
 def _meaning(*parts: str | bytes) -> bytes:

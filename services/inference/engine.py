@@ -78,6 +78,8 @@ class Prompt:
     seed: int | None = None
     json_schema: str = ""
     """What the text follows, up to a stop id (`services/json_schema.py`); empty leaves it free."""
+    around: tuple[str, str] = ("", "")
+    """What comes before the JSON, and after it; nothing without a schema."""
     priority: int = 0
     """Of prompts that wait for a slot, the higher goes first; in no other way does it count."""
 

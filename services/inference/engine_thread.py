@@ -136,7 +136,8 @@ class ThreadedEngine(ABC):
                     self._schemas = await asyncio.to_thread(Schemas, folder, self._vocabulary)
                 except UsageError as error:  # other prompts are served all the same
                     raise ValueError(str(error)) from error
-            return await asyncio.to_thread(self._schemas.begin, prompt.json_schema, prompt.stop_ids)
+            form = prompt.json_schema, prompt.stop_ids, prompt.around
+            return await asyncio.to_thread(self._schemas.begin, *form)
 
     def _check_kind(self, weights: Weights) -> None:
         """BlobError where a policy's weights are of another kind than before."""

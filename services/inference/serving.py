@@ -145,6 +145,7 @@ class ServedPolicy:
             allowed=packed.unpack_i32(sampling.allowed),
             seed=sampling.seed,
             json_schema=sampling.json_schema,
+            around=(sampling.json_before, sampling.json_after),
             priority=request.priority,
         )
         return prompt, added

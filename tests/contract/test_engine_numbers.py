@@ -81,7 +81,9 @@ def trainer_logprobs(
     places = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
     zeros = np.zeros(len(drawn), dtype=np.float32)
     ends = pack_i32(prompt.stop_ids)
-    draw = Draw(prompt.temperature, pack_i32(prompt.allowed), prompt.json_schema, ends)
+    draw = Draw(
+        prompt.temperature, pack_i32(prompt.allowed), prompt.json_schema, ends, around=prompt.around
+    )
     said = np.zeros(len(drawn), dtype=np.bool_)
     sequence = TokenSequence(
         np.array([*prompt.tokens, *drawn]),

@@ -6,11 +6,13 @@ import asyncio
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.agent.gateway.tool_calls import forced_call, parse_tool_calls
 from services.inference.engine import Generation, Prompt
 from services.weights import model_folder
 from tests.contract.engines import KINDS, drive, make_engine_of, make_model
@@ -30,6 +32,8 @@ SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
+CALL, AROUND = forced_call("hermes", {"travel": json.loads(SCHEMA)})
+"""The same as a call's arguments."""
 VOCABULARY, END = 258, 257
 
 
@@ -58,12 +62,26 @@ def read(answer: Generation) -> Any:
     return json.loads(bytes(answer.tokens[:-1]))
 
 
+def calling(prompt: Prompt) -> Prompt:
+    """The same, of which a call is asked for."""
+    return replace(prompt, json_schema=json.dumps(CALL), around=AROUND, max_tokens=170)
+
+
+def called(answer: Generation) -> Any:
+    """The arguments of the one call that it is."""
+    assert (answer.finish, answer.tokens[-1]) == ("stop", END)
+    said, (call,) = parse_tool_calls(bytes(answer.tokens[:-1]).decode(), "hermes")
+    assert (said, call.name) == ("", "travel")
+    return call.arguments
+
+
 def test_answers_follow_the_schema_and_logprobs_are_the_trainers(kind: str, model: Path) -> None:
     async def main() -> None:
         engine = make_engine_of(kind, model, 8)
         await engine.load(weights(model, 0))
         # More than slots, of all kinds side by side: rows come, leave and move.
         bound = [asked(number, temperature=(0.7, 1.0)[number % 2]) for number in range(12)]
+        bound[3::3] = [calling(prompt) for prompt in bound[3::3]]
         greedy = [asked(number, temperature=0.0) for number in range(2)]
         free = [asked(number, json_schema="", max_tokens=11 + number) for number in range(6)]
         short = [asked(number, max_tokens=9) for number in range(3)]
@@ -73,7 +91,7 @@ def test_answers_follow_the_schema_and_logprobs_are_the_trainers(kind: str, mode
         seen: Counter[str] = Counter()
         for prompt, answer in zip(prompts, answers, strict=True):
             if prompt.json_schema and prompt.max_tokens > 9:
-                said = read(answer)
+                said = called(answer) if any(prompt.around) else read(answer)
                 assert set(said) == {"city", "days"}
                 assert said["city"] in CITIES
                 assert set(said["days"]) <= {1, 20, 300}

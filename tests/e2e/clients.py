@@ -1,6 +1,7 @@
 """Agents that know nothing of Headrace: the `openai` package, and a framework on top of it.
 
-The task's sample says which of them plays. What they answer with the letter a is rewarded.
+The task's sample says which of them plays. Both make the policy call a tool, and are rewarded
+where it picks the letter a.
 """
 
 from __future__ import annotations
@@ -10,31 +11,48 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-ADD: Any = {
+Letter = Literal["a", "b", "c", "d"]
+PICK: Any = {
     "type": "function",
     "function": {
-        "name": "add",
-        "description": "Adds two numbers.",
+        "name": "pick",
+        "description": "Picks a letter.",
+        "strict": True,
         "parameters": {
             "type": "object",
-            "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            "properties": {"letter": {"enum": [*get_args(Letter)]}},
+            "required": ["letter"],
+            "additionalProperties": False,
         },
     },
 }
 
 
-def by_openai() -> str:
-    """Two turns of a chat with tools, the second one streamed."""
+@dataclass
+class Pick:
+    """A letter."""
+
+    letter: Letter
+
+
+def by_openai() -> list[str]:
+    """Two turns of calls that it asks for, by name and streamed."""
     from openai import OpenAI
 
     client, model = OpenAI(), os.environ["OPENAI_MODEL"]
     assert [one.id for one in client.models.list()] == [model]
-    messages: list[Any] = [{"role": "user", "content": "Say a."}]
+    messages: list[Any] = [{"role": "user", "content": "Pick a."}]
     first = client.chat.completions.create(
-        model=model, messages=messages, tools=[ADD], logprobs=True, temperature=0
+        model=model,
+        messages=messages,
+        tools=[PICK],
+        tool_choice={"type": "function", "function": {"name": "pick"}},
+        logprobs=True,
+        temperature=0,
     )
     message = first.choices[0].message
     logprobs = first.choices[0].logprobs
@@ -42,29 +60,30 @@ def by_openai() -> str:
     assert logprobs is not None
     assert logprobs.content is not None
     assert len(logprobs.content) == first.usage.completion_tokens
-    messages += [message.model_dump(), {"role": "user", "content": "Again."}]
-    said = message.content or ""
+    assert message.tool_calls is not None
+    (call,) = message.tool_calls
+    told = {"role": "tool", "tool_call_id": call.id, "content": "picked"}
+    messages += [message.model_dump(), told]
+    streamed = ""
     for chunk in client.chat.completions.create(
-        model=model, messages=messages, tools=[ADD], stream=True
+        model=model, messages=messages, tools=[PICK], tool_choice="required", stream=True
     ):
-        said += chunk.choices[0].delta.content or ""
-    return said
+        for part in chunk.choices[0].delta.tool_calls or ():
+            assert part.function is not None
+            streamed += part.function.arguments or ""
+    assert call.type == "function"
+    return [json.loads(one)["letter"] for one in (call.function.arguments, streamed)]
 
 
-def by_framework() -> str:
-    """The same by pydantic-ai, which has a tool of its own to offer."""
+def by_framework() -> list[str]:
+    """The same by pydantic-ai, whose output is of a type."""
     from pydantic_ai import Agent
 
-    agent: Any = Agent(f"openai-chat:{os.environ['OPENAI_MODEL']}", instructions="Say a.")
-
-    @agent.tool_plain
-    def add(a: float, b: float) -> float:
-        """Adds two numbers."""
-        return a + b
-
-    first = agent.run_sync("Say a.")
+    model = f"openai-chat:{os.environ['OPENAI_MODEL']}"
+    agent: Any = Agent(model, instructions="Pick a.", output_type=Pick, retries=0)
+    first = agent.run_sync("Pick a.")
     second = agent.run_sync("Again.", message_history=first.all_messages())
-    return str(first.output) + str(second.output)
+    return [first.output.letter, second.output.letter]
 
 
 def linger(mark: str) -> None:
@@ -79,12 +98,12 @@ def linger(mark: str) -> None:
 def main() -> None:
     """Plays one episode."""
     task = json.load(sys.stdin)
-    said = by_framework() if task["sample"] % 2 else by_openai()
+    picked = by_framework() if task["sample"] % 2 else by_openai()
     mark = Path(sys.argv[1])
     try:
         mark.with_suffix(".first").touch(exist_ok=False)
     except FileExistsError:
-        print(json.dumps({"reward": said.count("a") / len(said)}))
+        print(json.dumps({"reward": picked.count("a") / len(picked)}))
     else:
         linger(str(mark))
 

@@ -14,7 +14,7 @@ import pytest
 
 import infra.local
 from infra.local.processes import free_port
-from schemas.events import BatchAssembled, EpisodeEnded, TrajectoryRecorded
+from schemas.events import BatchAssembled, EpisodeEnded, PolicyPublished, TrajectoryRecorded
 from schemas.recipe import Recipe
 from schemas.topics import Topics
 from services.namespaces import open_namespace
@@ -29,7 +29,6 @@ TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}<end>{% endfor %}"
     "assistant: "
 )
-LETTERS = ["a", "b", "c", "d"]
 BOUND_S = 200.0
 
 
@@ -84,7 +83,7 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
         [tasks]
         samples = 2
         environment = false
-        max_tokens = 64
+        max_tokens = 512
         deadline_s = 180
         [environments]
         [agents.default]
@@ -95,7 +94,7 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
         [policies.default]
         model = "{chat_model(tmp_path / "model")}"
         engine = {{ device = "cpu" }}
-        sampling = {{ max_tokens = 6, allowed = {json.dumps(LETTERS)} }}
+        sampling = {{ max_tokens = 120 }}
         batches = {{ groups = 1 }}
         training = {{ device = "cpu" }}
         """,
@@ -128,7 +127,13 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
                 assert isinstance(one, TrajectoryRecorded)
                 assert [turn.parent for turn in one.turns] == [-1, 0]
                 assert all(turn.trainable and turn.tokens for turn in one.turns)
+                assert all(turn.text.startswith("<tool_call>\n") for turn in one.turns)
                 assert one.reward is not None
+        for published in facts.events(PolicyPublished):
+            # What was forced is trained on as it was drawn.
+            if published.status == "trained":
+                assert abs(published.metrics["importance_mean"] - 1) < 0.2
+            assert published.status != "skipped"
         assert max(one.attempt for one in facts.events(EpisodeEnded)) > 0
 
     try:

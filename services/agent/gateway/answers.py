@@ -78,7 +78,7 @@ def _content(choice: Choice) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call.name,
-                    "arguments": json.dumps(call.arguments, ensure_ascii=False),
+                    "arguments": json.dumps(call.arguments),
                 },
             }
             for call_id, call in zip(choice.call_ids(), choice.tool_calls, strict=True)
@@ -102,4 +102,4 @@ def _usage(choices: Sequence[Choice]) -> dict[str, int]:
 
 
 def _event(tree: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(tree, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + json.dumps(tree).encode() + b"\n\n"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.agent.gateway.errors import bad_request
 from services.agent.gateway.messages import Message, read_messages
+from services.agent.gateway.tool_calls import NO_PARAMETERS
 
 CHOICES = 16
 """Most choices of one request."""
@@ -40,6 +41,8 @@ class ChatRequest:
     tools: tuple[Mapping[str, Any], ...] = ()
     calls_tools: bool = True
     """Whether tool calls are read out of the answer."""
+    forced: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The tools of which it must call one, by name: the schemas of their arguments."""
     max_tokens: int | None = None
     choices: int = 1
     logprobs: bool = False
@@ -72,6 +75,7 @@ def read_request(data: bytes) -> ChatRequest:
         messages=read_messages(tree.get("messages")),
         tools=tuple(tools),
         calls_tools=bool(tools) and tree.get("tool_choice", "auto") != "none",
+        forced=_forced(tree.get("tool_choice", "auto"), tools),
         max_tokens=_positive(tree, "max_completion_tokens") or _positive(tree, "max_tokens"),
         choices=_positive(tree, "n", CHOICES) or 1,
         logprobs=bool(tree.get("logprobs", False)),
@@ -96,8 +100,6 @@ def read_object(data: bytes) -> dict[str, Any]:
 
 def _refuse(tree: Mapping[str, Any]) -> None:
     """What is understood, and not done."""
-    if tree.get("tool_choice", "auto") not in ("auto", "none"):
-        raise bad_request("tool_choice: auto and none are served; no call can be forced")
     if tree.get("top_logprobs"):
         raise bad_request("top_logprobs: only the drawn tokens' logprobs are recorded")
     if tree.get("modalities", ["text"]) != ["text"]:
@@ -106,6 +108,47 @@ def _refuse(tree: Mapping[str, Any]) -> None:
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise bad_request("stop: a text or a list of texts is needed")
+
+
+def _forced(choice: object, tools: list[dict[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The tools of which a `tool_choice` wants one called; none where it leaves the choice."""
+    match choice:
+        case "auto" | "none":
+            return {}
+        case "required":
+            names = None
+        case {"type": "function", "function": {"name": str(name)}}:
+            names = [name]
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [*allowed]}}:
+            names = [_name(tool) for tool in allowed]
+        case _:
+            raise bad_request(
+                "tool_choice: auto, none, required, a function by its name, and allowed_tools of "
+                "mode required are served"
+            )
+    known = {_name(tool): _parameters(tool["function"]) for tool in tools}
+    if names is None:
+        names = [*known]
+    if not names:
+        raise bad_request("tool_choice: a call is asked for, and there are no tools to call")
+    if missing := [name for name in names if name not in known]:
+        raise bad_request(f"tool_choice: no tool {missing[0]!r}; there is {', '.join(known)}")
+    return {name: known[name] for name in names}
+
+
+def _name(tool: object) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    raise bad_request("tools: where a call is asked for, each is a function with a name")
+
+
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a function's arguments, which are an object."""
+    parameters = function.get("parameters") or NO_PARAMETERS
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise bad_request(f"tools: the parameters of {function['name']!r} are no object's schema")
+    return parameters
 
 
 def _json_schema(form: object) -> Mapping[str, Any] | None:

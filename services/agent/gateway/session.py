@@ -25,11 +25,14 @@ from services.agent.gateway.tool_calls import (
     FORMATS,
     Format,
     ToolCall,
+    forced_call,
     parse_tool_calls,
 )
 from services.agent.stops import EpisodeStopped
 from services.errors import UsageError
 
+_Form = tuple[Mapping[str, Any] | None, tuple[str, str]]
+"""A JSON schema that an answer follows, and what is around the JSON."""
 NO_CALLS: tuple[ToolCall, ...] = ()
 IN_FLIGHT = 64
 """Most generations of one session at a time."""
@@ -143,8 +146,9 @@ class Session:
             )
         if len(self._running) + request.choices > IN_FLIGHT:
             raise ApiError(429, f"more than {IN_FLIGHT} generations of one episode at a time")
+        form = self._form(request)
         context, new, digest = self._place(role, request)
-        asks = [self._ask(context.fork(), new, request) for _ in range(request.choices)]
+        asks = [self._ask(context.fork(), new, request, form) for _ in range(request.choices)]
         choices = []
         for continued, generation in await asyncio.gather(*asks):
             choice = self._choice(continued, generation, request)
@@ -186,6 +190,15 @@ class Session:
         for task in self._running:
             task.cancel()
 
+    def _form(self, request: ChatRequest) -> _Form:
+        """What the answer follows. A forced call is no text, which a `response_format` is of."""
+        if not request.forced:
+            return request.json_schema, ("", "")
+        try:
+            return forced_call(self._dialect.tool_calls, request.forced)
+        except (ValueError, RecursionError) as error:
+            raise bad_request(f"tool_choice: {error}") from error
+
     def _place(self, role: str, request: ChatRequest) -> tuple[Context, tuple[Message, ...], bytes]:
         """The longest conversation that a request goes on with, what is new, and its digest."""
         digests = [start_of(role, request.tools)]
@@ -199,13 +212,13 @@ class Session:
         return self._episode.new_context(role), request.messages, digests[-1]
 
     async def _ask(
-        self, context: Context, new: tuple[Message, ...], request: ChatRequest
+        self, context: Context, new: tuple[Message, ...], request: ChatRequest, form: _Form
     ) -> tuple[Context, Generation]:
         """Has the policy answer, within what the episode's tokens leave to the others."""
         most = await self._reserve(context.role, request.max_tokens)
         tools = () if context.tokens else request.tools
-        form = request.json_schema
-        asked = context.chat(new, tools=tools, max_tokens=most, json_schema=form)
+        schema, around = form
+        asked = context.chat(new, tools=tools, max_tokens=most, json_schema=schema, around=around)
         task = self._loop.create_task(asked, context=self._context)
         self._running.add(task)
         task.add_done_callback(lambda task: self._done(task, most))

@@ -12,6 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.agent.gateway.tool_calls import (
+    BEGIN,
+    Format,
+    forced_call,
+    parse_tool_calls,
+)
+from services.agent.gateway.tool_calls import END as CALLED
 from services.inference.tokenizer import Tokenizer
 from services.json_schema import Schemas, masked
 from services.weights import model_folder
@@ -32,10 +39,10 @@ VALUES = st.recursive(
 )
 
 
-def random_text(schema: Any, seed: int, most: int = 400) -> list[int]:
-    """Ids drawn uniformly from what is allowed, the end where it is."""
-    chance, walk, ids = Random(seed), SCHEMAS.begin(json.dumps(schema), [END]), []
-    while len(ids) < most and (not ids or ids[-1] != END):
+def random_text(schema: Any, seed: int, around: tuple[str, str] = ("", "")) -> list[int]:
+    """Up to 400 ids drawn uniformly from what is allowed, the end where it is."""
+    chance, walk, ids = Random(seed), SCHEMAS.begin(json.dumps(schema), [END], around), []
+    while len(ids) < 400 and (not ids or ids[-1] != END):
         allowed = walk.allowed().nonzero().flatten().tolist()
         ids.append(END if END in allowed else chance.choice(allowed))
         walk.accept(ids[-1])
@@ -69,6 +76,43 @@ def test_what_json_dumps_writes_follows_its_schema(value: dict[str, Any]) -> Non
         assert walk.allowed()[token]
         walk.accept(token)
     assert walk.allowed().all(), "nothing is forbidden after the end"
+
+
+DIGIT = {
+    "type": "object",
+    "properties": {"default": {"$ref": "#/$defs/digit"}, "$ref": {"const": {"$ref": "#"}}},
+    "required": ["default"],
+    "$defs": {"digit": {"enum": [1, 2]}},
+}
+"""With a schema of its own within, and things that look like references."""
+
+
+SAID = f"{BEGIN}ü{CALLED}"
+
+
+@pytest.mark.parametrize("spelling", ["hermes", "json"])
+def test_a_forced_call_is_one_of_the_tools_as_it_is_spelled(spelling: Format) -> None:
+    tools = {"add": DIGIT, "say": {"properties": {"what": {"const": SAID}}}}
+    schema, around = forced_call(spelling, tools)
+    told = [{"default": 1}, {"default": 2}]
+    possible = [*told, *({**one, "$ref": {"$ref": "#"}} for one in told), {}, {"what": SAID}]
+    seen = set()
+    for seed in range(40):
+        ids = random_text(schema, seed, around)
+        text = bytes(ids[:-1]).decode()
+        beside, (call,) = parse_tool_calls(text, spelling)
+        assert (beside, text.startswith(around[0]), text.endswith(around[1])) == ("", True, True)
+        assert call.arguments in (possible[:4] if call.name == "add" else possible[4:])
+        seen.add((call.name, len(call.arguments)))
+    assert seen == {("add", 1), ("add", 2), ("say", 0), ("say", 1)}
+
+
+def test_what_is_around_is_spelled_as_it_is() -> None:
+    around = ('"é😀\\', "\n")
+    walk = SCHEMAS.begin('{"enum": [7]}', [END], around)
+    for token in [*f"{around[0]}7{around[1]}".encode(), END]:
+        assert walk.allowed().nonzero().flatten().tolist() == [token]
+        walk.accept(token)
 
 
 def test_a_token_that_does_not_follow_is_refused() -> None:

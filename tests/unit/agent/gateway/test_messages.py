@@ -10,10 +10,11 @@ import pytest
 from services.agent.gateway.errors import ApiError
 from services.agent.gateway.messages import extend, read_messages, start_of
 from services.agent.gateway.requests import read_request
-from services.agent.gateway.tool_calls import ToolCall, parse_tool_calls
+from services.agent.gateway.tool_calls import NO_PARAMETERS, ToolCall, parse_tool_calls
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+LIST = {"type": "array"}
 
 
 def body(**fields: Any) -> bytes:
@@ -94,7 +95,20 @@ def test_messages_that_cannot_be_taken_are_refused(messages: Any) -> None:
         ({"messages": None}, "messages"),
         ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+            "no tool 'sub'; there is add",
+        ),
+        ({"tools": [{"type": "custom"}], "tool_choice": "required"}, "tools"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": LIST}}],
+                "tool_choice": "required",
+            },
+            "parameters of 'f'",
+        ),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": ["add"]}, "tools"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -125,6 +139,35 @@ def test_the_recipe_s_sampling_is_told_of_and_not_refused() -> None:
     request = read_request(body(temperature=0, top_p=0.5, user="me", seed=None, stop="."))
     assert request.overridden == ("temperature", "top_p")
     assert request.stop == (".",)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("auto", []),
+        ("none", []),
+        ("required", ["add", "stop"]),
+        ({"type": "function", "function": {"name": "stop"}}, ["stop"]),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}},
+            ["add"],
+        ),
+    ],
+)
+def test_a_call_of_some_tools_is_asked_for(choice: Any, names: list[str]) -> None:
+    schema = {"type": "object", "properties": {"why": {"type": "string"}}}
+    stop = {"type": "function", "function": {"name": "stop", "parameters": schema, "strict": True}}
+    request = read_request(body(tools=[TOOL, stop], tool_choice=choice))
+    assert [*request.forced] == names
+    assert request.forced.get("stop", schema) == schema
+    assert request.forced.get("add", NO_PARAMETERS) == NO_PARAMETERS
+    assert request.calls_tools == (choice != "none")
+
+
+def test_an_end_within_an_argument_ends_no_call() -> None:
+    call = {"name": "say", "arguments": {"text": "</tool_call> and <tool_call>"}}
+    text = f"so: <tool_call>\n{json.dumps(call)}\n</tool_call>"
+    assert parse_tool_calls(text, "hermes") == ("so:", (ToolCall("say", call["arguments"]),))  # type: ignore[arg-type]
 
 
 def test_hermes_calls_are_read_with_the_text_before_them() -> None:

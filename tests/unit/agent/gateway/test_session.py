@@ -18,6 +18,7 @@ from services.agent.gateway.errors import ApiError
 from services.agent.gateway.requests import read_request
 from services.agent.gateway.server import BODY_BYTES, GatewayServer
 from services.agent.gateway.session import IN_FLIGHT, Choice, Dialect, Session
+from services.agent.gateway.tool_calls import BEGIN, END, Format, forced_call
 from tests.unit.agent.gateway.test_command import BOUND_S, Chatting
 from tests.unit.agent.test_run import end, task
 
@@ -35,12 +36,15 @@ async def ask(session: Session, *messages: dict[str, Any], **fields: Any) -> lis
 
 
 def converse(
-    talk: Callable[[Session], Awaitable[None]], world: Chatting | None = None, **changes: Any
+    talk: Callable[[Session], Awaitable[None]],
+    world: Chatting | None = None,
+    spelling: Format = "hermes",
+    **changes: Any,
 ) -> EpisodeEnded:
     """An episode whose agent is a session that `talk` speaks to."""
 
     async def agent(episode: Episode) -> None:
-        session = Session(episode, Dialect(models={"gpt-4o": "policy"}))
+        session = Session(episode, Dialect(spelling, models={"gpt-4o": "policy"}))
         await talk(session)
         await session.drain()
         if session.failed.done():
@@ -100,9 +104,58 @@ def test_an_answer_of_tool_calls_is_found_again() -> None:
 class Calling(Chatting):
     """Answers each prompt with a tool call."""
 
+    def __init__(self, call: str = CALL) -> None:
+        super().__init__()
+        self.call = call
+
     def answer(self, event: Event) -> Any:
         found = super().answer(event)
-        return found.model_copy(update={"text": CALL}) if found is not None else None
+        return found.model_copy(update={"text": self.call}) if found is not None else None
+
+
+@pytest.mark.parametrize("spelling", ["hermes", "json"])
+def test_a_forced_call_is_drawn_by_a_schema_as_the_policy_spells_it(spelling: Format) -> None:
+    call = '{"name": "add", "arguments": {"a": 1}}'
+    world = Calling(f"{BEGIN}\n{call}\n{END}" if spelling == "hermes" else call)
+
+    async def talk(session: Session) -> None:
+        fields: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required"}
+        choices = await ask(session, user("a"), n=2, **fields)
+        assert [one.finish for one in choices] == ["tool_calls"] * 2
+        assert choices[0].tool_calls[0].arguments == {"a": 1}
+        told = {"role": "tool", "tool_call_id": choices[1].call_ids()[0], "content": "3"}
+        await ask(session, user("a"), choices[1].message(), told, tools=[TOOL])
+
+    converse(talk, world, spelling)
+    forced, again, free = world.of(GenerationRequested)
+    schema, around = forced_call(spelling, {"add": {"type": "object", "properties": {}}})
+    for request in (forced, again):
+        assert json.loads(request.sampling.json_schema) == schema
+        assert (request.sampling.json_before, request.sampling.json_after) == around
+    assert free.sampling == forced.sampling.model_copy(
+        update={"json_schema": "", "json_before": "", "json_after": "",
+                "max_tokens": free.sampling.max_tokens}
+    )  # fmt: skip
+    assert parents(world) == [-1, -1, 1]
+
+
+def test_where_calls_have_no_spelling_none_is_forced() -> None:
+    async def talk(session: Session) -> None:
+        with pytest.raises(ApiError, match="tool_calls is none") as caught:
+            await ask(session, user("a"), tools=[TOOL], tool_choice="required")
+        assert caught.value.status == 400
+        await ask(session, user("a"))
+
+    assert converse(talk, spelling="none").ending == "finished"
+
+
+def test_a_worker_that_knows_no_forced_calls_is_found_out() -> None:
+    async def talk(session: Session) -> None:
+        with pytest.raises(ApiError, match="renew it"):
+            await ask(session, user("a"), tools=[TOOL], tool_choice="required")
+
+    with pytest.raises(AssertionError, match="renew it"):
+        converse(talk, attempts=1)
 
 
 def test_choices_are_branches_and_any_of_them_can_be_gone_on_with() -> None:
