@@ -17,6 +17,7 @@ from schemas.events import (
     EpisodeStarted,
     Event,
     PolicyPublished,
+    TaskEnded,
 )
 from schemas.frontier import Frontier
 from schemas.topics import (
@@ -35,6 +36,7 @@ from schemas.topics import (
     Topic,
 )
 from services.errors import DecodeError, UsageError
+from services.evaluation import Evaluation, Evaluations
 from services.kafka.broker import Partition
 from services.kafka.murmur2 import partition_of
 from services.log import EventLog
@@ -129,6 +131,21 @@ class Gatherer:
                     return
                 if _version(fact) == version:
                     yield fact
+
+    async def evaluation(
+        self, policy: str, version: int, since: float, passing: float
+    ) -> Evaluation | None:
+        """What tasks that ended from a time on say of a version; None where none evaluates it."""
+        places = [self._place(RESULTS, number) for number in range(self._log.topics.partitions)]
+        starts = await self._log.broker.offsets_at(places, since - SKEW_S)
+        found = Evaluations(passing)
+        counted: set[str] = set()
+        async with aclosing(self._facts({p: (starts[p], LAST) for p in places})) as facts:
+            async for fact in facts:
+                if isinstance(fact.event, TaskEnded) and fact.event.event_id not in counted:
+                    counted.add(fact.event.event_id)
+                    found.on_task_ended(fact.event)
+        return found.of(policy).get(version)
 
     async def record(self, place: Partition, offset: int) -> Fact[Event] | None:
         """The event at an offset; None where there is none."""

@@ -12,7 +12,7 @@ GRAMMAR = """\
   42/3                   the episode of its sample 3
   task:SOURCE/TASK_ID    a task by who submitted it, as task:submit/map-1
   batch:POLICY/7         batch 7, which trains version 7
-  version:POLICY/7       version 7, and what it was trained on
+  version:POLICY/7       version 7, what it was trained on, and how it was evaluated
   TOPIC/2@17             the record at offset 17 of partition 2, as trajectories/2@17"""
 """For help and errors. POLICY may be left out (batch:7) where there is only one."""
 

@@ -66,6 +66,8 @@ def step_page(story: StepStory) -> list[Part]:
         page += _publication(published, story.weights)
     if not story.publications:
         page.append(_line("published", "not yet"))
+    if story.evaluation is not None:
+        page.append(_line("evaluation", str(story.evaluation)))
     if story.batch is None:
         page.append(_line("batch", "none" if story.version == 0 else "no longer in the log"))
         return page

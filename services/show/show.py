@@ -96,9 +96,24 @@ class _Finder:
             refs = [sample.trajectory for sample in event.samples]
             async for trajectory in fetch_each(self.log, refs):
                 samples.append(tell_sample(event, len(samples), trajectory))
+        evaluation = None
+        # It may have been published again since; what measured it came after the first time.
+        published_at = min(
+            (fact.recorded_at for fact in facts if isinstance(fact.event, PolicyPublished)),
+            default=None,
+        )
+        if wanted.kind == "version" and published_at is not None:
+            measured = self.recipe.evaluation
+            evaluation = await gatherer.evaluation(
+                policy,
+                wanted.version,
+                published_at,
+                measured.passing if measured is not None else 1.0,
+            )
         weights = await asyncio.to_thread(self._weights, facts)
         return _StepAnswer(
-            tell_step(policy, wanted.version, facts, samples, weights), gatherer.remarks
+            tell_step(policy, wanted.version, facts, samples, weights, evaluation),
+            gatherer.remarks,
         )
 
     def _weights(self, facts: list[Fact[Event]]) -> dict[str, bool]:

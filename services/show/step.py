@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.events import BatchAssembled, Event, PolicyPublished, TrajectoryRecorded
+from services.evaluation import Evaluation
 from services.show.facts import Fact, of_type, place_of
 from services.show.unpacked import floats_in, versions_in
 
@@ -51,6 +52,8 @@ class StepStory:
     """Of this version, in log order: the last one counts."""
     weights: dict[str, bool]
     """Whether each weights blob, by its SHA-256, is in the blob store."""
+    evaluation: Evaluation | None = None
+    """Of this version, as far as its tasks have ended."""
 
     def to_tree(self) -> dict[str, Any]:
         """For JSON."""
@@ -61,6 +64,7 @@ class StepStory:
             "samples": [one.to_tree() for one in self.samples],
             "publications": [one.to_tree() for one in self.publications],
             "weights": self.weights,
+            "evaluation": None if self.evaluation is None else self.evaluation.to_tree(),
         }
 
 
@@ -93,6 +97,7 @@ def tell_step(
     facts: Sequence[Fact[Event]],
     samples: Sequence[TrainedSample],
     weights: dict[str, bool],
+    evaluation: Evaluation | None = None,
 ) -> StepStory:
     """The story of a step. Facts of other versions and policies are left out."""
     batches = of_type(facts, BatchAssembled)
@@ -105,4 +110,5 @@ def tell_step(
         tuple(samples),
         tuple(one for one in published if (one.event.policy, one.event.version) == key),
         weights,
+        evaluation,
     )

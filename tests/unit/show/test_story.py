@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
-from schemas.events import Event
+from schemas.events import EpisodeEnded, Event, PolicyUse, TaskEnded
 from schemas.topics import BATCHES, TRAJECTORIES
 from services.errors import UsageError
 from services.kafka.broker import Outgoing, Partition, Record
@@ -166,6 +167,40 @@ def test_a_step_is_told_with_its_samples_drops_and_weights() -> None:
         assert f"{second}/0 | stale" in page
         assert "3 bytes, in the blob store" in page
         assert "by          writer-1" in page
+        json.dumps(story.to_tree())
+
+    in_a_world(test)
+
+
+def measured(task: int, version: int, *rewards: float) -> TaskEnded:
+    use = PolicyUse(policy="default", tokens=1, longest=1, oldest_version=version)
+    outcomes = [
+        EpisodeEnded(
+            task=task, sample=sample, attempt=0, item_id="item", ending="finished", reward=reward,
+            attempts=1, policies=(use,),
+        )
+        for sample, reward in enumerate(rewards)
+    ]  # fmt: skip
+    return TaskEnded(
+        task=task, source="evaluation", task_id=str(task), item_id="item", purpose="evaluate",
+        closed_by="all", outcomes=tuple(outcomes),
+    )  # fmt: skip
+
+
+def test_a_version_is_told_with_what_measured_it() -> None:
+    async def test(world: World) -> None:
+        await a_run(world)
+        half, none, other = measured(80, 2, 1.0, 0.0), measured(81, 2, 0.0), measured(82, 1, 1.0)
+        for event in (half, none, other, half):  # one of them said again
+            await world.log.send(event)
+        gatherer = Gatherer(world.log, world.patience)
+        found = await gatherer.evaluation("default", 2, 0.0, 1.0)
+        assert found is not None
+        assert sorted(found.rewards) == [(0.0,), (1.0, 0.0)]
+        assert await gatherer.evaluation("default", 3, 0.0, 1.0) is None
+        story = replace(await step_of(world, 2), evaluation=found)
+        assert "  evaluation  avg@2 0.250 [" in text_of(step_page(story))
+        assert "2 items" in text_of(step_page(story))
         json.dumps(story.to_tree())
 
     in_a_world(test)
