@@ -77,7 +77,10 @@ class Schemas:
         except RuntimeError as error:  # so the library calls whatever it can't compile
             raise ValueError(f"json_schema: {str(error).rpartition(': ')[2].strip()}") from error
         matcher = self._library.GrammarMatcher(compiled, override_stop_tokens=list(stop_ids))
-        return Walk(self._library, matcher, self.vocabulary)
+        walk = Walk(self._library, matcher, self.vocabulary)
+        if not walk.allowed().any():
+            raise ValueError("json_schema: no text follows it")
+        return walk
 
     def _compile(self, schema: str, around: tuple[str, str]) -> Any:
         if not any(around):
