@@ -68,6 +68,13 @@ async def run(
     async def assemble(stream: Any) -> None:
         await job.follow(stream.noack().events())
 
+    @app.on_partitions_revoked.connect
+    async def stop_fetching(*_: Any, **__: Any) -> None:
+        # Before it resumes after a rebalance, Faust empties its queues. It stops fetching for that
+        # only where it held partitions: where it held none, as while a topic was missing, it would
+        # throw away what it had fetched meanwhile, and commit past it.
+        app.consumer.stop_flow()
+
     await _require_places(context)
     app.finalize()
     try:

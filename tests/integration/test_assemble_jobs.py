@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from aiokafka.cluster import ClusterMetadata  # type: ignore[import-untyped]
+from faust.transport.drivers.aiokafka import Consumer
 
 from schemas.events import GroupClosed
 from schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
@@ -138,7 +139,10 @@ def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     names, update = ClusterMetadata.partitions_for_topic, ClusterMetadata.update_metadata
+    seek, fetch = Consumer.perform_seek, Consumer._getmany
     sighted: set[int] = set()
+    seeking = 0
+    fetched_early: list[Any] = []
 
     def partitions_for_topic(self: ClusterMetadata, topic: str) -> set[int] | None:
         return names(self, topic) if id(self) in sighted else None
@@ -149,19 +153,36 @@ def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
             sighted.add(id(self))
         update(self, metadata)
 
+    async def perform_seek(self: Any) -> None:
+        nonlocal seeking
+        seeking += 1
+        await seek(self)
+        await asyncio.sleep(1.5)  # It looks for partitions to fetch from every second.
+        seeking -= 1
+
+    async def getmany(self: Any, active_partitions: Any, timeout: float) -> Any:
+        if seeking:  # What it fetches now it throws away.
+            fetched_early.append(active_partitions)
+        return await fetch(self, active_partitions, timeout)
+
     async def main() -> None:
         context = a_kafka_context(bootstrap_servers, namespace, tmp_path)
         log = context.log
         await apply(log)
         await send_results(log, 0, 20)
+        monkeypatch.setattr(Consumer, "perform_seek", perform_seek)
+        monkeypatch.setattr(Consumer, "_getmany", getmany)
         monkeypatch.setattr(ClusterMetadata, "partitions_for_topic", partitions_for_topic)
         monkeypatch.setattr(ClusterMetadata, "update_metadata", update_metadata)
         job = asyncio.ensure_future(assemble_groups.run(context, bootstrap_servers))
-        assert sorted(await read_groups(log, 20)) == list(range(20))
-        assert "missing topic" in caplog.text
-        context.stopping.set()
-        await asyncio.wait_for(job, BOUND_S)
-        await log.broker.close()
+        try:
+            assert sorted(await read_groups(log, 20)) == list(range(20))
+            assert "missing topic" in caplog.text
+            assert not fetched_early
+        finally:
+            context.stopping.set()
+            await asyncio.wait_for(job, BOUND_S)
+            await log.broker.close()
 
     asyncio.run(main())
 
