@@ -156,9 +156,11 @@ def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
     async def perform_seek(self: Any) -> None:
         nonlocal seeking
         seeking += 1
-        await seek(self)
-        await asyncio.sleep(1.5)  # It looks for partitions to fetch from every second.
-        seeking -= 1
+        try:
+            await seek(self)
+            await asyncio.sleep(1.5)  # It looks for partitions to fetch from every second.
+        finally:
+            seeking -= 1
 
     async def getmany(self: Any, active_partitions: Any, timeout: float) -> Any:
         if seeking:  # What it fetches now it throws away.
