@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from services.errors import BlobError, HeadraceError, InfrastructureError, UsageError
+from services.errors import BlobError, HeadraceError, InfrastructureError
 from services.inference.engine import (
     Capacity,
     EngineSetup,
@@ -27,7 +27,7 @@ from services.inference.engine import (
     check_prompt,
 )
 from services.inference.row import Outcome, Row
-from services.json_schema import Schemas, Walk
+from services.inference.schema_walks import SchemaWalks
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,7 @@ class ThreadedEngine(ABC):
         self._vocabulary = 0
         self._policies: dict[str, tuple[object, ...]] = {}
         """Those that have weights, and of what kind these are."""
-        self._schemas: Schemas | None = None
-        self._compiling = asyncio.Lock()
+        self._walks: SchemaWalks | None = None
         self._in_flight: set[asyncio.Future[Generation]] = set()
         self._loading = asyncio.Lock()
         self._changing: asyncio.Future[None] | None = None
@@ -78,7 +77,10 @@ class ThreadedEngine(ABC):
     async def generate(self, prompt: Prompt) -> Generation:
         """See Engine."""
         check_prompt(prompt, self._vocabulary)
-        walk = await self._walk(prompt) if prompt.json_schema else None
+        walk = None
+        if prompt.json_schema:
+            self._walks = self._walks or SchemaWalks(self._setup.model, self._vocabulary)
+            walk = await self._walks.begin(prompt)
         if self._closed:
             raise InfrastructureError("engine_closed", "the engine takes no prompts any more")
         if self._death is not None:
@@ -126,18 +128,6 @@ class ThreadedEngine(ABC):
         if self._thread is not None:
             self._inbox.put(None)
             await asyncio.to_thread(self._thread.join)
-
-    async def _walk(self, prompt: Prompt) -> Walk:
-        """The beginning of a prompt's JSON schema. ValueError where it can't be followed."""
-        async with self._compiling:
-            if self._schemas is None:
-                folder = self._setup.model
-                try:
-                    self._schemas = await asyncio.to_thread(Schemas, folder, self._vocabulary)
-                except UsageError as error:  # other prompts are served all the same
-                    raise ValueError(str(error)) from error
-            form = prompt.json_schema, prompt.stop_ids, prompt.around
-            return await asyncio.to_thread(self._schemas.begin, *form)
 
     def _check_kind(self, weights: Weights) -> None:
         """BlobError where a policy's weights are of another kind than before."""
