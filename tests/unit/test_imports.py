@@ -46,6 +46,7 @@ TORCH = (
     "services.json_schema",
     "services.inference.torch_*",
     "services.inference.vllm_engine",
+    "services.inference.vllm_masks",
     "services.lora",
     "trainer",
 )
@@ -69,7 +70,7 @@ SOLE_IMPORTERS = {
     "textarena": ("services.env.library.textarena",),
     "torch": TORCH,
     "transformers": TORCH,
-    "vllm": ("services.inference.vllm_engine",),
+    "vllm": ("services.inference.vllm_engine", "services.inference.vllm_masks"),
     "xgrammar": ("services.json_schema",),
     "yaml": (),
 }
