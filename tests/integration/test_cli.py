@@ -204,7 +204,10 @@ def test_ctrl_c_ends_the_run_in_order(operator: Operator, namespace: str) -> Non
     assert status["state"] == "ended"
 
 
-def test_a_killed_run_leaves_nothing_and_can_go_on(operator: Operator, namespace: str) -> None:
+@pytest.mark.long
+def test_a_run_killed_as_it_begins_leaves_nothing_and_can_go_on(
+    operator: Operator, namespace: str
+) -> None:
     process = operator.start("run", "null", *FEW)
     until(lambda: (operator.state / namespace / "logs").exists())
     process.kill()
