@@ -12,7 +12,7 @@ from schemas.topics import ACTIONS, OBSERVATIONS
 from services.context import ServiceContext
 from services.env.docker.pool import DockerSetup
 from services.env.instances import Instances
-from services.env.library.setup import LIBRARIES, LibrarySetup
+from services.env.libraries.setup import LIBRARIES, LibrarySetup
 from services.env.setup import EnvironmentSetup, Setup
 from services.env.shard import EnvShard
 from services.errors import HeadraceError

@@ -27,8 +27,8 @@ COMPILE_S = 10.0
 """Longest that one may take."""
 GIVEN_UP = 2
 """Most that were given up and may still be at it, each on a core and in memory of its own."""
-REMEMBERED = 1_000
-"""Schemas that are known to take too long; the oldest are forgotten."""
+REMEMBERED = 100
+"""Schemas known to take too long, each of up to 65,536 characters; the oldest are forgotten."""
 
 
 class SchemaWalks:

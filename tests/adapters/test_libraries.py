@@ -15,8 +15,8 @@ import pytest
 
 from schemas.events import EnvironmentUse
 from services.env.environment import Claim
-from services.env.library import setup as library_setup
-from services.env.library.setup import LibrarySetup
+from services.env.libraries import setup as library_setup
+from services.env.libraries.setup import LibrarySetup
 from services.errors import EnvironmentFailed, InfrastructureError, UsageError
 from services.source.reasoning_gym import items
 from services.types import Observation
@@ -29,7 +29,7 @@ USE = EnvironmentUse(use="default")
 @pytest.fixture
 def odd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(library_setup.LIBRARIES, "odd", "tests.adapters.odd:Odd")
-    monkeypatch.setattr("services.env.library.process.GRACE_S", 3.0)
+    monkeypatch.setattr("services.env.libraries.process.GRACE_S", 3.0)
 
 
 def run(use: str, options: Mapping[str, Any], test: Any, *, within_s: float = 120.0) -> Any:
@@ -222,7 +222,7 @@ def test_an_episode_through_the_worker_is_stepped_again_by_the_next(tmp_path: Pa
 KILLED = """
 import asyncio, sys
 sys.path.insert(0, {root!r})
-from services.env.library import setup
+from services.env.libraries import setup
 setup.LIBRARIES["odd"] = "tests.adapters.odd:Odd"
 
 async def main():

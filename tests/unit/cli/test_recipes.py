@@ -8,7 +8,7 @@ import pytest
 
 from schemas.read_recipe import load_recipe
 from services.agent.agents import BUILTIN as AGENTS
-from services.env.library.setup import LIBRARIES
+from services.env.libraries.setup import LIBRARIES
 from services.env.service import BUILTIN as ENVIRONMENTS
 from services.inference.service import BUILTIN as ENGINES
 from services.plugins import load

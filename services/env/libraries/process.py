@@ -78,7 +78,7 @@ class LibraryProcess:
     async def _start(self) -> None:
         self.born += 1
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.env.library.child", str(os.getpid()), self._target),
+            *(sys.executable, "-m", "services.env.libraries.child", str(os.getpid()), self._target),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=self._most,

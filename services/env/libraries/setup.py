@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.events import EnvironmentUse
 from services.env.environment import Claim, Environment
-from services.env.library.process import LibraryProcess
+from services.env.libraries.process import LibraryProcess
 from services.errors import EnvironmentFailed, InfrastructureError, UsageError
 from services.types import Observation, TaskView
 
 LIBRARIES: dict[str, str] = {
-    "reasoning_gym": "services.env.library.reasoning_gym:Problems",
-    "textarena": "services.env.library.textarena:Games",
+    "reasoning_gym": "services.env.libraries.reasoning_gym:Problems",
+    "textarena": "services.env.libraries.textarena:Games",
 }
 
 

@@ -1,4 +1,4 @@
-"""The child process that a library runs in: `python -m services.env.library.child PARENT TARGET`.
+"""The child process that a library runs in: `python -m services.env.libraries.child PARENT TARGET`.
 
 One request a line on its standard input, one answer a line on its standard output, in turn. What
 the library prints goes to standard error. It ends with its input, and with its parent.
