@@ -148,6 +148,8 @@ class EpisodeRun:
             if not finished:
                 agent.cancel()
                 await asyncio.wait({agent}, timeout=AGENT_CLOSE_S)
+            if agent.done():
+                error_of(agent)  # asked for, or asyncio would complain where it doesn't count
         if self._cancelled is not None:
             return "cancelled"
         if not finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -414,6 +415,28 @@ def test_cancelling_ends_without_reward() -> None:
     assert (outcome.ending, outcome.reward) == ("cancelled", None)
     assert outcome.failure is not None
     assert (outcome.failure.code, outcome.failure.message) == ("cancelled", "enough")
+
+
+def test_what_a_cancelled_agent_raises_is_not_complained_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    world.silent_after = 0
+
+    async def broken(episode: Episode) -> None:
+        try:
+            await episode.reset()
+        finally:
+            raise ZeroDivisionError("oops")
+
+    async def cancel(run: EpisodeRun) -> None:
+        await asyncio.sleep(0)
+        run.cancel("enough")
+
+    outcome, _ = play(world, task(), broken, meanwhile=cancel)
+    assert outcome.ending == "cancelled"
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_an_episode_cancelled_between_two_attempts_tells_the_turns_of_neither() -> None:
