@@ -64,7 +64,7 @@ bench: $(SYNCED)  ## the benchmarks, as a table with the machine
 	@$(BIN)/python -m tests.bench
 
 schemas: $(SYNCED)  ## write the Avro schemas anew from schemas/events.py
-	@$(BIN)/python -m schemas.derive --write
+	@$(BIN)/python -m headrace.schemas.derive --write
 
 clean:  ## end the local stack and remove what was made
 	@test ! -x $(BIN)/headrace || $(BIN)/headrace down --wipe

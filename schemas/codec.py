@@ -25,11 +25,11 @@ import fastavro.schema
 from fastavro.read import SchemaResolutionError
 from pydantic import BaseModel, ValidationError
 
-from schemas.errors import DecodeError, TooLarge, UnknownSchema
-from schemas.events import Event
-from schemas.schema_check import BadSchema, check_schema
-from schemas.topics import MAX_RECORD_BYTES
-from schemas.weigh import MAX_VALUES, UNWEIGHED_BYTES, TooManyValues, weigher
+from headrace.errors import DecodeError, TooLarge, UnknownSchema
+from headrace.schemas.events import Event
+from headrace.schemas.topics import MAX_RECORD_BYTES
+from headrace.schemas.untrusted.schema_check import BadSchema, check_schema
+from headrace.schemas.untrusted.weigh import MAX_VALUES, UNWEIGHED_BYTES, TooManyValues, weigher
 
 AVRO = Path(__file__).parent / "avro"
 """The folder of the newest schema of each event."""

@@ -1,7 +1,7 @@
 """Derives each event's Avro schema from its pydantic model, docs included. A tool, not a library:
 nothing imports it at run time.
 
-`python -m schemas.derive --write` brings `avro/` up to date and publishes new events as
+`python -m headrace.schemas.derive --write` brings `avro/` up to date and publishes new events as
 `released/<Event>.v1.avsc`. A published file never changes: where an event has changed since in
 more than its docs, `--release` publishes the next version beside it.
 """
@@ -23,8 +23,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from schemas.codec import AVRO, NAMESPACE
-from schemas.events import (
+from headrace.schemas.codec import AVRO, NAMESPACE
+from headrace.schemas.events import (
     EVENTS,
     I32,
     I64,
@@ -246,7 +246,7 @@ def _camel(name: str) -> str:
 
 def main() -> int:
     """The command line. Exit code 1 where a published schema would change."""
-    parser = argparse.ArgumentParser(prog="python -m schemas.derive", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m headrace.schemas.derive", description=__doc__)
     parser.add_argument("--write", action="store_true", required=True, help="write the files")
     parser.add_argument("--release", action="store_true", help="publish the next versions")
     arguments = parser.parse_args()

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from schemas.frontier import Frontier
+from headrace.schemas.frontier import Frontier
 
 I32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """Avro `int`."""

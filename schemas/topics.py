@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from schemas import events
-from schemas.events import Event
+from headrace.schemas import events
+from headrace.schemas.events import Event
 
 E = TypeVar("E", bound=Event)
 

@@ -16,9 +16,9 @@ GRPO_EPSILON = 1e-6
 """Keeps GRPO's quotient finite."""
 
 ADVANTAGES = {
-    "grpo": "stream_jobs.advantages:grpo",
-    "dr_grpo": "stream_jobs.advantages:dr_grpo",
-    "rloo": "stream_jobs.advantages:rloo",
+    "grpo": "headrace.stream_jobs.advantages:grpo",
+    "dr_grpo": "headrace.stream_jobs.advantages:dr_grpo",
+    "rloo": "headrace.stream_jobs.advantages:rloo",
 }
 """The built-in estimators by the recipe's name."""
 

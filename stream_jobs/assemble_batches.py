@@ -12,18 +12,18 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from schemas.events import BatchAssembled, Event, GroupClosed, PolicyPublished
-from schemas.recipe import Recipe
-from schemas.topics import BATCHES, GROUPS, POLICIES
-from services.clock import now
-from services.context import ServiceContext
-from services.errors import UsageError
-from services.kafka.broker import FencedWriter, Partition
-from services.log import Delivery, EventLog
-from services.positions import require_beginning
-from services.reader import CaughtUp, EventReader
-from services.trace import enter_trace
-from stream_jobs.batches import BatchAssembler
+from headrace.errors import UsageError
+from headrace.schemas.events import BatchAssembled, Event, GroupClosed, PolicyPublished
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import BATCHES, GROUPS, POLICIES
+from headrace.services.base.clock import now
+from headrace.services.kafka.broker import FencedWriter, Partition
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.positions import require_beginning
+from headrace.services.log.trace import enter_trace
+from headrace.services.worker.service_context import ServiceContext
+from headrace.stream_jobs.batches import BatchAssembler
 
 logger = logging.getLogger(__name__)
 

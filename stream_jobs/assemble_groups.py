@@ -23,15 +23,15 @@ import faust
 from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
 from faust import streams
 
-from schemas.events import TaskEnded
-from schemas.topics import RESULTS
-from services.context import ServiceContext
-from services.errors import DependencyError, HeadraceError, UsageError
-from services.kafka.broker import Partition, Record
-from services.kafka.lost import records_lost
-from services.log import EventLog
-from services.trace import enter_trace
-from stream_jobs.groups import GroupAssembler
+from headrace.errors import DependencyError, HeadraceError, UsageError
+from headrace.schemas.events import TaskEnded
+from headrace.schemas.topics import RESULTS
+from headrace.services.kafka.broker import Partition, Record
+from headrace.services.kafka.lost import records_lost
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.trace import enter_trace
+from headrace.services.worker.service_context import ServiceContext
+from headrace.stream_jobs.groups import GroupAssembler
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 
-from schemas.events import (
+from headrace.schemas.events import (
     BatchAssembled,
     BatchSample,
     Dropped,
@@ -29,10 +29,10 @@ from schemas.events import (
     PolicyPublished,
     Run,
 )
-from schemas.frontier import Frontier
-from schemas.recipe import Recipe
-from schemas.topics import MAX_RECORD_BYTES
-from stream_jobs.groups import EVALUATE
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import MAX_RECORD_BYTES
+from headrace.stream_jobs.groups import EVALUATE
 
 BATCH_BYTES = MAX_RECORD_BYTES // 2
 """Most content of one batch; the other half is room for the runs decided above the low mark."""

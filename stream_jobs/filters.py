@@ -28,7 +28,7 @@ class Group:
 Filter = Callable[[Group], str | None]
 """The reason to drop a group, or None to keep it."""
 
-FILTERS = {"zero_advantage": "stream_jobs.filters:zero_advantage"}
+FILTERS = {"zero_advantage": "headrace.stream_jobs.filters:zero_advantage"}
 """The built-in filters by the recipe's name."""
 
 

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from schemas.events import (
+from headrace.errors import HeadraceError
+from headrace.schemas.events import (
     EpisodeEnded,
     Exclusion,
     GroupClosed,
@@ -24,13 +25,12 @@ from schemas.events import (
     Ref,
     TaskEnded,
 )
-from schemas.packed import pack_f32
-from schemas.policy import Groups
-from schemas.recipe import Recipe
-from services.errors import HeadraceError
-from services.plugins import load
-from stream_jobs.advantages import ADVANTAGES, Advantage, deviation
-from stream_jobs.filters import FILTERS, Filter, Group
+from headrace.schemas.packed import pack_f32
+from headrace.schemas.recipe.policy import Groups
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.base.plugins import load
+from headrace.stream_jobs.advantages import ADVANTAGES, Advantage, deviation
+from headrace.stream_jobs.filters import FILTERS, Filter, Group
 
 REWARD_LIMIT = 1e30
 """Larger rewards are excluded: advantages are float32, and one absurd reward must stop nothing."""

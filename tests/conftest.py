@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-import infra.local
-from infra.local.processes import free_port
+from headrace.infra import local
+from headrace.infra.local.detached import free_port
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None)
@@ -18,23 +18,21 @@ settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
-def local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[infra.local.LocalStack]:
+def local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.LocalStack]:
     """A real Kafka and a real registry on free ports. They end with the session, killed or not."""
     state = tmp_path_factory.mktemp("stack")
-    yield infra.local.up(
-        state, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
-    )
-    infra.local.down(state, wipe=True)
+    yield local.up(state, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid())
+    local.down(state, wipe=True)
 
 
 @pytest.fixture(scope="session")
-def kafka(local_stack: infra.local.LocalStack) -> str:
+def kafka(local_stack: local.LocalStack) -> str:
     """The bootstrap servers of a real broker."""
     return local_stack.bootstrap_servers
 
 
 @pytest.fixture(scope="session")
-def registry_url(local_stack: infra.local.LocalStack) -> str:
+def registry_url(local_stack: local.LocalStack) -> str:
     """The root of a real registry, path included."""
     return local_stack.registry_url
 

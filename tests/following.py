@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from schemas.topics import DEAD_LETTERS, Topics
-from services.kafka.broker import Broker, Partition, Record
+from headrace.schemas.topics import DEAD_LETTERS, Topics
+from headrace.services.kafka.broker import Broker, Partition, Record
 
 
 @dataclass

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.blobs import sync_folder
-from services.errors import DependencyError
+from headrace.errors import DependencyError
+from headrace.services.models.blobs import sync_folder
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from schemas.packed import unpack_i32
-from trainer.schema_masks import SchemaMasks
-from trainer.sequences import Draw, Ints, TokenSequence
+from headrace.schemas.packed import unpack_i32
+from headrace.trainer.schema_masks import SchemaMasks
+from headrace.trainer.sequences import Draw, Ints, TokenSequence
 
 
 @dataclass(frozen=True, slots=True)

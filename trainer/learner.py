@@ -19,14 +19,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from schemas.policy import Policy
-from services.errors import UsageError
-from services.lora import adapter_tensors
-from services.plugins import load
-from trainer.collate import Inputs, collate, drawn_logprobs, entropy, processed_distribution
-from trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
-from trainer.metrics import Totals
-from trainer.models import (
+from headrace.errors import UsageError
+from headrace.schemas.recipe.policy import Policy
+from headrace.services.base.plugins import load
+from headrace.services.models.lora import adapter_tensors
+from headrace.trainer.collate import (
+    Inputs,
+    collate,
+    drawn_logprobs,
+    entropy,
+    processed_distribution,
+)
+from headrace.trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
+from headrace.trainer.model_loading import (
     DTYPES,
     Base,
     ChosenLogits,
@@ -35,9 +40,10 @@ from trainer.models import (
     pick_device,
     weights_file,
 )
-from trainer.plan import pack
-from trainer.schema_masks import SchemaMasks
-from trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
+from headrace.trainer.plan import pack
+from headrace.trainer.schema_masks import SchemaMasks
+from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
+from headrace.trainer.training_metrics import Totals
 
 
 class Learner:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.events import BatchAssembled, Event, Ref, TrajectoryRecorded
-from schemas.packed import unpack_f32
-from services.log import Delivery, EventLog
-from trainer.plan import plan
-from trainer.sequences import TokenSequence, UnusableBatch, UpdateBatch, token_sequences
+from headrace.schemas.events import BatchAssembled, Event, Ref, TrajectoryRecorded
+from headrace.schemas.packed import unpack_f32
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.trainer.plan import plan
+from headrace.trainer.sequences import TokenSequence, UnusableBatch, UpdateBatch, token_sequences
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,22 +16,21 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from schemas.errors import UnknownSchema
-from schemas.events import BatchAssembled
-from schemas.topics import BATCHES
-from services.context import ServiceContext
-from services.errors import DecodeError, DependencyError, RecordsLost
-from services.kafka.broker import Partition
-from services.log import Delivery
-from services.reader import CaughtUp, EventReader
-from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.loader import PreparedBatch, load_batch, unusable_batch
-from trainer.publish import CHECK_S, History, Publisher, Status
-from trainer.sequences import Stopped, UnusableBatch
-from trainer.versions import Stored
+from headrace.errors import DecodeError, DependencyError, RecordsLost, UnknownSchema
+from headrace.schemas.events import BatchAssembled
+from headrace.schemas.topics import BATCHES
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.worker.service_context import ServiceContext
+from headrace.trainer.checkpoint import Checkpoint, Checkpoints
+from headrace.trainer.loader import PreparedBatch, load_batch, unusable_batch
+from headrace.trainer.publish import CHECK_S, History, Publisher, Status
+from headrace.trainer.sequences import Stopped, UnusableBatch
+from headrace.trainer.versions import Stored
 
 if TYPE_CHECKING:
-    from trainer.learner import Learner  # torch, which the loop has no need of
+    from headrace.trainer.learner import Learner  # torch, which the loop has no need of
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from schemas.policy import Training
+from headrace.schemas.recipe.policy import Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class MicroBatch:
 Loss = Callable[[MicroBatch, Tensor], Tensor]
 """(micro-batch, new logprobs [N]) to a scalar."""
 
-LOSSES = {"grpo": "trainer.losses:grpo"}
+LOSSES = {"grpo": "headrace.trainer.losses:grpo"}
 """The built-in losses by the recipe's name."""
 
 

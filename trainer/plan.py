@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.events import BatchAssembled
+from headrace.schemas.events import BatchAssembled
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,20 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
-from schemas.events import Adapter, Blob, PolicyPublished, Ref
-from schemas.policy import Lora
-from schemas.topics import POLICIES
-from services.context import ServiceContext
-from services.errors import UsageError
-from services.kafka.broker import FencedWriter, Partition
-from services.log import EventLog
-from services.positions import require_beginning
-from services.reader import read_all
-from services.weights import model_folder
-from trainer.versions import Stored, VersionStore
+from headrace.errors import UsageError
+from headrace.schemas.events import Adapter, Blob, PolicyPublished, Ref
+from headrace.schemas.recipe.policy import Lora
+from headrace.schemas.topics import POLICIES
+from headrace.services.kafka.broker import FencedWriter, Partition
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.event_reader import read_all
+from headrace.services.log.positions import require_beginning
+from headrace.services.models.weights import model_folder
+from headrace.services.worker.service_context import ServiceContext
+from headrace.trainer.versions import Stored, VersionStore
 
 if TYPE_CHECKING:
-    from trainer.models import Base  # torch, which publishing has no need of
+    from headrace.trainer.model_loading import Base  # torch, which publishing has no need of
 
 logger = logging.getLogger(__name__)
 

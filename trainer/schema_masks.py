@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.packed import unpack_i32
-from services.errors import UsageError
-from services.json_schema import Schemas
-from services.tokens import single_ids
-from trainer.sequences import Draw, Ints, UnusableBatch
+from headrace.errors import UsageError
+from headrace.schemas.packed import unpack_i32
+from headrace.services.models.json_schema import Schemas
+from headrace.services.models.tokens import single_ids
+from headrace.trainer.sequences import Draw, Ints, UnusableBatch
 
 
 class SchemaMasks:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.events import Sampling, TrajectoryRecorded, Turn
-from schemas.packed import span_runs
-from services.errors import HeadraceError
+from headrace.errors import HeadraceError
+from headrace.schemas.events import Sampling, TrajectoryRecorded, Turn
+from headrace.schemas.packed import span_runs
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -9,15 +9,15 @@ import asyncio
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
-from schemas.policy import Policy
-from schemas.recipe import Recipe
-from services.context import ServiceContext
-from services.errors import UsageError
-from services.lora import adapter_tensors
-from services.weights import model_folder
-from trainer.learner import Learner
-from trainer.loop import Trainer
-from trainer.models import (
+from headrace.errors import UsageError
+from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.models.lora import adapter_tensors
+from headrace.services.models.weights import model_folder
+from headrace.services.worker.service_context import ServiceContext
+from headrace.trainer.learner import Learner
+from headrace.trainer.loop import Trainer
+from headrace.trainer.model_loading import (
     DTYPES,
     Base,
     add_adapter,
@@ -25,7 +25,7 @@ from trainer.models import (
     load_model,
     weights_file,
 )
-from trainer.publish import CHECK_S, History, Publisher, sole_publisher
+from headrace.trainer.publish import CHECK_S, History, Publisher, sole_publisher
 
 
 async def run(

@@ -1,6 +1,6 @@
 """A policy's versions in the blob store: whole weights, or what has changed since the last ones.
 
-Between two whole ones lies a chain of deltas (`services/deltas.py`). A version is stored whole
+Between two whole ones lies a chain of deltas (`services/models/deltas.py`). A version is whole
 where a delta would not be smaller, where the chain would come to cost as much as whole weights,
 after `full_every` versions, and wherever a blob of the chain is gone. Versions of an adapter are
 stored in the same way, and beside them the base, once.
@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schemas.events import Blob, PolicyPublished, WeightsDelta
-from services.blobs import BlobStore
-from services.deltas import diff
-from services.errors import BlobError
-from services.weights import weights_digest
+from headrace.errors import BlobError
+from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
+from headrace.services.models.blobs import BlobStore
+from headrace.services.models.deltas import diff
+from headrace.services.models.weights import weights_digest
 
 logger = logging.getLogger(__name__)
 

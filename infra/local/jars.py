@@ -2,7 +2,7 @@
 
 Nothing reaches a class path unless its bytes are those that `jars.sha256` names, checked at every
 start. Not guarded against: another process of the same user that changes a file after the check.
-The table is made by `python -m infra.local.pin`.
+The table is made by `python -m headrace.infra.local.pin`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.local.processes import Cancelled, locked
-from services.errors import DependencyError, HeadraceError, UsageError
+from headrace.errors import DependencyError, HeadraceError, UsageError
+from headrace.infra.local.detached import Cancelled, locked
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext
@@ -111,14 +111,14 @@ def parse_pins(table: str) -> Pins:
     if not kafka or len(registry) != 1 or len(trees) != 1:
         raise HeadraceError(
             "jars.sha256 must pin Kafka's jars, one registry archive and its folder; "
-            "make it anew with: python -m infra.local.pin"
+            "make it anew with: python -m headrace.infra.local.pin"
         )
     return Pins(tuple(kafka), registry[0], trees[0])
 
 
 def load_pins() -> Pins:
     """The table that ships with this package."""
-    return parse_pins(files("infra.local").joinpath("jars.sha256").read_text("utf-8"))
+    return parse_pins(files("headrace.infra.local").joinpath("jars.sha256").read_text("utf-8"))
 
 
 def java() -> Path:

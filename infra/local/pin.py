@@ -1,6 +1,6 @@
 """Print `jars.sha256` anew, from what the repository serves today, after a version was raised:
 
-python -m infra.local.pin > pins && mv pins infra/local/jars.sha256
+python -m headrace.infra.local.pin > pins && mv pins infra/local/jars.sha256
 
 Trust is on first use: compare the printed digests with what the projects publish.
 """
@@ -13,7 +13,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from infra.local.jars import (
+from headrace.infra.local.jars import (
     KAFKA_VERSION,
     REGISTRY_FOLDER,
     REGISTRY_VERSION,
@@ -32,7 +32,7 @@ def main() -> None:
         context = maven_context(Path(scratch), threading.Event())
         roots = [context.create_dependency(coordinate) for coordinate in KAFKA]
         direct, transitive = context.resolver.resolve(roots)
-        print("# Every file of the local stack. Made by: python -m infra.local.pin")
+        print("# Every file of the local stack. Made by: python -m headrace.infra.local.pin")
         print(f"# Apache Kafka {KAFKA_VERSION}")
         # The broker first, its dependencies after it.
         for jar in [*direct, *sorted(transitive, key=lambda jar: (jar.groupId, jar.artifactId))]:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.local import processes, record, registry
-from infra.local.processes import ProcessId
-from infra.local.start import Start
-from infra.local.stop import take_down
-from services.errors import DependencyError, HeadraceError
+from headrace.errors import DependencyError, HeadraceError
+from headrace.infra.local import detached as processes
+from headrace.infra.local import registry_server as registry
+from headrace.infra.local import stack_record as record
+from headrace.infra.local.detached import ProcessId
+from headrace.infra.local.start import Start
+from headrace.infra.local.stop import take_down
 
 _LOCK_BOUND_S = 900.0  # a cold `up` over a slow line
 _HELD_BOUND_S = 11.0  # a service ends by force after 10 s

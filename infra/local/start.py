@@ -12,10 +12,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from infra.local import jars, kafka, processes, record, registry, runtime
-from infra.local.processes import Cancelled, ProcessId
-from infra.local.stop import STOP_BOUND_S, stop_servers, take_down
-from services.errors import DependencyError, UsageError
+from headrace.errors import DependencyError, UsageError
+from headrace.infra.local import detached as processes
+from headrace.infra.local import jars
+from headrace.infra.local import java_runtime as runtime
+from headrace.infra.local import kafka_server as kafka
+from headrace.infra.local import registry_server as registry
+from headrace.infra.local import stack_record as record
+from headrace.infra.local.detached import Cancelled, ProcessId
+from headrace.infra.local.stop import STOP_BOUND_S, stop_servers, take_down
 
 USUAL_PORTS: dict[record.ServerName, int] = {"kafka": 9092, "registry": 8081}
 _TITLES: dict[record.ServerName, str] = {"kafka": "Kafka", "registry": "the registry"}
@@ -79,7 +84,7 @@ class Start:
         elif guard is None or not guard.alive:
             # Before any server: from its start on none can outlive the owner.
             log = self.state / "logs" / "guard.log"
-            command = [sys.executable, "-m", "infra.local.guard", str(self.state)]
+            command = [sys.executable, "-m", "headrace.infra.local.stack_guard", str(self.state)]
             guard = processes.spawn([*command, str(owner.pid), owner.started], log=log)
         self._save(replace(self.stack, owner=owner, guard=guard))
 

@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from infra.local import processes, record, runtime
+from headrace.infra.local import detached as processes
+from headrace.infra.local import java_runtime as runtime
+from headrace.infra.local import stack_record as record
 
 STOP_BOUND_S = 20.0
 _UNREADY_BOUND_S = 2.0  # a server still at its start has nothing to finish

@@ -1,4 +1,4 @@
-"""Makes the model folders beside this file: `python -m infra.models.make`.
+"""Makes the model folders beside this file: `python -m headrace.infra.models.make`.
 
 A folder is `config.json` and `tokenizer.json`. There are no weights: version 0 is random by the
 recipe's seed. The tokenizer is a byte a token, so that any text becomes ids and comes back whole:

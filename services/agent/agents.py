@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from services.agent.episode import Episode
+from headrace.services.agent.episode import Episode
 
 BUILTIN = {
-    "single_turn": "services.agent.agents:single_turn",
-    "multi_turn": "services.agent.agents:multi_turn",
-    "chat": "services.agent.agents:chat",
-    "calculator_teacher": "services.agent.teacher:calculator_teacher",
-    "client": "services.agent.gateway.clients:Client",
-    "command": "services.agent.gateway.command:Command",
+    "single_turn": "headrace.services.agent.agents:single_turn",
+    "multi_turn": "headrace.services.agent.agents:multi_turn",
+    "chat": "headrace.services.agent.agents:chat",
+    "calculator_teacher": "headrace.services.agent.teacher:calculator_teacher",
+    "client": "headrace.services.agent.gateway.clients:Client",
+    "command": "headrace.services.agent.gateway.program:Command",
 }
 
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
-from schemas.errors import TooLarge
-from schemas.events import (
+from headrace.errors import DependencyError, TooLarge
+from headrace.schemas.events import (
     ActionRequested,
     EpisodeStarted,
     Event,
@@ -17,10 +17,9 @@ from schemas.events import (
     ObservationRecorded,
     Ref,
 )
-from services.agent.requests import Answer, Request, last_observed
-from services.agent.stops import AttemptFailed, LogLost
-from services.clock import now
-from services.errors import DependencyError
+from headrace.services.agent.requests import Answer, Request, last_observed
+from headrace.services.agent.stops import AttemptFailed, LogLost
+from headrace.services.base.clock import now
 
 A = TypeVar("A", GenerationCompleted, ObservationRecorded)
 

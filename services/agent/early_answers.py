@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from schemas.events import ObservationRecorded
-from services.agent.requests import Answer, last_observed
+from headrace.schemas.events import ObservationRecorded
+from headrace.services.agent.requests import Answer, last_observed
 
 EARLY = 256
 """Most episodes of which answers are kept before their start is read, once caught up."""

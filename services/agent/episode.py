@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any, Literal, Protocol
 
-from schemas import packed
-from schemas.events import (
+from headrace.schemas import packed
+from headrace.schemas.events import (
     ActionRequested,
     EpisodeStarted,
     GenerationCompleted,
@@ -29,13 +29,13 @@ from schemas.events import (
     ObservationRecorded,
     Sampling,
 )
-from services.agent.call_paths import begin_branch, branch
-from services.agent.context import Context, Generation, Prompt
-from services.agent.requests import action_requested, generation_requested
-from services.agent.stops import EpisodeStopped, exits_contained
-from services.agent.turns import RecordedTurn
-from services.clock import now
-from services.types import Observation, TaskView
+from headrace.services.agent.call_paths import begin_branch, branch
+from headrace.services.agent.conversation import Context, Generation, Prompt
+from headrace.services.agent.requests import action_requested, generation_requested
+from headrace.services.agent.stops import EpisodeStopped, exits_contained
+from headrace.services.agent.turns import RecordedTurn
+from headrace.services.base.clock import now
+from headrace.services.base.types import Observation, TaskView
 
 
 class NoScore(Exception):

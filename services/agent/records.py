@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from schemas.events import (
+from headrace.schemas.events import (
     Ending,
     EpisodeEnded,
     EpisodeStarted,
@@ -16,10 +16,10 @@ from schemas.events import (
     TaskSubmitted,
     TrajectoryRecorded,
 )
-from services.agent.episode import Agent, Episode
-from services.agent.requests import following
-from services.agent.turns import arrange, policy_uses
-from services.clock import now_ms
+from headrace.services.agent.episode import Agent, Episode
+from headrace.services.agent.requests import following
+from headrace.services.agent.turns import arrange, policy_uses
+from headrace.services.base.clock import now_ms
 
 UNFINISHED: frozenset[Ending] = frozenset({"turn_limit", "token_limit", "overflow"})
 """Endings by a limit that the policy ran into: they are data, with a reward of the recipe's."""

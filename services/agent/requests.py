@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable
 from typing import Literal
 
-from schemas import packed
-from schemas.events import (
+from headrace.schemas import packed
+from headrace.schemas.events import (
     ActionRequested,
     EnvironmentUse,
     EpisodeStarted,
@@ -20,7 +20,7 @@ from schemas.events import (
     ObservationRecorded,
     Sampling,
 )
-from services.agent.context import Context, Prompt
+from headrace.services.agent.conversation import Context, Prompt
 
 Request = GenerationRequested | ActionRequested
 Answer = GenerationCompleted | ObservationRecorded

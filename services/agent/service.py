@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from schemas.recipe import Recipe
-from schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS, Topic
-from services.agent.agents import BUILTIN
-from services.agent.cancellations import Cancellations
-from services.agent.child_process import ChildProcess
-from services.agent.episode import Agent
-from services.agent.gateway.clients import Client, Entrance
-from services.agent.isolation import Isolation, MakeChild
-from services.agent.records import AgentSetup
-from services.agent.shard import AgentShard
-from services.concurrency import until_first
-from services.context import ServiceContext
-from services.errors import UsageError
-from services.kafka.broker import Partition
-from services.plugins import load
-from services.refusal import refusal
-from services.tokens import tokenizer_digest
-from services.weights import model_folder
-from services.worker import CompanionStart, Worker
+from headrace.errors import UsageError
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS, Topic
+from headrace.services.agent.agents import BUILTIN
+from headrace.services.agent.crash_isolation.episode_process import ChildProcess
+from headrace.services.agent.crash_isolation.isolation import Isolation, MakeChild
+from headrace.services.agent.episode import Agent
+from headrace.services.agent.gateway.clients import Client, Entrance
+from headrace.services.agent.records import AgentSetup
+from headrace.services.agent.shard import AgentShard
+from headrace.services.base.concurrency import until_first
+from headrace.services.base.plugins import load
+from headrace.services.kafka.broker import Partition
+from headrace.services.models.tokens import tokenizer_digest
+from headrace.services.models.weights import model_folder
+from headrace.services.tasks.admission import refusal
+from headrace.services.tasks.cancellations import Cancellations
+from headrace.services.worker.service_context import ServiceContext
+from headrace.services.worker.worker import CompanionStart, Worker
 
 COMPANIONS: tuple[Topic[Any], ...] = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS)
 

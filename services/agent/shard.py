@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 
-from schemas.events import (
+from headrace.schemas.events import (
     EpisodeEnded,
     EpisodeStarted,
     Failure,
@@ -23,15 +23,15 @@ from schemas.events import (
     TaskEnded,
     TaskSubmitted,
 )
-from services.agent.cancellations import Cancellations
-from services.agent.early_answers import EarlyAnswers, Key
-from services.agent.isolation import DEATHS, Isolation, Suspect
-from services.agent.records import AgentSetup, refused, task_ended
-from services.agent.requests import Answer, close_after
-from services.agent.run import EpisodeRun
-from services.cancelled import TaskId, id_of
-from services.log import Delivery
-from services.shard import ShardContext
+from headrace.services.agent.crash_isolation.isolation import DEATHS, Isolation, Suspect
+from headrace.services.agent.early_answers import EarlyAnswers, Key
+from headrace.services.agent.episode_run import EpisodeRun
+from headrace.services.agent.records import AgentSetup, refused, task_ended
+from headrace.services.agent.requests import Answer, close_after
+from headrace.services.log.event_log import Delivery
+from headrace.services.tasks.cancellations import Cancellations
+from headrace.services.tasks.cancelled import TaskId, id_of
+from headrace.services.worker.shard import ShardContext
 
 logger = logging.getLogger(__name__)
 

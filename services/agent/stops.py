@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from schemas.events import Failure
-from services.errors import DependencyError
+from headrace.errors import DependencyError
+from headrace.schemas.events import Failure
 
 
 class EpisodeStopped(BaseException):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.agent.episode import Episode
+from headrace.services.agent.episode import Episode
 
 
 async def calculator_teacher(episode: Episode) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas import packed
-from schemas.events import PolicyUse, Sampling, Turn
+from headrace.schemas import packed
+from headrace.schemas.events import PolicyUse, Sampling, Turn
 
 
 @dataclass(eq=False, slots=True)

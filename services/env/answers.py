@@ -7,10 +7,9 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 
-from schemas.errors import TooLarge
-from schemas.events import ActionRequested, Failure, ObservationRecorded
-from services.errors import EnvironmentFailed, InfrastructureError, UsageError
-from services.types import Observation
+from headrace.errors import EnvironmentFailed, InfrastructureError, TooLarge, UsageError
+from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
+from headrace.services.base.types import Observation
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from services.types import Observation, TaskView
+from headrace.services.base.types import Observation, TaskView
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,19 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from schemas.events import ActionRequested, Failure, ObservationRecorded
-from services.clock import now
-from services.env.answers import Answer, alike, answer_to, deliver, failure_of, infrastructure
-from services.env.environment import Claim, Environment, Lasting
-from services.env.setup import Setup
-from services.types import Observation, TaskView
+from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
+from headrace.services.base.clock import now
+from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.answers import (
+    Answer,
+    alike,
+    answer_to,
+    deliver,
+    failure_of,
+    infrastructure,
+)
+from headrace.services.env.environment import Claim, Environment, Lasting
+from headrace.services.env.setup import Setup
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from schemas.events import Event, InstanceStateEntered
+from headrace.schemas.events import Event, InstanceStateEntered
 
 logger = logging.getLogger(__name__)
 

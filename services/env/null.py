@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.types import Observation, TaskView
+from headrace.services.base.types import Observation, TaskView
 
 
 class NullEnvironment:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 
-from schemas.events import ActionRequested, ObservationRecorded
-from services.clock import now
-from services.env.answers import answer_to, failure_of
-from services.env.environment import Claim, Environment, Judge
-from services.env.setup import Setup
-from services.errors import InfrastructureError
-from services.types import Observation
+from headrace.errors import InfrastructureError
+from headrace.schemas.events import ActionRequested, ObservationRecorded
+from headrace.services.base.clock import now
+from headrace.services.base.types import Observation
+from headrace.services.env.answers import answer_to, failure_of
+from headrace.services.env.environment import Claim, Environment, Judge
+from headrace.services.env.setup import Setup
 
 
 async def score(

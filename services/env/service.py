@@ -7,26 +7,26 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol, runtime_checkable
 
-from schemas.recipe import Recipe
-from schemas.topics import ACTIONS, OBSERVATIONS
-from services.context import ServiceContext
-from services.env.docker.pool import DockerSetup
-from services.env.instances import Instances
-from services.env.libraries.setup import LIBRARIES, LibrarySetup
-from services.env.setup import EnvironmentSetup, Setup
-from services.env.shard import EnvShard
-from services.errors import HeadraceError
-from services.kafka.broker import Partition
-from services.plugins import load
-from services.worker import CompanionStart, Worker
+from headrace.errors import HeadraceError
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import ACTIONS, OBSERVATIONS
+from headrace.services.base.plugins import load
+from headrace.services.env.instances import Instances
+from headrace.services.env.libraries.library_setup import LIBRARIES, LibrarySetup
+from headrace.services.env.sandbox.pool import DockerSetup
+from headrace.services.env.setup import EnvironmentSetup, Setup
+from headrace.services.env.shard import EnvShard
+from headrace.services.kafka.broker import Partition
+from headrace.services.worker.service_context import ServiceContext
+from headrace.services.worker.worker import CompanionStart, Worker
 
 BUILTIN = {
-    "null": "services.env.null:NullEnvironment",
-    "gymnasium": "services.env.gymnasium:GymnasiumEnvironment",
-    "http": "services.env.http:HttpEnvironment",
-    "openenv": "services.env.openenv.environment:OpenEnvEnvironment",
-    "mcp": "services.env.mcp.environment:McpEnvironment",
-    "docker": "services.env.docker.pool:DockerSetup",
+    "null": "headrace.services.env.null:NullEnvironment",
+    "gymnasium": "headrace.services.env.gymnasium_environment:GymnasiumEnvironment",
+    "http": "headrace.services.env.http_environment:HttpEnvironment",
+    "openenv": "headrace.services.env.openenv.openenv_environment:OpenEnvEnvironment",
+    "mcp": "headrace.services.env.mcp.mcp_environment:McpEnvironment",
+    "docker": "headrace.services.env.sandbox.pool:DockerSetup",
 }
 DOCKER = "docker"
 """The environment whose episodes have containers: its setup is its own."""

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from schemas.events import EnvironmentUse
-from services.env.environment import Claim, Environment, MakeEnvironment, Named
-from services.errors import UsageError
+from headrace.errors import UsageError
+from headrace.schemas.events import EnvironmentUse
+from headrace.services.env.environment import Claim, Environment, MakeEnvironment, Named
 
 logger = logging.getLogger(__name__)
 

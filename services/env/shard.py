@@ -15,17 +15,17 @@ from typing import Any, Protocol, runtime_checkable
 
 from prometheus_client import Counter, Gauge
 
-from schemas.events import ActionRequested, Failure, ObservationRecorded
-from services.clock import now
-from services.env.answers import answer_to, deliver
-from services.env.environment import Claim
-from services.env.handle import Handle
-from services.env.scoring import score
-from services.env.setup import Setup
-from services.errors import InfrastructureError
-from services.log import Delivery
-from services.shard import ShardContext
-from services.types import Observation
+from headrace.errors import InfrastructureError
+from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
+from headrace.services.base.clock import now
+from headrace.services.base.types import Observation
+from headrace.services.env.answers import answer_to, deliver
+from headrace.services.env.environment import Claim
+from headrace.services.env.handle import Handle
+from headrace.services.env.scoring import score
+from headrace.services.env.setup import Setup
+from headrace.services.log.event_log import Delivery
+from headrace.services.worker.shard import ShardContext
 
 logger = logging.getLogger(__name__)
 

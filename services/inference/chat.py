@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from services.errors import UsageError
+from headrace.errors import UsageError
 
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 """What templates call the tokens of `tokenizer_config.json`."""

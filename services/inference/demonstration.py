@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.inference.engine import Generation, Prompt
+from headrace.services.inference.engine import Generation, Prompt
 
 
 def demonstrate(prompt: Prompt, said: Sequence[int], context: int) -> Generation:

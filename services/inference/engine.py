@@ -77,7 +77,7 @@ class Prompt:
     """The only ids that may be drawn; empty allows all."""
     seed: int | None = None
     json_schema: str = ""
-    """What the text follows, up to a stop id (`services/json_schema.py`); empty leaves it free."""
+    """The JSON schema that the text follows, up to a stop id. Empty leaves the text free."""
     around: tuple[str, str] = ("", "")
     """What comes before the JSON, and after it; nothing without a schema."""
     priority: int = 0

@@ -10,13 +10,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas import events
-from schemas.events import Blob, PolicyPublished, WeightsDelta
-from services.blobs import BlobStore
-from services.deltas import apply
-from services.errors import BlobError, DependencyError
-from services.inference.engine import Adapter, Weights
-from services.weights import weights_digest
+from headrace.errors import BlobError, DependencyError
+from headrace.schemas import events
+from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
+from headrace.services.inference.engine import Adapter, Weights
+from headrace.services.models.blobs import BlobStore
+from headrace.services.models.deltas import apply
+from headrace.services.models.weights import weights_digest
 
 logger = logging.getLogger(__name__)
 

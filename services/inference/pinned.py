@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from schemas.events import GenerationRequested, PolicyPublished
-from services import clock
-from services.errors import BlobError, DependencyError, InfrastructureError
-from services.inference.engine import Weights
-from services.inference.serving import ServedPolicy, Slot
+from headrace.errors import BlobError, DependencyError, InfrastructureError
+from headrace.schemas.events import GenerationRequested, PolicyPublished
+from headrace.services.base import clock
+from headrace.services.inference.engine import Weights
+from headrace.services.inference.serving import ServedPolicy, Slot
 
 Find = Callable[[str, int], Awaitable[PolicyPublished | None]]
 """From a policy's name and a version to its publication that counts; None where there is none."""

@@ -11,33 +11,33 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from schemas.events import PolicyPublished
-from schemas.policy import Policy
-from schemas.recipe import Recipe
-from schemas.topics import POLICIES, PROMPTS
-from services.concurrency import until_first
-from services.context import ServiceContext
-from services.errors import UsageError
-from services.inference.engine import Engine, EngineSetup
-from services.inference.local_weights import LocalWeights, ScratchFolder
-from services.inference.pinned import PinnedVersions
-from services.inference.serving import ServedPolicy, Slots
-from services.inference.tokenizer import Tokenizer
-from services.inference.weights_follower import WeightsFollower
-from services.inference.worker import PromptShard
-from services.kafka.broker import Partition
-from services.log import EventLog
-from services.plugins import load
-from services.positions import Start
-from services.reader import CaughtUp, EventReader
-from services.shard import ShardContext
-from services.weights import model_folder
-from services.worker import Worker
+from headrace.errors import UsageError
+from headrace.schemas.events import PolicyPublished
+from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import POLICIES, PROMPTS
+from headrace.services.base.concurrency import until_first
+from headrace.services.base.plugins import load
+from headrace.services.inference.engine import Engine, EngineSetup
+from headrace.services.inference.local_weights import LocalWeights, ScratchFolder
+from headrace.services.inference.pinned import PinnedVersions
+from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.shard import PromptShard
+from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.inference.weights_follower import WeightsFollower
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.positions import Start
+from headrace.services.models.weights import model_folder
+from headrace.services.worker.service_context import ServiceContext
+from headrace.services.worker.shard import ShardContext
+from headrace.services.worker.worker import Worker
 
 BUILTIN = {
-    "torch": "services.inference.torch_engine:TorchEngine",
-    "vllm": "services.inference.vllm_engine:VllmEngine",
-    "scripted": "services.inference.scripted:ScriptedEngine",
+    "torch": "headrace.services.inference.engines.torch_engine:TorchEngine",
+    "vllm": "headrace.services.inference.engines.vllm_engine:VllmEngine",
+    "scripted": "headrace.services.inference.engines.scripted:ScriptedEngine",
 }
 
 

@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from schemas import packed
-from schemas.events import Failure, GenerationCompleted, GenerationRequested
-from services import clock
-from services.errors import InfrastructureError
-from services.inference.demonstration import demonstrate
-from services.inference.engine import Engine, Generation, Prompt
-from services.inference.metrics import PolicyMetrics
-from services.tokens import single_ids
+from headrace.errors import InfrastructureError
+from headrace.schemas import packed
+from headrace.schemas.events import Failure, GenerationCompleted, GenerationRequested
+from headrace.services.base import clock
+from headrace.services.inference.demonstration import demonstrate
+from headrace.services.inference.engine import Engine, Generation, Prompt
+from headrace.services.inference.inference_metrics import PolicyMetrics
+from headrace.services.models.tokens import single_ids
 
 RECHECK_S = 1.0
 """An engine's capacity is asked again after this long, lest it change by itself."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.errors import UsageError
-from services.inference.chat import ChatTemplate
+from headrace.errors import UsageError
+from headrace.services.inference.chat import ChatTemplate
 
 
 class Tokenizer:

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from schemas.events import Event, PolicyPublished
-from services.blobs import BlobStore
-from services.errors import BlobError, DependencyError, InfrastructureError
-from services.inference.local_weights import LocalWeights
-from services.inference.serving import ServedPolicy
-from services.log import Delivery
-from services.reader import CaughtUp
+from headrace.errors import BlobError, DependencyError, InfrastructureError
+from headrace.schemas.events import Event, PolicyPublished
+from headrace.services.inference.local_weights import LocalWeights
+from headrace.services.inference.serving import ServedPolicy
+from headrace.services.log.event_log import Delivery
+from headrace.services.log.event_reader import CaughtUp
+from headrace.services.models.blobs import BlobStore
 
 logger = logging.getLogger(__name__)
 

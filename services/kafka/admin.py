@@ -21,17 +21,17 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewTopic
 
-from services.errors import DependencyError, UsageError
-from services.kafka.broker import Committed, Partition
-from services.kafka.convert import (
+from headrace.errors import DependencyError, UsageError
+from headrace.services.kafka.broker import Committed, Partition
+from headrace.services.kafka.client_settings import KafkaSettings, Properties
+from headrace.services.kafka.convert import (
     checked,
     committed_in,
     make_consumer,
     topic_partitions,
 )
-from services.kafka.failures import TRANSIENT, error_of, failure
-from services.kafka.lost import records_lost
-from services.kafka.settings import KafkaSettings, Properties
+from headrace.services.kafka.failures import TRANSIENT, error_of, failure
+from headrace.services.kafka.lost import records_lost
 
 REQUEST_S = 3.0
 PATIENCE_S = 15.0

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from services.errors import HeadraceError
-from services.kafka.admin import Admin
-from services.kafka.broker import (
+from headrace.errors import HeadraceError
+from headrace.services.kafka.admin import Admin
+from headrace.services.kafka.broker import (
     Broker,
     Committed,
     FencedWriter,
@@ -26,11 +26,11 @@ from services.kafka.broker import (
     Record,
     Subscription,
 )
-from services.kafka.consumer import KafkaReader, KafkaSubscription
-from services.kafka.fenced import KafkaFencedWriter
-from services.kafka.fetcher import Fetcher
-from services.kafka.producer import Sender
-from services.kafka.settings import KafkaSettings
+from headrace.services.kafka.client_settings import KafkaSettings
+from headrace.services.kafka.consumer import KafkaReader, KafkaSubscription
+from headrace.services.kafka.fenced import KafkaFencedWriter
+from headrace.services.kafka.fetcher import Fetcher
+from headrace.services.kafka.producer import Sender
 
 logger = logging.getLogger(__name__)
 

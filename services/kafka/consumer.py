@@ -10,13 +10,13 @@ from time import monotonic, sleep
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from services.errors import DependencyError
-from services.kafka.admin import Admin
-from services.kafka.broker import Committed, End, OnAssigned, OnRevoked, Partition, Record
-from services.kafka.convert import committed_in, offsets_of
-from services.kafka.failures import LOST, TRANSIENT, error_of, failure
-from services.kafka.poller import Poller
-from services.kafka.settings import KafkaSettings
+from headrace.errors import DependencyError
+from headrace.services.kafka.admin import Admin
+from headrace.services.kafka.broker import Committed, End, OnAssigned, OnRevoked, Partition, Record
+from headrace.services.kafka.client_settings import KafkaSettings
+from headrace.services.kafka.convert import committed_in, offsets_of
+from headrace.services.kafka.failures import LOST, TRANSIENT, error_of, failure
+from headrace.services.kafka.poller import Poller
 
 logger = logging.getLogger(__name__)
 

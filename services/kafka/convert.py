@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
-from services.kafka.broker import Committed, Partition, Position, Record
-from services.kafka.failures import error_of, failure
-from services.kafka.settings import Properties, logger
+from headrace.services.kafka.broker import Committed, Partition, Position, Record
+from headrace.services.kafka.client_settings import Properties, logger
+from headrace.services.kafka.failures import error_of, failure
 
 WATERMARKS_S = 2.0
 

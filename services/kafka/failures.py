@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-from services.errors import DependencyError, Fenced, HeadraceError, UsageError
+from headrace.errors import DependencyError, Fenced, HeadraceError, UsageError
 
 FENCED = frozenset(
     {

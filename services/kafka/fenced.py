@@ -17,11 +17,11 @@ from confluent_kafka import (
     Producer,
 )
 
-from services.errors import DependencyError, HeadraceError
-from services.kafka.broker import Committed, Outgoing, Partition, Position
-from services.kafka.convert import make_consumer, make_producer, offsets_of, to_position
-from services.kafka.failures import FENCED, error_of, failure
-from services.kafka.settings import KafkaSettings
+from headrace.errors import DependencyError, HeadraceError
+from headrace.services.kafka.broker import Committed, Outgoing, Partition, Position
+from headrace.services.kafka.client_settings import KafkaSettings
+from headrace.services.kafka.convert import make_consumer, make_producer, offsets_of, to_position
+from headrace.services.kafka.failures import FENCED, error_of, failure
 
 logger = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ from time import monotonic
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from services.errors import DependencyError, HeadraceError, RecordsLost
-from services.kafka.broker import Partition, Position, Record
-from services.kafka.convert import (
+from headrace.errors import DependencyError, HeadraceError, RecordsLost
+from headrace.services.kafka.broker import Partition, Position, Record
+from headrace.services.kafka.client_settings import KafkaSettings
+from headrace.services.kafka.convert import (
     make_consumer,
     to_record,
     topic_partitions,
     watermarks,
 )
-from services.kafka.failures import FINAL, error_of, failure
-from services.kafka.lost import records_lost
-from services.kafka.settings import KafkaSettings
+from headrace.services.kafka.failures import FINAL, error_of, failure
+from headrace.services.kafka.lost import records_lost
 
 SILENCE_S = 10.0
 """No record for so long, while some are wanted: the broker is out of reach."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.errors import RecordsLost
-from services.kafka.broker import Partition
+from headrace.errors import RecordsLost
+from headrace.services.kafka.broker import Partition
 
 _TO_DO = "docs/operations.md, `Records that are gone`, says how to go on"
 

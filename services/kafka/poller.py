@@ -21,18 +21,18 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from services.errors import DependencyError
-from services.kafka.broker import End, Partition, Record
-from services.kafka.convert import (
+from headrace.errors import DependencyError
+from headrace.services.kafka.broker import End, Partition, Record
+from headrace.services.kafka.client_settings import Properties
+from headrace.services.kafka.client_settings import logger as client_logger
+from headrace.services.kafka.convert import (
     make_consumer,
     to_record,
     topic_partitions,
     watermarks,
 )
-from services.kafka.failures import FINAL, error_of, failure
-from services.kafka.lost import records_lost
-from services.kafka.settings import Properties
-from services.kafka.settings import logger as client_logger
+from headrace.services.kafka.failures import FINAL, error_of, failure
+from headrace.services.kafka.lost import records_lost
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from time import monotonic
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from services.errors import DependencyError, HeadraceError
-from services.kafka.broker import Outgoing, Position
-from services.kafka.convert import make_producer, to_position
-from services.kafka.failures import error_of, failure
-from services.kafka.settings import DELIVERY_S, KafkaSettings
+from headrace.errors import DependencyError, HeadraceError
+from headrace.services.kafka.broker import Outgoing, Position
+from headrace.services.kafka.client_settings import DELIVERY_S, KafkaSettings
+from headrace.services.kafka.convert import make_producer, to_position
+from headrace.services.kafka.failures import error_of, failure
 
 POLL_S = 0.1
 CLOSE_S = 3.0

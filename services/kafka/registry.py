@@ -14,8 +14,8 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.common._httpx_compat import httpx
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from services.errors import DependencyError, HeadraceError, UsageError
-from services.kafka.schema_registry import COMPATIBILITY, SchemaRegistry
+from headrace.errors import DependencyError, HeadraceError, UsageError
+from headrace.services.kafka.schema_registry import COMPATIBILITY, SchemaRegistry
 
 REQUEST_S = 5.0
 """Bound of connecting, and of each wait for an answer."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 
-from schemas.codec import Codec, avsc
-from schemas.topics import Topics
+from headrace.schemas.codec import Codec, avsc
+from headrace.schemas.topics import Topics
 
 COMPATIBILITY = "BACKWARD_TRANSITIVE"
 """A new schema reads what any earlier one wrote: the log keeps its records for long."""

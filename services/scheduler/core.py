@@ -20,11 +20,11 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from schemas.events import EpisodeStarted, Failure, TaskCancelled, TaskSubmitted
-from schemas.frontier import Frontier
-from schemas.recipe import Recipe
-from services.cancelled import CancelledTasks, TaskId, id_of
-from services.refusal import refusal, refused
+from headrace.schemas.events import EpisodeStarted, Failure, TaskCancelled, TaskSubmitted
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.tasks.admission import refusal, refused
+from headrace.services.tasks.cancelled import CancelledTasks, TaskId, id_of
 
 MAX_NAME = 1_000
 """Most characters of a name of a task that is not run."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import Gauge
 
-from schemas.events import (
+from headrace.schemas.events import (
     BatchAssembled,
     EpisodeEnded,
     EpisodeStarted,
@@ -18,16 +18,24 @@ from schemas.events import (
     TaskCancelled,
     TaskSubmitted,
 )
-from schemas.frontier import Frontier
-from schemas.topics import BATCHES, CANCELLATIONS, EPISODES, GROUPS, OUTCOMES, POLICIES, TASKS
-from services.clock import now
-from services.context import ServiceContext
-from services.kafka.broker import Partition
-from services.log import Delivery
-from services.reader import CaughtUp, EventReader
-from services.scheduler.core import SchedulerCore
-from services.shard import ShardContext
-from services.worker import CompanionStart, Worker
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.topics import (
+    BATCHES,
+    CANCELLATIONS,
+    EPISODES,
+    GROUPS,
+    OUTCOMES,
+    POLICIES,
+    TASKS,
+)
+from headrace.services.base.clock import now
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.scheduler.core import SchedulerCore
+from headrace.services.worker.service_context import ServiceContext
+from headrace.services.worker.shard import ShardContext
+from headrace.services.worker.worker import CompanionStart, Worker
 
 QUEUE_HIGH, QUEUE_LOW = 10_000, 5_000
 """Tasks kept in memory: reading `tasks` pauses above the first and goes on below the second."""

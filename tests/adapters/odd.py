@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from services.errors import UsageError
+from headrace.errors import UsageError
 
 
 class Odd:

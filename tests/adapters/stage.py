@@ -11,22 +11,22 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from schemas.codec import Codec
-from schemas.events import ActionRequested, EnvironmentUse, ObservationRecorded
-from schemas.read_recipe import parse_recipe
-from schemas.recipe import Recipe
-from schemas.topics import OBSERVATIONS, Topics
-from services.apply import apply
-from services.blobs import LocalBlobStore
-from services.clock import now_ms
-from services.context import ServiceContext
-from services.env import service
-from services.kafka.broker import Partition
-from services.kafka.memory import MemoryCluster
-from services.kafka.memory_registry import MemoryRegistry
-from services.log import EventLog
-from services.reader import CaughtUp, EventReader
-from services.types import TaskView
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import ActionRequested, EnvironmentUse, ObservationRecorded
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import OBSERVATIONS, Topics
+from headrace.services.base.clock import now_ms
+from headrace.services.base.types import TaskView
+from headrace.services.env import service
+from headrace.services.kafka.broker import Partition
+from headrace.services.kafka.memory.memory_broker import MemoryCluster
+from headrace.services.kafka.memory.memory_registry import MemoryRegistry
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.namespace.apply import apply
+from headrace.services.worker.service_context import ServiceContext
 
 ANSWER_S = 60.0
 """Most seconds until an action is answered."""

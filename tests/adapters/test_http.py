@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from services.env.http import HttpEnvironment
-from services.errors import EnvironmentFailed, InfrastructureError, UsageError
-from services.types import Observation
+from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.services.base.types import Observation
+from headrace.services.env.http_environment import HttpEnvironment
 from tests.adapters.stage import Stage, recipe, server, view
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -217,7 +217,7 @@ def test_a_token_comes_from_the_workers_surroundings(monkeypatch: pytest.MonkeyP
 
 
 def test_a_task_cant_choose_the_address(tmp_path: Path) -> None:
-    from schemas.events import EnvironmentUse
+    from headrace.schemas.events import EnvironmentUse
 
     async def main() -> None:
         stage = Stage(recipe("http", {"url": "http://127.0.0.1:1"}), tmp_path)

@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
-from schemas.events import EnvironmentUse
-from services.env.environment import Claim
-from services.env.libraries import setup as library_setup
-from services.env.libraries.setup import LibrarySetup
-from services.errors import EnvironmentFailed, InfrastructureError, UsageError
-from services.source.reasoning_gym import items
-from services.types import Observation
+from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.schemas.events import EnvironmentUse
+from headrace.services.base.types import Observation
+from headrace.services.env.environment import Claim
+from headrace.services.env.libraries import library_setup
+from headrace.services.env.libraries.library_setup import LibrarySetup
+from headrace.services.tasks.data_sets.reasoning_gym_items import items
 from tests.adapters.stage import Stage, recipe, view
 
 CLAIM = Claim(task=1, sample=0, attempt=0, partition=0, offset=0, expires_at=0.0)
@@ -29,7 +29,7 @@ USE = EnvironmentUse(use="default")
 @pytest.fixture
 def odd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(library_setup.LIBRARIES, "odd", "tests.adapters.odd:Odd")
-    monkeypatch.setattr("services.env.libraries.process.GRACE_S", 3.0)
+    monkeypatch.setattr("headrace.services.env.libraries.library_process.GRACE_S", 3.0)
 
 
 def run(use: str, options: Mapping[str, Any], test: Any, *, within_s: float = 120.0) -> Any:
@@ -222,7 +222,7 @@ def test_an_episode_through_the_worker_is_stepped_again_by_the_next(tmp_path: Pa
 KILLED = """
 import asyncio, sys
 sys.path.insert(0, {root!r})
-from services.env.libraries import setup
+from headrace.services.env.libraries import setup
 setup.LIBRARIES["odd"] = "tests.adapters.odd:Odd"
 
 async def main():

@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from infra.local.processes import free_port
-from services.env.mcp.environment import McpEnvironment
-from services.env.tool_calls import MOST, BadCall, Call, read_calls
-from services.errors import EnvironmentFailed, InfrastructureError, UsageError
-from services.types import Observation
+from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.infra.local.detached import free_port
+from headrace.services.base.types import Observation
+from headrace.services.env.mcp.mcp_environment import McpEnvironment
+from headrace.services.env.tool_calls import MOST, BadCall, Call, read_calls
 from tests.adapters.stage import Stage, recipe, view
 
 HERE = Path(__file__).parent
@@ -160,8 +160,8 @@ def test_a_stubborn_server_and_its_child_end_with_the_episode(tmp_path: Path) ->
 
 KILLED = """
 import asyncio, sys
-from services.env.mcp.environment import McpEnvironment
-from services.types import TaskView
+from headrace.services.env.mcp.mcp_environment import McpEnvironment
+from headrace.services.base.types import TaskView
 
 task = TaskView(number=0, sample=0, payload={{}}, options={{}}, seed=0)
 asyncio.run(McpEnvironment(command={command!r}, timeout_s=600).reset(task))

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
-from services.env.openenv.environment import OpenEnvEnvironment
-from services.env.openenv.messages import render
-from services.errors import EnvironmentFailed, InfrastructureError, UsageError
-from services.types import Observation
+from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.services.base.types import Observation
+from headrace.services.env.openenv.openenv_environment import OpenEnvEnvironment
+from headrace.services.env.openenv.openenv_messages import render
 from tests.adapters.stage import Stage, recipe, server, view
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from services.settings import Where
+from headrace.services.namespace.cluster_config import Where
 from tests.bench.deployment import a_stack
 from tests.bench.episodes import live_episodes, null_episodes
 from tests.bench.report import Figure, print_figures

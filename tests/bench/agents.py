@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from services.agent.episode import Episode
+from headrace.services.agent.episode import Episode
 
 
 async def timed(episode: Episode) -> None:

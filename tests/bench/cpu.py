@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from infra import local
+from headrace.infra import local
 
 
 class CpuWatch:
@@ -54,8 +54,8 @@ class CpuWatch:
 
 
 def _service(child: psutil.Process) -> str | None:
-    """`agent`, of `python -m services.cli serve agent …`; `produce`, of `… tests.bench.work …`."""
+    """The service or the kind of work that a process's command line names."""
     command = child.cmdline()
-    if command[2:4] == ["services.cli", "serve"]:
+    if command[2:4] == ["headrace.services.operate.cli", "serve"]:
         return command[4]
     return command[3] if command[2:3] == ["tests.bench.work"] else None

@@ -12,18 +12,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from infra import local
-from infra.local.processes import free_port
-from schemas.events import Event, PolicyPublished
-from schemas.recipe import Recipe
-from schemas.topics import POLICIES, Topic, Topics
-from services.apply import apply
-from services.connect import connect
-from services.kafka.broker import Partition
-from services.log import Delivery, EventLog
-from services.reader import CaughtUp, EventReader
-from services.run.supervisor import ChildSpec, Supervisor, headrace_command
-from services.settings import Where, write_resolved
+from headrace.infra import local
+from headrace.infra.local.detached import free_port
+from headrace.schemas.events import Event, PolicyPublished
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import POLICIES, Topic, Topics
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.namespace.apply import apply
+from headrace.services.namespace.cluster_config import Where, write_resolved
+from headrace.services.namespace.connect import connect
+from headrace.services.operate.run.supervisor import ChildSpec, Supervisor, headrace_command
 
 START_S = 60.0
 """A service has joined its consumer group by then."""

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from statistics import quantiles
 from typing import Any
 
-from schemas.events import EpisodeEnded, TaskEnded, TrajectoryRecorded
-from schemas.recipe import Recipe
-from schemas.topics import OUTCOMES, RESULTS, TRAJECTORIES
-from services.log import Delivery
-from services.settings import Where
-from services.tasks import Item, TaskMaker
+from headrace.schemas.events import EpisodeEnded, TaskEnded, TrajectoryRecorded
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import OUTCOMES, RESULTS, TRAJECTORIES
+from headrace.services.log.event_log import Delivery
+from headrace.services.namespace.cluster_config import Where
+from headrace.services.tasks.task_maker import Item, TaskMaker
 from tests.bench.cpu import CpuWatch
 from tests.bench.deployment import Deployment, deployed
 from tests.bench.report import Figure, rate

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from infra.local.jars import KAFKA_VERSION
+from headrace.infra.local.jars import KAFKA_VERSION
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from dataclasses import replace
 
-from schemas.events import Blob, PolicyPublished
-from schemas.recipe import Recipe
-from schemas.topics import BATCHES
-from services.settings import Where, write_resolved
+from headrace.schemas.events import Blob, PolicyPublished
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import BATCHES
+from headrace.services.namespace.cluster_config import Where, write_resolved
 from tests.bench.cpu import CpuWatch
 from tests.bench.deployment import Deployment, deployed
 from tests.bench.report import Figure, rate

@@ -25,17 +25,17 @@ from time import perf_counter
 import numpy as np
 from torch import Tensor
 
-from schemas.events import PolicyPublished
-from schemas.policy import Policy
-from services.blobs import LocalBlobStore
-from services.inference.local_weights import LocalWeights
-from services.settings import Where
-from services.weights import model_folder
+from headrace.schemas.events import PolicyPublished
+from headrace.schemas.recipe.policy import Policy
+from headrace.services.inference.local_weights import LocalWeights
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.weights import model_folder
+from headrace.services.namespace.cluster_config import Where
+from headrace.trainer.learner import Learner
+from headrace.trainer.losses import MicroBatch
+from headrace.trainer.sequences import Draw, TokenSequence, UpdateBatch
+from headrace.trainer.versions import Stored, VersionStore
 from tests.bench.report import Figure
-from trainer.learner import Learner
-from trainer.losses import MicroBatch
-from trainer.sequences import Draw, TokenSequence, UpdateBatch
-from trainer.versions import Stored, VersionStore
 
 TEXT = Path(__file__).parents[2]
 RATES = (1e-6, 5e-6)

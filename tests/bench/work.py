@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from statistics import median
 from typing import cast
 
-from schemas.events import (
+from headrace.schemas.events import (
     BatchAssembled,
     EpisodeEnded,
     PolicyUse,
@@ -24,15 +24,15 @@ from schemas.events import (
     TrajectoryRecorded,
     Turn,
 )
-from schemas.packed import pack_f32, pack_i32, pack_spans
-from schemas.recipe import Recipe
-from schemas.topics import BATCHES, Topics
-from services.connect import connect
-from services.kafka.broker import Partition
-from services.log import Delivery, EventLog
-from services.reader import CaughtUp, EventReader
-from services.serve import spare_the_collector
-from services.settings import Where, read_recipe
+from headrace.schemas.packed import pack_f32, pack_i32, pack_spans
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import BATCHES, Topics
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.connect import connect
+from headrace.services.operate.serve import spare_the_collector
 from tests.bench.trajectories import GROUP
 
 TOKENS = 1024
@@ -134,7 +134,7 @@ class Loader:
 
     async def run(self, batches: int) -> dict[str, float]:
         """Loads so many batches, from where it stands. `age_s` is from a batch's record on."""
-        from trainer.loader import load_batch
+        from headrace.trainer.loader import load_batch
 
         clock = time.perf_counter()
         ages_s = []

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from schemas.recipe import Recipe
-from schemas.topics import Topics
-from services.apply import apply
-from services.connect import connect
-from services.log import EventLog
-from services.settings import Where, read_recipe
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import Topics
+from headrace.services.log.event_log import EventLog
+from headrace.services.namespace.apply import apply
+from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.connect import connect
 from tests.chaos.disks import MIB, Disk
 from tests.chaos.fleet import Clocks, Fleet
 from tests.chaos.injections import World, write_rates

@@ -11,11 +11,16 @@ from pathlib import Path
 
 import psutil
 
-from schemas.recipe import Recipe
-from services.run.children import child_specs
-from services.run.processes import Preloader
-from services.run.supervisor import ChildSpec, RestartRule, Supervisor, headrace_command
-from services.settings import Where, write_resolved
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.namespace.cluster_config import Where, write_resolved
+from headrace.services.operate.run.children import child_specs
+from headrace.services.operate.run.processes import Preloader
+from headrace.services.operate.run.supervisor import (
+    ChildSpec,
+    RestartRule,
+    Supervisor,
+    headrace_command,
+)
 
 RULE = RestartRule(first_delay_s=0.5, longest_delay_s=0.5, deaths=1_000_000)
 """A dead child comes back after the half second of `run`'s first restart, however often it dies."""

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from services.errors import InfrastructureError
-from services.inference.engine import Capacity, EngineSetup, Generation, Prompt, Weights
-from services.inference.scripted import ScriptedEngine
-from services.types import Observation, TaskView
+from headrace.errors import InfrastructureError
+from headrace.services.base.types import Observation, TaskView
+from headrace.services.inference.engine import Capacity, EngineSetup, Generation, Prompt, Weights
+from headrace.services.inference.engines.scripted import ScriptedEngine
 
 REREAD_S = 0.2
 TOKENS = 8

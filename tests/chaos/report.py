@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from schemas.events import BatchAssembled, EpisodeEnded, EpisodeStarted, Event, GroupClosed
-from services.log import Delivery
+from headrace.schemas.events import BatchAssembled, EpisodeEnded, EpisodeStarted, Event, GroupClosed
+from headrace.services.log.event_log import Delivery
 from tests.chaos.watch import Gap
 from tests.checker import Facts, Report
 

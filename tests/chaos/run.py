@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from services.log import EventLog
-from services.namespaces import open_namespace
-from services.run.life import enter
+from headrace.services.log.event_log import EventLog
+from headrace.services.namespace.lookup import open_namespace
+from headrace.services.namespace.run_life import enter
 from tests.chaos import report
 from tests.chaos.deploy import deployed, where_in
 from tests.chaos.injections import KINDS, SERVICES, Kind, World, kill, write_rates

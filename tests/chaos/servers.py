@@ -18,8 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.local import jars, kafka, registry, runtime
-from infra.local.processes import describe_log, free_port
+from headrace.infra.local import jars
+from headrace.infra.local import java_runtime as runtime
+from headrace.infra.local import kafka_server as kafka
+from headrace.infra.local import registry_server as registry
+from headrace.infra.local.detached import describe_log, free_port
 from tests.chaos.proxy import Proxy
 
 READY_S = 120.0

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded
-from schemas.topics import BATCHES, POLICIES, RESULTS, TASKS
-from services.kafka.broker import Record
-from services.log import EventLog
+from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded
+from headrace.schemas.topics import BATCHES, POLICIES, RESULTS, TASKS
+from headrace.services.kafka.broker import Record
+from headrace.services.log.event_log import EventLog
 from tests.following import Follower
 
 RECENT_S = 2.0

@@ -6,7 +6,7 @@ from collections import defaultdict
 from math import isclose
 from statistics import fmean
 
-from schemas.events import (
+from headrace.schemas.events import (
     BatchAssembled,
     BatchSample,
     Dropped,
@@ -14,9 +14,9 @@ from schemas.events import (
     TaskEnded,
     TrajectoryRecorded,
 )
-from schemas.frontier import Frontier
-from schemas.recipe import Recipe
-from services.log import Delivery
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.log.event_log import Delivery
 from tests.checker.facts import Facts, Violations
 from tests.checker.trajectories import use_of
 

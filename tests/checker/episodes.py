@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.events import EpisodeEnded, EpisodeStarted, ObservationRecorded
+from headrace.schemas.events import EpisodeEnded, EpisodeStarted, ObservationRecorded
 from tests.checker.facts import Facts, Violations
 
 NO_REWARD = ("failed", "deadline", "cancelled")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.events import (
+from headrace.schemas.events import (
     BatchAssembled,
     EpisodeEnded,
     EpisodeStarted,

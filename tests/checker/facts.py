@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from schemas.events import Event, Ref, TaskSubmitted
-from schemas.topics import DEAD_LETTERS
-from services.errors import DecodeError
-from services.kafka.broker import Partition, Record
-from services.log import Delivery, EventLog
-from services.positions import Start, reached, resolve_starts
+from headrace.errors import DecodeError
+from headrace.schemas.events import Event, Ref, TaskSubmitted
+from headrace.schemas.topics import DEAD_LETTERS
+from headrace.services.kafka.broker import Partition, Record
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.positions import Start, reached, resolve_starts
 
 E = TypeVar("E", bound=Event)
 Violations = Iterator[str]

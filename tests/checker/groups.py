@@ -5,12 +5,18 @@ from __future__ import annotations
 from math import isclose, isnan, nan
 from statistics import fmean
 
-from schemas.events import EpisodeEnded, GroupClosed, GroupSample, TaskEnded, TrajectoryRecorded
-from schemas.packed import pack_f32
-from schemas.policy import Policy
-from schemas.recipe import Recipe
-from services.plugins import load
-from stream_jobs.advantages import ADVANTAGES
+from headrace.schemas.events import (
+    EpisodeEnded,
+    GroupClosed,
+    GroupSample,
+    TaskEnded,
+    TrajectoryRecorded,
+)
+from headrace.schemas.packed import pack_f32
+from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.base.plugins import load
+from headrace.stream_jobs.advantages import ADVANTAGES
 from tests.checker.facts import Facts, Violations
 from tests.checker.trajectories import use_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from schemas.events import (
+from headrace.schemas.events import (
     BatchAssembled,
     EpisodeEnded,
     EpisodeStarted,
@@ -13,9 +13,9 @@ from schemas.events import (
     GroupClosed,
     PolicyPublished,
 )
-from schemas.frontier import Frontier
-from schemas.recipe import Recipe
-from services.log import Delivery
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.log.event_log import Delivery
 from tests.checker.facts import Facts, Violations
 
 LAG_S = 15.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from schemas.events import BatchAssembled, PolicyPublished
-from schemas.packed import unpack_f32
-from schemas.recipe import Recipe
+from headrace.schemas.events import BatchAssembled, PolicyPublished
+from headrace.schemas.packed import unpack_f32
+from headrace.schemas.recipe.recipe import Recipe
 from tests.checker.facts import Facts, Violations
 
 

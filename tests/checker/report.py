@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from schemas.events import (
+from headrace.schemas.events import (
     BatchAssembled,
     EpisodeEnded,
     EpisodeStarted,
@@ -14,10 +14,10 @@ from schemas.events import (
     PolicyPublished,
     TaskEnded,
 )
-from schemas.recipe import Recipe
-from services.log import Delivery
-from services.namespaces import open_namespace
-from services.settings import Where
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.log.event_log import Delivery
+from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.lookup import open_namespace
 from tests.checker import (
     batches,
     episodes,

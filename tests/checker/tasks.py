@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from schemas.events import (
+from headrace.schemas.events import (
     EpisodeEnded,
     EpisodeStarted,
     RunStateEntered,
     TaskEnded,
     TaskSubmitted,
 )
-from schemas.recipe import Recipe
-from services.log import Delivery
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.log.event_log import Delivery
 from tests.checker.facts import Facts, Violations
 
 Starts = dict[int, list[Delivery[EpisodeStarted]]]

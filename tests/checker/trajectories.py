@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isnan
 
-from schemas.events import (
+from headrace.schemas.events import (
     ActionRequested,
     EpisodeEnded,
     EpisodeStarted,
@@ -19,7 +19,7 @@ from schemas.events import (
     TrajectoryRecorded,
     Turn,
 )
-from schemas.packed import count, unpack_f32, unpack_spans
+from headrace.schemas.packed import count, unpack_f32, unpack_spans
 from tests.checker.facts import Facts, Violations
 
 Attempt = tuple[int, int, int]

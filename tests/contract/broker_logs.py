@@ -15,10 +15,10 @@ from typing import Protocol
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from services.errors import HeadraceError
-from services.kafka.broker import Broker, Outgoing, Partition
-from services.kafka.client import KafkaBroker
-from services.kafka.memory import MemoryBroker, MemoryCluster
+from headrace.errors import HeadraceError
+from headrace.services.kafka.broker import Broker, Outgoing, Partition
+from headrace.services.kafka.client import KafkaBroker
+from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
 from tests.contract import broker_member
 
 SESSION_S = 2.0

@@ -10,8 +10,8 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from services.kafka.broker import Broker, Committed, Partition, Record
-from services.kafka.client import KafkaBroker
+from headrace.services.kafka.broker import Broker, Committed, Partition, Record
+from headrace.services.kafka.client import KafkaBroker
 
 
 async def take_part(

@@ -15,10 +15,10 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from services.inference.engine import Engine, EngineSetup, Weights
-from services.inference.engine_thread import ThreadedEngine
-from services.inference.row import Outcome, Row
-from services.inference.torch_engine import TorchEngine
+from headrace.services.inference.engine import Engine, EngineSetup, Weights
+from headrace.services.inference.engines.engine_thread import ThreadedEngine
+from headrace.services.inference.engines.row import Outcome, Row
+from headrace.services.inference.engines.torch_engine import TorchEngine
 
 MakeEngine = Callable[..., Engine]
 
@@ -49,7 +49,7 @@ def make_engine_of(
     if name == "torch":
         return TorchEngine(setup)
     # Imported here: it takes seconds, and need not be installed.
-    from services.inference.vllm_engine import VllmEngine
+    from headrace.services.inference.engines.vllm_engine import VllmEngine
 
     if not device and torch.cuda.is_available():
         pytest.skip("on a machine with a GPU vLLM is built for it")

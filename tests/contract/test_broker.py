@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from services.errors import DependencyError, Fenced, HeadraceError, RecordsLost, UsageError
-from services.kafka.broker import (
+from headrace.errors import DependencyError, Fenced, HeadraceError, RecordsLost, UsageError
+from headrace.services.kafka.broker import (
     METADATA_LIMIT,
     Broker,
     Committed,
@@ -24,7 +24,7 @@ from services.kafka.broker import (
     Record,
     Subscription,
 )
-from services.kafka.murmur2 import partition_of
+from headrace.services.kafka.murmur2 import partition_of
 from tests.contract.broker_logs import SESSION_S, Log
 
 GROUP = "group"

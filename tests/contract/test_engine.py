@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from services.errors import BlobError, InfrastructureError, UsageError
-from services.inference.engine import Engine, EngineSetup, Prompt, Weights
-from services.inference.scripted import ScriptedEngine
-from services.inference.torch_engine import TorchEngine
+from headrace.errors import BlobError, InfrastructureError, UsageError
+from headrace.services.inference.engine import Engine, EngineSetup, Prompt, Weights
+from headrace.services.inference.engines.scripted import ScriptedEngine
+from headrace.services.inference.engines.torch_engine import TorchEngine
 from tests.contract.engines import KINDS, MakeEngine, hold, make_engine_of, make_model, slow
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves

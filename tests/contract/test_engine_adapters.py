@@ -13,17 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from schemas.packed import pack_i32
-from schemas.policy import Lora
-from services.errors import BlobError, InfrastructureError
-from services.inference.engine import Adapter, Engine, Generation, Prompt, Weights
-from services.inference.torch_engine import TorchEngine
-from services.lora import adapter_tensors
-from services.weights import weights_digest
+from headrace.errors import BlobError, InfrastructureError
+from headrace.schemas.packed import pack_i32
+from headrace.schemas.recipe.policy import Lora
+from headrace.services.inference.engine import Adapter, Engine, Generation, Prompt, Weights
+from headrace.services.inference.engines.torch_engine import TorchEngine
+from headrace.services.models.lora import adapter_tensors
+from headrace.services.models.weights import weights_digest
+from headrace.trainer.collate import collate, drawn_logprobs, processed_distribution
+from headrace.trainer.model_loading import ChosenLogits, add_adapter, load_model
+from headrace.trainer.sequences import Draw, TokenSequence
 from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
-from trainer.collate import collate, drawn_logprobs, processed_distribution
-from trainer.models import ChosenLogits, add_adapter, load_model
-from trainer.sequences import Draw, TokenSequence
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
 

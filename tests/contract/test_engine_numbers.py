@@ -13,22 +13,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from schemas.events import Event, PolicyPublished, Ref
-from schemas.packed import pack_i32
-from services.blobs import LocalBlobStore
-from services.inference.engine import Generation, Prompt, Weights
-from services.inference.serving import ServedPolicy, Slots
-from services.inference.tokenizer import Tokenizer
-from services.inference.weights_follower import WeightsFollower
-from services.kafka.broker import Partition
-from services.log import Delivery
-from services.reader import CaughtUp
-from services.weights import model_folder, weights_digest
+from headrace.schemas.events import Event, PolicyPublished, Ref
+from headrace.schemas.packed import pack_i32
+from headrace.services.inference.engine import Generation, Prompt, Weights
+from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.inference.weights_follower import WeightsFollower
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery
+from headrace.services.log.event_reader import CaughtUp
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.weights import model_folder, weights_digest
+from headrace.trainer.collate import collate, drawn_logprobs, processed_distribution
+from headrace.trainer.model_loading import ChosenLogits, load_model
+from headrace.trainer.schema_masks import SchemaMasks
+from headrace.trainer.sequences import Draw, TokenSequence
 from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
-from trainer.collate import collate, drawn_logprobs, processed_distribution
-from trainer.models import ChosenLogits, load_model
-from trainer.schema_masks import SchemaMasks
-from trainer.sequences import Draw, TokenSequence
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
 

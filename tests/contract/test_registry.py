@@ -15,15 +15,22 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from infra import local
-from infra.local.processes import free_port
-from schemas.codec import Codec, avsc
-from schemas.events import EVENTS, EpisodeEnded, Ref, RunStateEntered, TaskEnded, TaskSubmitted
-from schemas.topics import Topics
-from services.errors import DependencyError, UsageError
-from services.kafka.memory_registry import MemoryRegistry
-from services.kafka.registry import Registry
-from services.kafka.schema_registry import SchemaRegistry
+from headrace.errors import DependencyError, UsageError
+from headrace.infra import local
+from headrace.infra.local.detached import free_port
+from headrace.schemas.codec import Codec, avsc
+from headrace.schemas.events import (
+    EVENTS,
+    EpisodeEnded,
+    Ref,
+    RunStateEntered,
+    TaskEnded,
+    TaskSubmitted,
+)
+from headrace.schemas.topics import Topics
+from headrace.services.kafka.memory.memory_registry import MemoryRegistry
+from headrace.services.kafka.registry import Registry
+from headrace.services.kafka.schema_registry import SchemaRegistry
 
 RUN_STATE = json.dumps(avsc(RunStateEntered))
 
@@ -188,7 +195,7 @@ def test_the_codec_reads_by_a_schema_from_the_registry(real: Registry, subject: 
 def test_an_id_given_out_later_is_found(
     real: Registry, subject: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.kafka.registry.UNKNOWN_FOR_S", 0.0)
+    monkeypatch.setattr("headrace.services.kafka.registry.UNKNOWN_FOR_S", 0.0)
     newest = real.register(subject, changed({"name": "a", "type": "int", "default": 0}))
     upcoming = range(newest + 1, newest + 1_000)
     real.schema(upcoming[0])

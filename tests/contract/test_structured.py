@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from services.agent.gateway.tool_calls import forced_call, parse_tool_calls
-from services.inference.engine import Generation, Prompt
-from services.weights import model_folder
+from headrace.services.agent.gateway.forced_tool_calls import forced_call, parse_tool_calls
+from headrace.services.inference.engine import Generation, Prompt
+from headrace.services.models.weights import model_folder
 from tests.contract.engines import KINDS, drive, make_engine_of, make_model
 from tests.contract.test_engine_numbers import assert_close, trainer_logprobs, weights
 

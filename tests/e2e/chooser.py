@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from services.agent.episode import Episode
+from headrace.services.agent.episode import Episode
 
 SCHEMA = {
     "type": "object",

@@ -21,17 +21,17 @@ from typing import Any
 
 import psutil
 
-from schemas.topics import Topics
-from services.kafka.broker import Record
-from services.kafka.client import KafkaBroker
-from services.settings import Where
+from headrace.schemas.topics import Topics
+from headrace.services.kafka.broker import Record
+from headrace.services.kafka.client import KafkaBroker
+from headrace.services.namespace.cluster_config import Where
 from tests.following import Follower
 
 LIMIT_S = 240.0
 """No test takes longer, whatever happens."""
 ENDED_S = 15.0
 """What a run leaves behind must have ended by itself within this time."""
-PRELOADER = "services.run.preload"
+PRELOADER = "headrace.services.operate.run.preload"
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -207,7 +207,7 @@ class Command:
 async def headrace(*arguments: str) -> AsyncIterator[Command]:
     """Runs a command beside the test; kills it, should it still run at the end."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli", *arguments),
+        *(sys.executable, "-m", "headrace.services.operate.cli", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

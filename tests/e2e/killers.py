@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from services.agent.episode import Episode
+from headrace.services.agent.episode import Episode
 
 
 async def agent(episode: Episode) -> None:

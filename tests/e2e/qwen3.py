@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
-from infra.models.make import byte_tokenizer
+from headrace.infra.models.make import byte_tokenizer
 
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = """{%- for message in messages %}

@@ -12,18 +12,23 @@ from typing import Any
 import psutil
 import pytest
 
-import infra.local
-from infra.local.processes import free_port
-from schemas.events import BatchAssembled, EpisodeEnded, PolicyPublished, TrajectoryRecorded
-from schemas.recipe import Recipe
-from schemas.topics import Topics
-from services.namespaces import open_namespace
-from services.settings import Where, read_recipe
+from headrace.infra import local
+from headrace.infra.local.detached import free_port
+from headrace.schemas.events import (
+    BatchAssembled,
+    EpisodeEnded,
+    PolicyPublished,
+    TrajectoryRecorded,
+)
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import Topics
+from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.lookup import open_namespace
 from tests.checker import Facts, examine, read_all
 from tests.e2e import harness
 
 CLIENTS = Path(__file__).with_name("clients.py")
-MODELS = Path(infra.local.__file__).parents[1] / "models"
+MODELS = Path(local.__file__).parents[1] / "models"
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}<end>{% endfor %}"
@@ -48,7 +53,7 @@ def write_recipe(folder: Path, text: str) -> Recipe:
     return read_recipe(str(path))
 
 
-def place(state: Path, stack: infra.local.LocalStack, namespace: str) -> Where:
+def place(state: Path, stack: local.LocalStack, namespace: str) -> Where:
     return Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
 
 
@@ -69,7 +74,7 @@ def alive(mark: Path) -> list[psutil.Process]:
 
 
 def test_a_policy_learns_from_programs_and_their_worker_may_die(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     mark = tmp_path / "mark"
     command = json.dumps([sys.executable, str(CLIENTS), str(mark)])
@@ -149,7 +154,7 @@ KEY = "a key of this test alone"
 
 def test_200_clients_from_outside_play_at_once(
     tmp_path: Path,
-    local_stack: infra.local.LocalStack,
+    local_stack: local.LocalStack,
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

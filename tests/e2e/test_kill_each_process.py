@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import infra.local
-from schemas.recipe import Recipe
-from schemas.topics import Topics
-from services.settings import Where, read_recipe
+from headrace.infra import local
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import Topics
+from headrace.services.namespace.cluster_config import Where, read_recipe
 from tests.checker import Report, check_namespace
 from tests.e2e import harness
 
@@ -48,7 +48,7 @@ def assert_whole(report: Report) -> None:
 
 
 def test_each_process_is_killed_and_the_run_learns(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     place = Where(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace

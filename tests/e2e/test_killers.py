@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import infra.local
-from schemas.events import EpisodeEnded
-from services.namespaces import open_namespace
-from services.settings import Where, read_recipe
+from headrace.infra import local
+from headrace.schemas.events import EpisodeEnded
+from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.lookup import open_namespace
 from tests.checker import Facts, examine, read_all
 from tests.e2e import harness
 
@@ -17,7 +17,7 @@ RUN_S = 200.0
 
 
 def test_what_kills_its_worker_ends_as_poison_and_the_run_ends_well(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     place = Where(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import infra.local
-from infra.local import record
-from infra.local.processes import free_port
-from schemas.topics import Topics
-from services.settings import Where
+from headrace.infra import local
+from headrace.infra.local import stack_record as record
+from headrace.infra.local.detached import free_port
+from headrace.schemas.topics import Topics
+from headrace.services.namespace.cluster_config import Where
 from tests.checker import Report, check_namespace
 from tests.e2e import harness
 
@@ -33,21 +33,21 @@ def state(tmp_path: Path) -> Iterator[Path]:
 
 def bootstrap_servers(state: Path) -> str:
     """Of the stack that runs there."""
-    stack = infra.local.find(state)
+    stack = local.find(state)
     assert stack is not None
     return stack.bootstrap_servers
 
 
 def check(state: Path, *, drained: bool = True) -> Report:
     """Starts the stack again, on the log that is there, and checks that."""
-    stack = infra.local.up(state, kafka_port=free_port(), registry_port=free_port())
+    stack = local.up(state, kafka_port=free_port(), registry_port=free_port())
     try:
         place = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=NAMESPACE)
         report = asyncio.run(check_namespace(place, drained=drained))
         print(report)
         return report
     finally:
-        infra.local.down(state)
+        local.down(state)
 
 
 def test_the_broker_is_killed_and_the_run_goes_on(state: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import infra.local
-from schemas.events import GenerationCompleted, PolicyPublished
-from schemas.packed import unpack_i32
-from schemas.topics import Topics
-from services.namespaces import open_namespace
-from services.settings import Where
+from headrace.infra import local
+from headrace.schemas.events import GenerationCompleted, PolicyPublished
+from headrace.schemas.packed import unpack_i32
+from headrace.schemas.topics import Topics
+from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.lookup import open_namespace
 from tests.checker import Facts, check_namespace, read_all
 from tests.e2e import harness, qwen3
 
@@ -35,13 +35,13 @@ SMALL = (
 @pytest.mark.long
 @pytest.mark.vllm
 def test_versions_are_trained_published_as_deltas_and_served(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     model = qwen3.make(tmp_path / "qwen3")
     run_recipe(tmp_path, local_stack, namespace, model)
 
 
-def run_recipe(state: Path, stack: infra.local.LocalStack, namespace: str, model: Path) -> None:
+def run_recipe(state: Path, stack: local.LocalStack, namespace: str, model: Path) -> None:
     place = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
     settings = (*SMALL, f"policies.default.model={model}")
     arguments = (

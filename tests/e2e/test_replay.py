@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-import infra.local
-from schemas.events import BatchAssembled, GroupClosed, PolicyPublished
-from schemas.topics import BATCHES, DEAD_LETTERS, GROUPS, POLICIES, Topics
-from services.kafka.broker import Partition, Record
-from services.kafka.client import KafkaBroker
-from services.namespaces import open_namespace
-from services.replay.recording import read_topic
-from services.settings import Where
+from headrace.infra import local
+from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
+from headrace.schemas.topics import BATCHES, DEAD_LETTERS, GROUPS, POLICIES, Topics
+from headrace.services.kafka.broker import Partition, Record
+from headrace.services.kafka.client import KafkaBroker
+from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.lookup import open_namespace
+from headrace.services.operate.replay.recording import read_topic
 from tests.e2e import harness
 
 RECIPE = harness.RECIPES / "frozen-lake.toml"
@@ -44,7 +44,7 @@ MY_AGENTS = """
 class Recorded:
     """A run that has ended, on the session's broker."""
 
-    def __init__(self, state: Path, stack: infra.local.LocalStack, namespace: str) -> None:
+    def __init__(self, state: Path, stack: local.LocalStack, namespace: str) -> None:
         self.state = state
         self.namespace = namespace
         self.where = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
@@ -58,7 +58,7 @@ class Recorded:
     def replay(self, *arguments: str, code: int = 0) -> Any:
         """What `headrace replay … --json` prints."""
         done = subprocess.run(
-            [sys.executable, "-m", "services.cli", "replay", *arguments, "--json"],
+            [sys.executable, "-m", "headrace.services.operate.cli", "replay", *arguments, "--json"],
             env={**os.environ, **self.environment, "PYTHONPATH": f"{os.getcwd()}:{self.state}"},
             capture_output=True, text=True, timeout=COMMAND_S, check=False,
         )  # fmt: skip
@@ -69,7 +69,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def recorded(
-    tmp_path_factory: pytest.TempPathFactory, local_stack: infra.local.LocalStack
+    tmp_path_factory: pytest.TempPathFactory, local_stack: local.LocalStack
 ) -> Iterator[Recorded]:
     """A run of some versions, whose trainer is killed in the middle: it resumes and goes on."""
     state = tmp_path_factory.mktemp("replay")

@@ -11,11 +11,11 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import infra.local
-from schemas.topics import Topics
-from services.connect import connect
-from services.run.life import enter
-from services.settings import Where, read_recipe
+from headrace.infra import local
+from headrace.schemas.topics import Topics
+from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.connect import connect
+from headrace.services.namespace.run_life import enter
 from tests.checker import check_namespace
 from tests.e2e import harness
 
@@ -96,7 +96,7 @@ async def end_the_run(place: Where, topics: Topics) -> None:
 
 
 def test_two_of_each_share_the_work_and_one_more_env_worker_does_more(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     place = Where(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace

@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 from statistics import fmean
 
-import infra.local
-from schemas.events import BatchAssembled, EpisodeEnded, PolicyPublished, TrajectoryRecorded
-from services.namespaces import open_namespace
-from services.settings import Where
+from headrace.infra import local
+from headrace.schemas.events import (
+    BatchAssembled,
+    EpisodeEnded,
+    PolicyPublished,
+    TrajectoryRecorded,
+)
+from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.lookup import open_namespace
 from tests.checker import Facts, examine, read_all
 from tests.e2e import harness
 
@@ -18,7 +23,7 @@ DIRECTIONS = {"left", "down", "right", "up"}
 
 
 def test_a_policy_learns_what_to_say_within_a_schema(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     place = Where(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import infra.local
-from schemas.topics import Topics
+from headrace.infra import local
+from headrace.schemas.topics import Topics
 from tests.e2e import harness
 
 TOPICS = Topics("quickstart", ("default",), 4)
@@ -33,7 +33,7 @@ def test_the_quickstart_learns_on_vllm_though_its_worker_is_killed(state: Path) 
         async with harness.headrace(*arguments, *engine) as run:
             with harness.usual_ports_taken():
                 await run.says("running")
-            stack = infra.local.find(state)
+            stack = local.find(state)
             assert stack is not None
             async with harness.watching(stack.bootstrap_servers, TOPICS) as watch:
                 await watch.count("policies", 4, RUN_S)

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 from random import Random
 
-from schemas.errors import DecodeError
-from schemas.events import TaskEnded
-from schemas.topics import BATCHES, DEAD_LETTERS, EPISODES, INSTANCES
-from services.kafka.broker import Outgoing, Partition, Record
-from services.log import EventLog
+from headrace.errors import DecodeError
+from headrace.schemas.events import TaskEnded
+from headrace.schemas.topics import BATCHES, DEAD_LETTERS, EPISODES, INSTANCES
+from headrace.services.kafka.broker import Outgoing, Partition, Record
+from headrace.services.log.event_log import EventLog
 from tests.checker import Facts, read_all
 from tests.fuzz.strange import strange_event, strange_value
 from tests.simulation import virtual_time

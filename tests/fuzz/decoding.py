@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from random import Random
 from time import process_time
 
-from schemas.codec import Codec
-from schemas.errors import DecodeError
-from schemas.events import EVENTS
-from schemas.topics import MAX_RECORD_BYTES
+from headrace.errors import DecodeError
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import EVENTS
+from headrace.schemas.topics import MAX_RECORD_BYTES
 from tests.fuzz.strange import any_event_type, strange_event, strange_value, varint
 
 MOST_SECONDS = 1.0

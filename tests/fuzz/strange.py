@@ -10,7 +10,18 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from schemas.events import EVENTS, I32, I64, N31, N63, Event, Fixed16, Fixed32, Millis, Version
+from headrace.schemas.events import (
+    EVENTS,
+    I32,
+    I64,
+    N31,
+    N63,
+    Event,
+    Fixed16,
+    Fixed32,
+    Millis,
+    Version,
+)
 
 MOST_ITEMS = 3
 MOST_DAMAGES = 6

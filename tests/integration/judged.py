@@ -1,6 +1,6 @@
 """An agent whose reward another team's judge gives."""
 
-from services.agent.episode import Episode
+from headrace.services.agent.episode import Episode
 
 
 async def solve(episode: Episode) -> None:

@@ -1,6 +1,6 @@
 """An agent of two policies that are asked the same, and must learn to say the opposite."""
 
-from services.agent.episode import Episode
+from headrace.services.agent.episode import Episode
 
 
 async def solve(episode: Episode) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import json
 from pathlib import Path
 
-import infra.local
-from schemas.events import PolicyPublished
-from schemas.topics import POLICIES
-from services.kafka.broker import Partition
-from services.namespaces import open_namespace
-from services.reader import read_all
-from services.settings import Where
+from headrace.infra import local
+from headrace.schemas.events import PolicyPublished
+from headrace.schemas.topics import POLICIES
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_reader import read_all
+from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.lookup import open_namespace
 from tests.checker import check_namespace
 from tests.integration.test_other_teams import headrace
 
@@ -58,7 +58,7 @@ device = "cpu"
 
 
 def test_two_adapters_of_one_base_are_trained_and_served(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     recipe = tmp_path / "opposites.toml"
     recipe.write_text(RECIPE + POLICY.format(name="left") + POLICY.format(name="right"))

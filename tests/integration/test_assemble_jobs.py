@@ -19,14 +19,14 @@ import pytest
 from aiokafka.cluster import ClusterMetadata  # type: ignore[import-untyped]
 from faust.transport.drivers.aiokafka import Consumer
 
-from schemas.events import GroupClosed
-from schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
-from services.context import ServiceContext
-from services.kafka.broker import Outgoing, Partition
-from services.kafka.client import KafkaBroker
-from services.log import EventLog
-from services.reader import CaughtUp, EventReader
-from stream_jobs import assemble_groups
+from headrace.schemas.events import GroupClosed
+from headrace.schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
+from headrace.services.kafka.broker import Outgoing, Partition
+from headrace.services.kafka.client import KafkaBroker
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.worker.service_context import ServiceContext
+from headrace.stream_jobs import assemble_groups
 from tests.unit.stream_jobs.test_assemble_batches import (
     BOUND_S,
     a_context,
@@ -46,7 +46,7 @@ def bootstrap_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     if servers:
         yield servers
         return
-    from infra.local import down, up
+    from headrace.infra.local import down, up
 
     state = tmp_path_factory.mktemp("stack")
     yield up(state, owner_pid=os.getpid()).bootstrap_servers

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from infra.local import LocalStack
-from services.settings import Where
+from headrace.infra.local import LocalStack
+from headrace.services.namespace.cluster_config import Where
 from tests.bench.report import machine
 from tests.bench.trajectories import durable_trajectories
 from tests.bench.weights import measure

@@ -12,21 +12,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import infra.local
-from schemas.events import Blob, EpisodeStarted, Event, PolicyPublished, TaskEnded
-from schemas.recipe import Recipe
-from schemas.topics import EPISODES, RESULTS, Topics
-from services.agent import service as agent
-from services.apply import apply
-from services.blobs import LocalBlobStore
-from services.connect import connect
-from services.context import ServiceContext
-from services.kafka.broker import Partition
-from services.log import Delivery, EventLog
-from services.reader import EventReader
-from services.scheduler import service as scheduler
-from services.settings import Where, read_recipe
-from services.tasks import Item, TaskMaker
+from headrace.infra import local
+from headrace.schemas.events import Blob, EpisodeStarted, Event, PolicyPublished, TaskEnded
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import EPISODES, RESULTS, Topics
+from headrace.services.agent import service as agent
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.event_reader import EventReader
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.namespace.apply import apply
+from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.connect import connect
+from headrace.services.scheduler import service as scheduler
+from headrace.services.tasks.task_maker import Item, TaskMaker
+from headrace.services.worker.service_context import ServiceContext
 from tests.checker import examine, read_all
 
 BOUND_S = 60.0
@@ -48,7 +48,7 @@ VERSION_0 = PolicyPublished(
 async def headrace(*arguments: str, environment: dict[str, str]) -> list[dict[str, Any]]:
     """What a command prints, which must end well."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli", *arguments, "--json"),
+        *(sys.executable, "-m", "headrace.services.operate.cli", *arguments, "--json"),
         env={**os.environ, **environment},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -110,7 +110,7 @@ async def serving(log: EventLog, recipe: Recipe, state: Path) -> AsyncIterator[W
 
 
 def test_tasks_are_cancelled_wherever_they_are(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     environment = {
         "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-import infra.local
+from headrace.infra import local
 
-HEADRACE = (sys.executable, "-m", "services.cli")
+HEADRACE = (sys.executable, "-m", "headrace.services.operate.cli")
 BOUND_S = 120
 FEW = ("--set", "tasks.options.items=4", "--set", "tasks.samples=2")
 ENDLESS = ("--set", "tasks.options.items=1000000")
@@ -57,9 +57,7 @@ class Operator:
 
 
 @pytest.fixture
-def operator(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
-) -> Iterator[Operator]:
+def operator(tmp_path: Path, local_stack: local.LocalStack, namespace: str) -> Iterator[Operator]:
     yield Operator(
         tmp_path,
         {

@@ -6,8 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
-import infra.local
-from services.settings import Where
+from headrace.infra import local
+from headrace.services.namespace.cluster_config import Where
 from tests.checker import check_namespace
 from tests.integration.test_other_teams import headrace
 
@@ -20,7 +20,7 @@ SETTINGS = (
 
 
 def test_versions_are_evaluated_in_the_run_and_after_it(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     servers, registry = local_stack.bootstrap_servers, local_stack.registry_url
     scratch = tmp_path / "scratch"

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from services.weights import model_folder
+from headrace.services.models.weights import model_folder
 
 REPOSITORY = "team/tiny"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FIND = """
 import sys
-from services.errors import HeadraceError
-from services.weights import model_folder
+from headrace.errors import HeadraceError
+from headrace.services.models.weights import model_folder
 try:
     print(model_folder(sys.argv[1], weights="weights" in sys.argv))
 except HeadraceError as error:

@@ -17,7 +17,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-import infra.local
+from headrace.infra import local
 from tests.integration.judged import said_by
 from tests.integration.test_other_teams import headrace, read_all
 
@@ -71,7 +71,7 @@ def started(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]
 
 
 def test_a_judge_without_our_code_is_killed_and_every_episode_is_judged(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     recipe = tmp_path / "judged.toml"
     recipe.write_text(RECIPE)
@@ -84,7 +84,7 @@ def test_a_judge_without_our_code_is_killed_and_every_episode_is_judged(
     headrace(("apply", str(recipe)), environment)
     where = (local_stack.bootstrap_servers, local_stack.registry_url, namespace)
     judge = ("-I", str(JUDGE), *where)  # isolated: it could not import ours if it would
-    run = ("-m", "services.cli", "run", str(recipe), "--json", "--quiet")
+    run = ("-m", "headrace.services.operate.cli", "run", str(recipe), "--json", "--quiet")
     with started(*run, **environment) as running:
         with started(*judge) as first:
             assert first.stdout is not None
@@ -109,7 +109,7 @@ def test_a_judge_without_our_code_is_killed_and_every_episode_is_judged(
     assert "reward      jury 0.5" in page
 
 
-def results_of(stack: infra.local.LocalStack, namespace: str) -> list[dict[str, Any]]:
+def results_of(stack: local.LocalStack, namespace: str) -> list[dict[str, Any]]:
     """Every TaskEnded, of each task the first."""
     name = f"{namespace}.results.v1"
     with SchemaRegistryClient({"url": stack.registry_url}) as registry:

@@ -16,10 +16,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-import infra.local
-from infra.local.processes import ProcessId, free_port, wait_for_exit
-from services.errors import DependencyError, HeadraceError, RecordsLost, UsageError
-from services.kafka.broker import (
+from headrace.errors import DependencyError, HeadraceError, RecordsLost, UsageError
+from headrace.infra import local
+from headrace.infra.local.detached import ProcessId, free_port, wait_for_exit
+from headrace.services.kafka.broker import (
     Committed,
     End,
     Outgoing,
@@ -29,7 +29,7 @@ from services.kafka.broker import (
     Record,
     Subscription,
 )
-from services.kafka.client import KafkaBroker
+from headrace.services.kafka.client import KafkaBroker
 
 LIMIT_S = 90
 
@@ -319,16 +319,16 @@ def kill(pid: int) -> None:
 
 
 @pytest.fixture
-def own_stack(tmp_path: Path) -> Iterator[infra.local.LocalStack]:
+def own_stack(tmp_path: Path) -> Iterator[local.LocalStack]:
     """A stack that a test may kill."""
-    yield infra.local.up(
+    yield local.up(
         tmp_path, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
     )
-    infra.local.down(tmp_path, wipe=True)
+    local.down(tmp_path, wipe=True)
 
 
 def test_a_killed_broker_comes_back_or_is_closed_without(
-    own_stack: infra.local.LocalStack, namespace: str
+    own_stack: local.LocalStack, namespace: str
 ) -> None:
     async def main() -> None:
         broker = KafkaBroker(own_stack.bootstrap_servers, client_id="test")
@@ -349,7 +349,7 @@ def test_a_killed_broker_comes_back_or_is_closed_without(
             asyncio.create_task(broker.send(Outgoing(place.topic, b"k", b"%d" % number)))
             for number in range(10)
         ]
-        again = await asyncio.to_thread(infra.local.up, own_stack.state)
+        again = await asyncio.to_thread(local.up, own_stack.state)
         assert again.bootstrap_servers == own_stack.bootstrap_servers
         positions = await asyncio.gather(*in_flight)
         assert positions == [Position(place, offset) for offset in range(1, 11)]

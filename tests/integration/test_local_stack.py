@@ -18,15 +18,16 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from infra.local import LocalStack, down, find, jars, record, up
-from infra.local.processes import ProcessId, free_port, wait_for_exit
-from services.errors import DependencyError, UsageError
+from headrace.errors import DependencyError, UsageError
+from headrace.infra.local import LocalStack, down, find, jars, up
+from headrace.infra.local import stack_record as record
+from headrace.infra.local.detached import ProcessId, free_port, wait_for_exit
 
 OWNER = """
 import os, sys, time
 from pathlib import Path
-from infra.local import up
-from infra.local.processes import free_port
+from headrace.infra.local import up
+from headrace.infra.local.detached import free_port
 
 up(
     Path(sys.argv[1]),
@@ -43,7 +44,7 @@ time.sleep(120)
 HOLDER = """
 import sys
 from pathlib import Path
-from infra.local import hold
+from headrace.infra.local import hold
 
 hold(Path(sys.argv[1]))
 print("held", flush=True)

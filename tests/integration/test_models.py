@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.policy import Policy
-from services.inference.engine import EngineSetup, Generation, Prompt, Weights
-from services.inference.torch_engine import TorchEngine
-from services.weights import model_folder
-from trainer.learner import Learner
-from trainer.sequences import Draw, TokenSequence, UpdateBatch
+from headrace.schemas.recipe.policy import Policy
+from headrace.services.inference.engine import EngineSetup, Generation, Prompt, Weights
+from headrace.services.inference.engines.torch_engine import TorchEngine
+from headrace.services.models.weights import model_folder
+from headrace.trainer.learner import Learner
+from headrace.trainer.sequences import Draw, TokenSequence, UpdateBatch
 
 PROMPT = [97, 98, 99, 100]
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

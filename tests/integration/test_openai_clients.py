@@ -11,9 +11,9 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from schemas.events import Event, GenerationRequested
-from services.agent.gateway.server import GatewayServer
-from services.agent.gateway.session import Session
+from headrace.schemas.events import Event, GenerationRequested
+from headrace.services.agent.gateway.chat_session import Session
+from headrace.services.agent.gateway.server import GatewayServer
 from tests.unit.agent.gateway.test_command import Chatting
 from tests.unit.agent.gateway.test_session import TOOL, converse, parents, user
 

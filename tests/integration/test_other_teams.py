@@ -15,9 +15,9 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-import infra.local
-from schemas.topics import DEAD_LETTERS, INSTANCES, MAX_RECORD_BYTES, TOPICS
-from schemas.topics import Topic as TopicRow
+from headrace.infra import local
+from headrace.schemas.topics import DEAD_LETTERS, INSTANCES, MAX_RECORD_BYTES, TOPICS
+from headrace.schemas.topics import Topic as TopicRow
 
 RECIPE = ("quickstart", "--set", "stop.versions=3", "--set", "stop.reward=9")
 UNKNOWN_ID = b"\x00\x7f\xff\xff\xff"
@@ -31,7 +31,7 @@ GARBAGE = {
 
 def headrace(arguments: tuple[str, ...], environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli", *arguments],
+        [sys.executable, "-m", "headrace.services.operate.cli", *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -129,7 +129,7 @@ def read_all(servers: str, topic: str) -> Iterator[Any]:
 
 
 def test_garbage_is_parked_and_confluents_deserializer_reads_the_rest(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     with SchemaRegistryClient({"url": local_stack.registry_url}) as registry:
         run_among_others(tmp_path, local_stack, namespace, registry)
@@ -137,7 +137,7 @@ def test_garbage_is_parked_and_confluents_deserializer_reads_the_rest(
 
 def run_among_others(
     state: Path,
-    local_stack: infra.local.LocalStack,
+    local_stack: local.LocalStack,
     namespace: str,
     registry: SchemaRegistryClient,
 ) -> None:

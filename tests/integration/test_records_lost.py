@@ -19,14 +19,14 @@ from confluent_kafka.admin import (
     ConfigResource,
 )
 
-import infra.local
-from schemas.topics import ACTIONS, OBSERVATIONS, POLICIES, TRAJECTORIES
-from services.errors import RecordsLost
-from services.kafka.broker import Broker, Outgoing, Partition
-from services.kafka.client import KafkaBroker
-from services.worker import ShardContext, Worker
+from headrace.errors import RecordsLost
+from headrace.infra import local
+from headrace.schemas.topics import ACTIONS, OBSERVATIONS, POLICIES, TRAJECTORIES
+from headrace.services.kafka.broker import Broker, Outgoing, Partition
+from headrace.services.kafka.client import KafkaBroker
+from headrace.services.worker.worker import ShardContext, Worker
+from headrace.trainer import service
 from tests.integration.test_trainer import Bench, facts
-from trainer import service
 
 BOUND_S = 60.0
 
@@ -53,7 +53,7 @@ def on_kafka(servers: str, test: Callable[[Broker], Coroutine[Any, Any, None]]) 
 
 @pytest.fixture
 def headrace(
-    tmp_path: Path, local_stack: infra.local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     environment = {
         **os.environ,
@@ -65,7 +65,7 @@ def headrace(
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "services.cli", *arguments],
+            [sys.executable, "-m", "headrace.services.operate.cli", *arguments],
             env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False,
         )  # fmt: skip
 

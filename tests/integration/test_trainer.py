@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import Codec
-from schemas.events import (
+from headrace.errors import Fenced, HeadraceError, RecordsLost, UsageError
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import (
     EVENTS,
     BatchAssembled,
     BatchSample,
@@ -24,20 +25,19 @@ from schemas.events import (
     TrajectoryRecorded,
     Turn,
 )
-from schemas.packed import pack_f32, pack_i32, pack_spans
-from schemas.recipe import Recipe
-from schemas.topics import POLICIES, TRAJECTORIES, Topics
-from services.blobs import LocalBlobStore
-from services.context import ServiceContext
-from services.errors import Fenced, HeadraceError, RecordsLost, UsageError
-from services.inference.local_weights import LocalWeights
-from services.kafka.broker import Broker, Outgoing, Partition
-from services.kafka.memory import MemoryBroker
-from services.kafka.memory_registry import MemoryRegistry
-from services.log import EventLog
-from services.reader import CaughtUp, EventReader
-from services.weights import weights_digest
-from trainer import service
+from headrace.schemas.packed import pack_f32, pack_i32, pack_spans
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import POLICIES, TRAJECTORIES, Topics
+from headrace.services.inference.local_weights import LocalWeights
+from headrace.services.kafka.broker import Broker, Outgoing, Partition
+from headrace.services.kafka.memory.memory_broker import MemoryBroker
+from headrace.services.kafka.memory.memory_registry import MemoryRegistry
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.weights import weights_digest
+from headrace.services.worker.service_context import ServiceContext
+from headrace.trainer import service
 
 BOUND_S = 30.0
 """No wait of these tests is longer."""

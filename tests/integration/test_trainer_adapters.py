@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from schemas.events import Adapter, PolicyPublished
-from schemas.recipe import Recipe
-from services.errors import BlobError, UsageError
-from services.inference.engine import EngineSetup, Prompt
-from services.inference.local_weights import LocalWeights
-from services.inference.torch_engine import TorchEngine
-from services.weights import model_folder, weights_digest
+from headrace.errors import BlobError, UsageError
+from headrace.schemas.events import Adapter, PolicyPublished
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.inference.engine import EngineSetup, Prompt
+from headrace.services.inference.engines.torch_engine import TorchEngine
+from headrace.services.inference.local_weights import LocalWeights
+from headrace.services.models.weights import model_folder, weights_digest
+from headrace.trainer import loop, service
 from tests.integration.test_trainer import BOUND_S, RECIPE, Bench, facts, on_memory
 from tests.integration.test_trainer_recovery import damage
-from trainer import loop, service
 
 LAYERS = 14
 """Linear layers of tiny-llama, but for its head."""

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from schemas.codec import Codec
-from schemas.events import EVENTS, PolicyPublished
-from schemas.recipe import Recipe
-from schemas.topics import POLICIES, Topics
-from services.kafka.broker import FencedWriter, Outgoing, Position
-from services.kafka.memory import MemoryBroker
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import EVENTS, PolicyPublished
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import POLICIES, Topics
+from headrace.services.kafka.broker import FencedWriter, Outgoing, Position
+from headrace.services.kafka.memory.memory_broker import MemoryBroker
 from tests.integration.test_trainer import RECIPE, Bench
 
 BOUND_S = 500

@@ -10,25 +10,25 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.events import Blob, PolicyPublished
-from schemas.recipe import Recipe
-from schemas.topics import POLICIES
-from services.blobs import LocalBlobStore
-from services.errors import BlobError
-from services.inference import weights_follower
-from services.inference.engine import EngineSetup
-from services.inference.scripted import ScriptedEngine
-from services.inference.serving import ServedPolicy, Slots
-from services.inference.tokenizer import Tokenizer
-from services.inference.weights_follower import WeightsFollower
-from services.kafka.broker import Partition
-from services.reader import EventReader
-from services.weights import model_folder, weights_digest
+from headrace.errors import BlobError
+from headrace.schemas.events import Blob, PolicyPublished
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import POLICIES
+from headrace.services.inference import weights_follower
+from headrace.services.inference.engine import EngineSetup
+from headrace.services.inference.engines.scripted import ScriptedEngine
+from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.inference.weights_follower import WeightsFollower
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_reader import EventReader
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.weights import model_folder, weights_digest
+from headrace.trainer import loop, losses
+from headrace.trainer import service as trainer_service
+from headrace.trainer.learner import Learner
+from headrace.trainer.versions import SAFETENSORS
 from tests.integration.test_trainer import BOUND_S, RECIPE, Bench, facts, on_memory, straight
-from trainer import loop, losses
-from trainer import service as trainer_service
-from trainer.learner import Learner
-from trainer.versions import SAFETENSORS
 
 BROKEN_STORE = ["lost", "cut", "changed"]
 

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from schemas.events import EnvironmentUse, Event, InstanceStateEntered
-from services.docker.engine import Engine
-from services.env.docker.environment import DockerEnvironment
-from services.env.docker.pool import DockerSetup
-from services.env.environment import Claim
-from services.env.instances import Instances
-from services.types import TaskView
+from headrace.schemas.events import EnvironmentUse, Event, InstanceStateEntered
+from headrace.services.base.types import TaskView
+from headrace.services.env.environment import Claim
+from headrace.services.env.instances import Instances
+from headrace.services.env.sandbox.pool import DockerSetup
+from headrace.services.env.sandbox.sandbox_environment import DockerEnvironment
+from headrace.services.processes.docker.docker_engine import Engine
 from tests.sandboxes.docker_engine import IMAGE
 
 NAMESPACE = "test-sandboxes"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import InfrastructureError
+from headrace.errors import InfrastructureError
 from tests.sandboxes.bench import Bench, bench, claim, view
 from tests.sandboxes.probes import PROBES
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from services.agent.episode import Episode
-from services.agent.teacher import calculator_teacher
-from services.env.docker.environment import DockerEnvironment
-from services.errors import UsageError
-from services.source.arithmetic import items
-from services.types import Observation, TaskView
+from headrace.errors import UsageError
+from headrace.services.agent.episode import Episode
+from headrace.services.agent.teacher import calculator_teacher
+from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.sandbox.sandbox_environment import DockerEnvironment
+from headrace.services.tasks.data_sets.arithmetic import items
 from tests.sandboxes.bench import bench, claim, view
 
 SUM: dict[str, Any] = {"prompt": "7*8+5", "answer": 61, "steps": ["7*8", "+5"]}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.errors import UsageError
-from services.source.coding import PROBLEMS, items
+from headrace.errors import UsageError
+from headrace.services.tasks.data_sets.coding_items import PROBLEMS, items
 from tests.sandboxes.bench import bench, claim, view
 
 WRONG = "def solve(*arguments):\n    return None\n"

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from schemas.events import EpisodeEnded, GenerationRequested
-from services.agent.gateway.command import Command
-from services.agent.gateway.container import FOLDER
-from services.agent.run import EpisodeRun
-from services.docker.engine import Engine
-from services.errors import UsageError
+from headrace.errors import UsageError
+from headrace.schemas.events import EpisodeEnded, GenerationRequested
+from headrace.services.agent.episode_run import EpisodeRun
+from headrace.services.agent.gateway.container import FOLDER
+from headrace.services.agent.gateway.program import Command
+from headrace.services.processes.docker.docker_engine import Engine
 from tests.sandboxes.docker_engine import IMAGE
 from tests.unit.agent.gateway.test_command import Chatting
 from tests.unit.agent.test_run import end, task

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-import infra.local
-from schemas.events import (
+from headrace.infra import local
+from headrace.schemas.events import (
     ActionRequested,
     EnvironmentUse,
     InstanceStateEntered,
     ObservationRecorded,
 )
-from schemas.topics import INSTANCES, OBSERVATIONS, Topics
-from services.apply import apply
-from services.clock import now_ms
-from services.connect import connect
-from services.docker.engine import Engine
-from services.kafka.broker import Partition
-from services.log import EventLog
-from services.reader import CaughtUp, EventReader
-from services.settings import Where, read_recipe
+from headrace.schemas.topics import INSTANCES, OBSERVATIONS, Topics
+from headrace.services.base.clock import now_ms
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.namespace.apply import apply
+from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.connect import connect
+from headrace.services.processes.docker.docker_engine import Engine
 
 RECIPE = str(Path(__file__).parent / "recipe.toml")
 EPISODES = 4
@@ -103,7 +103,7 @@ class Workers:
     def start(self) -> None:
         with (self._folder / "env.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.cli", "serve", "env", RECIPE],
+                [sys.executable, "-m", "headrace.services.operate.cli", "serve", "env", RECIPE],
                 env=self._environment, stdout=log, stderr=log,
             )  # fmt: skip
 
@@ -121,7 +121,7 @@ async def none_left(engine: Engine, namespace: str) -> None:
 
 
 async def kill_again_and_again(
-    host: str, stack: infra.local.LocalStack, namespace: str, state: Path, kills: int
+    host: str, stack: local.LocalStack, namespace: str, state: Path, kills: int
 ) -> tuple[int, int]:
     """Steps answered in all, and attempts lost."""
     where = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
@@ -191,7 +191,7 @@ async def check_told(log: EventLog, topics: Topics) -> None:
 
 
 def test_kills_leave_no_container_and_do_no_step_twice(
-    engine: str, local_stack: infra.local.LocalStack, namespace: str, tmp_path: Path
+    engine: str, local_stack: local.LocalStack, namespace: str, tmp_path: Path
 ) -> None:
     killing = kill_again_and_again(engine, local_stack, namespace, tmp_path, kills=7)
     answered, lost = asyncio.run(asyncio.wait_for(killing, 600))
@@ -201,7 +201,7 @@ def test_kills_leave_no_container_and_do_no_step_twice(
 
 @pytest.mark.long
 def test_two_hundred_kills(
-    engine: str, local_stack: infra.local.LocalStack, namespace: str, tmp_path: Path
+    engine: str, local_stack: local.LocalStack, namespace: str, tmp_path: Path
 ) -> None:
     killing = kill_again_and_again(engine, local_stack, namespace, tmp_path, kills=200)
     answered, lost = asyncio.run(asyncio.wait_for(killing, 7200))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.errors import UsageError
-from services.source.repairs import REPOSITORIES, items
+from headrace.errors import UsageError
+from headrace.services.tasks.data_sets.repairs import REPOSITORIES, items
 from tests.sandboxes.bench import bench, claim, view
 
 PAYLOAD: dict[str, Any] = {

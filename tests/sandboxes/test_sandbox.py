@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from schemas.events import EnvironmentUse
-from services.docker.engine import Engine
-from services.errors import DependencyError, InfrastructureError, UsageError
+from headrace.errors import DependencyError, InfrastructureError, UsageError
+from headrace.schemas.events import EnvironmentUse
+from headrace.services.processes.docker.docker_engine import Engine
 from tests.sandboxes.bench import Bench, bench, claim, view
 from tests.sandboxes.docker_engine import IMAGE
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from schemas.events import EnvironmentUse, TaskCancelled, TaskSubmitted
-from schemas.topics import (
+from headrace.schemas.events import EnvironmentUse, TaskCancelled, TaskSubmitted
+from headrace.schemas.topics import (
     ACTIONS,
     BATCHES,
     DEAD_LETTERS,
@@ -28,10 +28,10 @@ from schemas.topics import (
     TRAJECTORIES,
     Topic,
 )
-from services.kafka.broker import Outgoing, Partition, Record
-from services.kafka.memory_log import PartitionLog
-from services.log import EventLog
-from services.tasks import Item, TaskMaker
+from headrace.services.kafka.broker import Outgoing, Partition, Record
+from headrace.services.kafka.memory.memory_log import PartitionLog
+from headrace.services.log.event_log import EventLog
+from headrace.services.tasks.task_maker import Item, TaskMaker
 from tests.simulation.learner import bring_foreign
 from tests.simulation.needed import needed
 from tests.simulation.processes import Process, Run

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.events import Blob
-from services.blobs import LocalBlobStore
-from services.errors import BlobError, DependencyError
+from headrace.errors import BlobError, DependencyError
+from headrace.schemas.events import Blob
+from headrace.services.models.blobs import LocalBlobStore
 from tests.simulation.chronicle import Chronicle
 from tests.simulation.virtual_time import loop
 

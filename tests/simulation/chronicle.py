@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.simulation.virtual_time import OWNER, loop
 
-LOGGERS = ("services", "stream_jobs", "trainer")
+LOGGERS = ("headrace",)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -7,11 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from schemas.events import EpisodeEnded, Event, TaskCancelled, TaskSubmitted, TrajectoryRecorded
-from schemas.topics import DEAD_LETTERS
-from services.errors import DecodeError
-from services.kafka.broker import Partition, Record
-from services.log import Delivery, EventLog
+from headrace.errors import DecodeError
+from headrace.schemas.events import (
+    EpisodeEnded,
+    Event,
+    TaskCancelled,
+    TaskSubmitted,
+    TrajectoryRecorded,
+)
+from headrace.schemas.topics import DEAD_LETTERS
+from headrace.services.kafka.broker import Partition, Record
+from headrace.services.log.event_log import Delivery, EventLog
 from tests.checker import Facts, Report, examine
 from tests.simulation.chronicle import Line
 from tests.simulation.processes import Run, new_learner

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from services.weights import weights_digest
-from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.sequences import Stopped, UnusableBatch, UpdateBatch
+from headrace.services.models.weights import weights_digest
+from headrace.trainer.checkpoint import Checkpoint, Checkpoints
+from headrace.trainer.sequences import Stopped, UnusableBatch, UpdateBatch
 
 VOCABULARY = 258
 UNCHANGED = 4096
@@ -22,7 +22,7 @@ BEGUN_FROM = "begun_from"
 
 
 class DigestLearner:
-    """Stands in for `trainer.learner.Learner`.
+    """Stands in for `headrace.trainer.learner.Learner`.
 
     The same batches give the same weights, unless `chance` is given: then never. One in
     `unusable_in` batches can't be trained on, by its content; 0 is none.

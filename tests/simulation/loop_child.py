@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from contextvars import ContextVar
 
-from schemas.errors import TooLarge
-from schemas.events import Event, Ref
-from schemas.recipe import Recipe
-from services.agent.isolation import Suspect
-from services.agent.requests import Answer
-from services.agent.run import EpisodeRun
-from services.agent.service import load_agents
+from headrace.errors import TooLarge
+from headrace.schemas.events import Event, Ref
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.agent.crash_isolation.isolation import Suspect
+from headrace.services.agent.episode_run import EpisodeRun
+from headrace.services.agent.requests import Answer
+from headrace.services.agent.service import load_agents
 
 child: ContextVar[LoopChild | None] = ContextVar("child", default=None)
 """The child that a task runs in."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from schemas.topics import (
+from headrace.schemas.topics import (
     ACTIONS,
     EPISODES,
     GENERATIONS,
@@ -16,9 +16,9 @@ from schemas.topics import (
     PROMPTS,
     Topic,
 )
-from services.agent.service import COMPANIONS
-from services.apply import shared_partitions
-from services.kafka.broker import Partition
+from headrace.services.agent.service import COMPANIONS
+from headrace.services.kafka.broker import Partition
+from headrace.services.namespace.apply import shared_partitions
 from tests.simulation.processes import Run
 
 EXPIRING = (EPISODES, PROMPTS, GENERATIONS, ACTIONS, OBSERVATIONS)

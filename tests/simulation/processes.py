@@ -12,35 +12,35 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from schemas.codec import Codec
-from schemas.events import TaskEnded
-from schemas.topics import RESULTS, Topics
-from services.agent import service as agent
-from services.apply import apply
-from services.context import ServiceContext
-from services.env import service as env
-from services.errors import DependencyError, RecordsLost
-from services.inference import service as inference
-from services.kafka.broker import Record
-from services.kafka.memory import MemoryBroker, MemoryCluster
-from services.kafka.memory_faults import Faults
-from services.kafka.memory_registry import MemoryRegistry
-from services.log import Delivery, EventLog
-from services.scheduler import service as scheduler
-from services.shard import ShardContext
-from services.source import evaluation
-from services.source import service as source
-from services.worker import Worker
-from stream_jobs import assemble_batches
-from stream_jobs.groups import GroupAssembler
+from headrace.errors import DependencyError, RecordsLost
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import TaskEnded
+from headrace.schemas.topics import RESULTS, Topics
+from headrace.services.agent import service as agent
+from headrace.services.env import service as env
+from headrace.services.inference import service as inference
+from headrace.services.kafka.broker import Record
+from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
+from headrace.services.kafka.memory.memory_faults import Faults
+from headrace.services.kafka.memory.memory_registry import MemoryRegistry
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.namespace.apply import apply
+from headrace.services.scheduler import service as scheduler
+from headrace.services.tasks import evaluation_source as evaluation
+from headrace.services.tasks import source
+from headrace.services.worker.service_context import ServiceContext
+from headrace.services.worker.shard import ShardContext
+from headrace.services.worker.worker import Worker
+from headrace.stream_jobs import assemble_batches
+from headrace.stream_jobs.groups import GroupAssembler
+from headrace.trainer.loop import Trainer
+from headrace.trainer.publish import sole_publisher
 from tests.simulation.blobs import SharedBlobs
 from tests.simulation.chronicle import Chronicle
 from tests.simulation.learner import DigestLearner
 from tests.simulation.loop_child import LoopChild
 from tests.simulation.scenario import Scenario
 from tests.simulation.virtual_time import OWNER, loop
-from trainer.loop import Trainer
-from trainer.publish import sole_publisher
 
 RESTART_S = 0.5
 UNUSABLE_IN = 6
@@ -245,7 +245,7 @@ class _GroupShard:
 
 
 async def assemble_groups(context: ServiceContext) -> None:
-    """Stands in for `stream_jobs.assemble_groups`, which needs a real Kafka."""
+    """Stands in for `headrace.stream_jobs.assemble_groups`, which needs a real Kafka."""
     assembler = GroupAssembler(context.recipe)
     await Worker(
         context.log,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal
 
-from schemas.recipe import Recipe
-from services.kafka.memory_faults import Faults
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.kafka.memory.memory_faults import Faults
 from tests.simulation.blobs import BlobFaults
 from tests.simulation.world import LETTERS, TURNS
 
@@ -225,12 +225,12 @@ _PROCESSES = {
 }
 _MOST = _PROCESSES | {"agent": 3, "env": 3, "inference": 3}
 LIMITS: dict[str, tuple[Any, ...]] = {
-    "services.shard_host:INTAKE": (1, 4, 1_000),
-    "services.worker:COMMIT_INTERVAL_S": (0.2, 1.0, 5.0),
-    "services.positions:TAIL": (2, 64),
-    "services.scheduler.service:STARTS_A_TRANSACTION": (1, 512),
-    "services.scheduler.service:QUEUE_HIGH": (2, 10_000),
-    "stream_jobs.batches:BATCH_BYTES": (700, 500_000),
+    "headrace.services.worker.shard_host:INTAKE": (1, 4, 1_000),
+    "headrace.services.worker.worker:COMMIT_INTERVAL_S": (0.2, 1.0, 5.0),
+    "headrace.services.log.positions:TAIL": (2, 64),
+    "headrace.services.scheduler.service:STARTS_A_TRANSACTION": (1, 512),
+    "headrace.services.scheduler.service:QUEUE_HIGH": (2, 10_000),
+    "headrace.stream_jobs.batches:BATCH_BYTES": (700, 500_000),
 }
 """Module constants and what they may be: small enough to be reached, or as they are."""
 

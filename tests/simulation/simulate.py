@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded, TaskSubmitted
-from schemas.frontier import Frontier
-from schemas.topics import BATCHES, POLICIES, RESULTS, TASKS
-from services.apply import lags
-from services.errors import DecodeError, RecordsLost
-from services.kafka.broker import Partition
-from services.log import Delivery, EventLog
+from headrace.errors import DecodeError, RecordsLost
+from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded, TaskSubmitted
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.topics import BATCHES, POLICIES, RESULTS, TASKS
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.namespace.apply import lags
 from tests.simulation import virtual_time
 from tests.simulation.acts import Acts
 from tests.simulation.chronicle import Chronicle, listening

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from schemas import packed
-from schemas.events import (
+from headrace.schemas import packed
+from headrace.schemas.events import (
     ActionRequested,
     BatchAssembled,
     EpisodeEnded,
@@ -19,14 +19,14 @@ from schemas.events import (
     TrajectoryRecorded,
     Turn,
 )
-from services.kafka.broker import Partition, Record
-from services.log import WHY
-from services.weights import weights_digest
+from headrace.services.kafka.broker import Partition, Record
+from headrace.services.log.event_log import WHY
+from headrace.services.models.weights import weights_digest
+from headrace.trainer.loader import build_updates
+from headrace.trainer.sequences import UnusableBatch
 from tests.checker import Facts
 from tests.simulation.learner import BEGUN_FROM, DigestLearner, number_of
 from tests.simulation.world import ACTED, LETTERS, TURNS, memory_of, reward, verdict, where
-from trainer.loader import build_updates
-from trainer.sequences import UnusableBatch
 
 
 def untrue_stories(facts: Facts, *, moody: bool) -> Iterator[str]:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from schemas.events import (
+from headrace.schemas.events import (
     BatchAssembled,
     EpisodeEnded,
     EpisodeStarted,
@@ -15,9 +15,9 @@ from schemas.events import (
     TaskEnded,
     TaskSubmitted,
 )
-from schemas.topics import TASKS
-from services.kafka.broker import Partition, Position
-from services.log import EventLog
+from headrace.schemas.topics import TASKS
+from headrace.services.kafka.broker import Partition, Position
+from headrace.services.log.event_log import EventLog
 from tests.checker import Facts
 from tests.simulation.judge import Result
 from tests.simulation.processes import Run

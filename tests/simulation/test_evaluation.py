@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.events import EpisodeStarted, GroupClosed, TaskEnded, TrajectoryRecorded
-from services.evaluation import Evaluations
+from headrace.schemas.events import EpisodeStarted, GroupClosed, TaskEnded, TrajectoryRecorded
+from headrace.services.operate.evaluation import Evaluations
 from tests.checker import Facts
 from tests.simulation.scenario import Scenario, calm, draw_only
 from tests.simulation.simulate import simulate

@@ -8,12 +8,12 @@ from contextlib import suppress
 
 import pytest
 
-from schemas.events import ActionRequested, EpisodeEnded, ObservationRecorded
-from schemas.topics import ACTIONS
-from services.kafka.broker import Partition
-from services.log import Delivery, EventLog
-from services.positions import Start
-from services.reader import EventReader
+from headrace.schemas.events import ActionRequested, EpisodeEnded, ObservationRecorded
+from headrace.schemas.topics import ACTIONS
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.event_reader import EventReader
+from headrace.services.log.positions import Start
 from tests.simulation.processes import Run
 from tests.simulation.scenario import Scenario, calm
 from tests.simulation.simulate import simulate

@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
-from schemas.events import EpisodeEnded
-from schemas.recipe import Recipe
-from services.agent.episode import Episode
-from services.agent.isolation import DEATHS
-from services.log import EventLog
+from headrace.schemas.events import EpisodeEnded
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.agent.crash_isolation.isolation import DEATHS
+from headrace.services.agent.episode import Episode
+from headrace.services.log.event_log import EventLog
 from tests.simulation import loop_child
 from tests.simulation.processes import Run, this_process
 from tests.simulation.scenario import calm

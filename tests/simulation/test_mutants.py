@@ -57,6 +57,6 @@ def test_the_sound_code_passes_where_mutants_are_caught(faults: tuple[str, ...],
 
 
 def test_a_mutant_whose_text_is_gone_says_so() -> None:
-    lost = Mutant("lost", "It is so.", "services/clock.py", "not there", "", ("I1: ",))
+    lost = Mutant("lost", "It is so.", "services/base/clock.py", "not there", "", ("I1: ",))
     with pytest.raises(StaleMutant, match="occurs 0 times"):
         lost.source()

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from schemas.events import EnvironmentUse, EpisodeEnded, TaskSubmitted
-from schemas.topics import DEAD_LETTERS, MAX_RECORD_BYTES
-from services.kafka.broker import Partition, Record
-from services.log import EventLog
-from services.tasks import Item, TaskMaker
+from headrace.schemas.events import EnvironmentUse, EpisodeEnded, TaskSubmitted
+from headrace.schemas.topics import DEAD_LETTERS, MAX_RECORD_BYTES
+from headrace.services.kafka.broker import Partition, Record
+from headrace.services.log.event_log import EventLog
+from headrace.services.tasks.task_maker import Item, TaskMaker
 from tests.simulation.acts import GARBAGE, NEVER_GARBAGE, no_event
 from tests.simulation.judge import Result
 from tests.simulation.processes import Run

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from schemas.topics import EPISODES
-from services.kafka.broker import Partition
-from services.log import EventLog
+from headrace.schemas.topics import EPISODES
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import EventLog
 from tests.simulation.processes import Run
 from tests.simulation.scenario import calm
 from tests.simulation.simulate import simulate

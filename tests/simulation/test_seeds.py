@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.log import EventLog
+from headrace.services.log.event_log import EventLog
 from tests.simulation.pool import Summary, run_seeds
 from tests.simulation.processes import RESTART_S, Run
 from tests.simulation.scenario import ACTS, calm

@@ -98,7 +98,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def wall_time(self) -> float:
-        """Epoch seconds: what `services.clock` takes for the time."""
+        """Epoch seconds: what `headrace.services.base.clock` takes for the time."""
         owner = OWNER.get()
         return BEGIN_S + self._now + (owner.clock_error_s if owner is not None else 0.0)
 

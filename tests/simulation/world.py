@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.agent.agents import multi_turn
-from services.agent.episode import Episode
-from services.errors import DependencyError, InfrastructureError
-from services.inference.engine import EngineSetup, Generation, Prompt
-from services.inference.scripted import ScriptedEngine
-from services.types import Observation, TaskView
-from stream_jobs.filters import Group
+from headrace.errors import DependencyError, InfrastructureError
+from headrace.services.agent.agents import multi_turn
+from headrace.services.agent.episode import Episode
+from headrace.services.base.types import Observation, TaskView
+from headrace.services.inference.engine import EngineSetup, Generation, Prompt
+from headrace.services.inference.engines.scripted import ScriptedEngine
+from headrace.stream_jobs.filters import Group
 from tests.simulation.virtual_time import OWNER, Owner, loop
 
 LETTERS = "abcdefgh"

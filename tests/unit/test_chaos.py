@@ -15,7 +15,7 @@ from typing import IO
 
 import pytest
 
-from schemas.events import BatchAssembled, EpisodeEnded, EpisodeStarted, GroupClosed
+from headrace.schemas.events import BatchAssembled, EpisodeEnded, EpisodeStarted, GroupClosed
 from tests.chaos.proxy import Proxy
 from tests.chaos.report import GapFigures, losses
 from tests.chaos.watch import Gap

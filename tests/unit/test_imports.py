@@ -14,64 +14,67 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("schemas", "services", "stream_jobs", "trainer", "infra")
 
-BASE = ("services.errors", "services.clock")
+BASE = ("headrace.errors", "headrace.services.base.clock")
 """Below all else of `services`: they know only `schemas`."""
 WORKERS = (
-    "services.agent",
-    "services.env",
-    "services.inference",
-    "services.scheduler",
-    "services.source",
+    "headrace.services.agent",
+    "headrace.services.env",
+    "headrace.services.inference",
+    "headrace.services.scheduler",
+    "headrace.services.tasks",
     "stream_jobs",
     "trainer",
 )
 """They share topics, and never import each other."""
 OPERATING = (
-    "services.apply",
-    "services.cli",
-    "services.commands",
-    "services.connect",
-    "services.dead_letters",
-    "services.namespaces",
-    "services.prune",
-    "services.replay",
-    "services.run",
-    "services.serve",
-    "services.show",
-    "services.tailing",
+    "headrace.services.namespace.apply",
+    "headrace.services.operate.cli",
+    "headrace.services.operate",
+    "headrace.services.namespace.connect",
+    "headrace.services.operate.dead_letters.dead_letters",
+    "headrace.services.namespace.lookup",
+    "headrace.services.operate.prune",
+    "headrace.services.operate.replay",
+    "headrace.services.operate.run",
+    "headrace.services.operate.serve",
+    "headrace.services.operate.show",
+    "headrace.services.operate.tail",
 )
 """What puts the parts together, starts them and looks at them. Nothing below knows of it."""
 
 TORCH = (
-    "services.json_schema",
+    "headrace.services.models.json_schema",
     "services.inference.torch_*",
-    "services.inference.vllm_engine",
-    "services.inference.vllm_masks",
-    "services.lora",
+    "headrace.services.inference.engines.vllm_engine",
+    "headrace.services.inference.engines.vllm_masks",
+    "headrace.services.models.lora",
     "trainer",
 )
 
 SOLE_IMPORTERS = {
-    "aiokafka": ("stream_jobs.assemble_groups",),
-    "confluent_kafka": ("services.kafka",),
+    "aiokafka": ("headrace.stream_jobs.assemble_groups",),
+    "confluent_kafka": ("headrace.services.kafka",),
     "aiohttp": (
-        "services.docker.engine",
-        "services.env.http",
-        "services.agent.gateway.server",
+        "headrace.services.processes.docker.docker_engine",
+        "headrace.services.env.http_environment",
+        "headrace.services.agent.gateway.server",
     ),
-    "faust": ("stream_jobs.assemble_groups",),
+    "faust": ("headrace.stream_jobs.assemble_groups",),
     "infra": OPERATING,
     "marshal": (),
-    "mcp": ("services.env.mcp",),
-    "mode": ("stream_jobs.assemble_groups",),
+    "mcp": ("headrace.services.env.mcp",),
+    "mode": ("headrace.stream_jobs.assemble_groups",),
     "pickle": (),
-    "services.kafka.client": ("services.connect",),
-    "reasoning_gym": ("services.env.libraries.reasoning_gym",),
-    "textarena": ("services.env.libraries.textarena",),
+    "headrace.services.kafka.client": ("headrace.services.namespace.connect",),
+    "reasoning_gym": ("headrace.services.env.libraries.reasoning_gym_problems",),
+    "textarena": ("headrace.services.env.libraries.textarena_games",),
     "torch": TORCH,
     "transformers": TORCH,
-    "vllm": ("services.inference.vllm_engine", "services.inference.vllm_masks"),
-    "xgrammar": ("services.json_schema",),
+    "vllm": (
+        "headrace.services.inference.engines.vllm_engine",
+        "headrace.services.inference.engines.vllm_masks",
+    ),
+    "xgrammar": ("headrace.services.models.json_schema",),
     "yaml": (),
 }
 """Who may import what, beside the package itself. `*` ends a prefix."""
@@ -142,13 +145,13 @@ def layer(module: str) -> int:
         return 0
     if within(module, *BASE):
         return 1
-    if within(module, "services.kafka"):
+    if within(module, "headrace.services.kafka"):
         return 2
     if within(module, *OPERATING):
         return 5
     if within(module, *WORKERS):
         return 4
-    if within(module, "services.docker"):
+    if within(module, "headrace.services.processes.docker"):
         return 2
     parts = module.split(".")
     shared = parts[0] == "services" and len(parts) <= 2 and not (ROOT.joinpath(*parts)).is_dir()
@@ -193,7 +196,7 @@ def test_the_local_stack_knows_only_the_errors() -> None:
         for each in IMPORTS
         if within(each.importer, "infra")
         and within(each.imported, *PACKAGES)
-        and not within(each.imported, "infra", "services.errors")
+        and not within(each.imported, "infra", "headrace.errors")
     ]
     assert not wrong, "\n".join(map(str, wrong))
 
@@ -213,7 +216,7 @@ def test_no_import_escapes() -> None:
     text = """
 import torch.nn as nn
 from services import clock
-from services.kafka import broker as b, client
+from headrace.services.kafka import broker as b, client
 def late():
     from faust import App
     from .. import errors
@@ -225,22 +228,22 @@ if TYPE_CHECKING:
     assert sorted(found) == [
         "docker",
         "faust",
-        "services.clock",
-        "services.errors",
-        "services.kafka.broker",
-        "services.kafka.client",
+        "headrace.services.base.clock",
+        "headrace.errors",
+        "headrace.services.kafka.broker",
+        "headrace.services.kafka.client",
         "services.kafka.codec.encode",
         "torch.nn",
     ]
     (inside,) = read_imports("from . import log", "services", "x", package=True)
-    assert inside.imported == "services.log"
+    assert inside.imported == "headrace.services.log.event_log"
 
 
 def test_help_is_light() -> None:
     script = f"""
 import sys
 sys.argv = ["headrace", "--help"]
-from services.cli import main
+from headrace.services.operate.cli import main
 try:
     main()
 finally:

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.agent.episode import Episode
-from services.agent.gateway.session import Session, describe, make_dialect
-from services.agent.gateway.tool_calls import Format
-from services.errors import UsageError
+from headrace.errors import UsageError
+from headrace.services.agent.episode import Episode
+from headrace.services.agent.gateway.chat_session import Session, describe, make_dialect
+from headrace.services.agent.gateway.forced_tool_calls import Format
 
 
 class ClientFailed(Exception):

@@ -18,11 +18,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from services.agent.gateway.process import TAIL_BYTES, Ended
-from services.clock import now
-from services.docker.engine import Engine, NotThere, Output
-from services.docker.hardened import USER, WORK, Limits, Positive, container, read_limits
-from services.errors import InfrastructureError
+from headrace.errors import InfrastructureError
+from headrace.services.agent.gateway.program_process import TAIL_BYTES, Ended
+from headrace.services.base.clock import now
+from headrace.services.processes.docker.docker_engine import Engine, NotThere, Output
+from headrace.services.processes.docker.hardened import (
+    USER,
+    WORK,
+    Limits,
+    Positive,
+    container,
+    read_limits,
+)
 
 PORT = 8100
 """Of the container's own loopback."""

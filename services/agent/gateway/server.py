@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from services.agent.gateway import answers
-from services.agent.gateway.clients import Door
-from services.agent.gateway.errors import ApiError, bad_request
-from services.agent.gateway.requests import read_object, read_request
-from services.agent.gateway.session import Session, read_report
-from services.errors import DependencyError, UsageError
+from headrace.errors import DependencyError, UsageError
+from headrace.services.agent.gateway import chat_answers as answers
+from headrace.services.agent.gateway.chat_requests import read_object, read_request
+from headrace.services.agent.gateway.chat_session import Session, read_report
+from headrace.services.agent.gateway.clients import Door
+from headrace.services.agent.gateway.refusals import ApiError, bad_request
 
 BODY_BYTES = 16 << 20
 """Largest body of a request."""

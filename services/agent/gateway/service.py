@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from services.agent import service
-from services.agent.gateway.clients import Door
-from services.agent.gateway.server import GatewayServer
-from services.context import ServiceContext
-from services.errors import UsageError
+from headrace.errors import UsageError
+from headrace.services.agent import service
+from headrace.services.agent.gateway.clients import Door
+from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.worker.service_context import ServiceContext
 
 KEY = "HEADRACE_GATEWAY_KEY"
 """The variable that holds the key of those who may take episodes."""

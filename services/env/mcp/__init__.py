@@ -1,6 +1,6 @@
 """Tool servers of the Model Context Protocol as environments: a step is a call of their tools."""
 
-from services.errors import UsageError
+from headrace.errors import UsageError
 
 try:
     import mcp  # noqa: F401

@@ -38,7 +38,7 @@ class Mutant:
     @property
     def module(self) -> str:
         """Import path of the module that it changes."""
-        return self.file.removesuffix(".py").replace("/", ".")
+        return "headrace." + self.file.removesuffix(".py").replace("/", ".")
 
     def source(self) -> str:
         """The module's text with the bug in it. StaleMutant where the old text is not there."""

@@ -2,7 +2,7 @@
 
 from tests.simulation.mutants.mutant import Mutant
 
-RUN = "services/agent/run.py"
+RUN = "services/agent/episode_run.py"
 ATTEMPT = "services/agent/attempt.py"
 SHARD = "services/agent/shard.py"
 EARLY_ANSWERS = "services/agent/early_answers.py"
@@ -122,7 +122,7 @@ OF_AGENTS = (
     Mutant(
         name="context_without_the_prompts_ids",
         sentence="Contexts are token ids, append-only: prompts' ids belong to them.",
-        file="services/agent/context.py",
+        file="services/agent/conversation.py",
         old="        self.tokens += packed.unpack_i32(answer.prompt_added)\n",
         new="",
         caught_by=("excuses that", "I2: "),

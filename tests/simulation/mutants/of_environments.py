@@ -105,7 +105,7 @@ zero = Observation(reward=0.0)
     Mutant(
         name="prompt_done_before_its_answer",
         sentence="A prompt is held until its answer is durable.",
-        file="services/inference/worker.py",
+        file="services/inference/shard.py",
         old="        self._holds[prompt_id] = [self._hands.hold(delivery)]\n",
         new="        self._holds[prompt_id] = [lambda: None]\n",
         caught_by=("I1: ", "I8: "),

@@ -6,7 +6,7 @@ OF_WORKERS = (
     Mutant(
         name="commit_past_what_is_held",
         sentence="The commit is the oldest start whose task has no delivered TaskEnded.",
-        file="services/shard.py",
+        file="services/worker/shard.py",
         old="        let_go = self._ledger.hold(delivery.offset)\n",
         new="        let_go = lambda: None\n",
         caught_by=("I1: ", "I8: "),
@@ -14,7 +14,7 @@ OF_WORKERS = (
     Mutant(
         name="positions_as_they_stand_at_the_commit",
         sentence="The four other positions are noted as they stood when that start was first read.",
-        file="services/shard_host.py",
+        file="services/worker/shard_host.py",
         old="offset, positions = oldest.offset, oldest.positions",
         new="offset, positions = oldest.offset, self.positions",
         caught_by=("I1: ", "I2: ", "I8: "),
@@ -22,7 +22,7 @@ OF_WORKERS = (
     Mutant(
         name="send_while_catching_up",
         sentence="First it reads all of p to the ends seen at assignment, sending nothing.",
-        file="services/shard_host.py",
+        file="services/worker/shard_host.py",
         old="if not self.behind and not self.context.caught_up",
         new="if not self.context.caught_up",
         caught_by=("I1: ", "I2: "),
@@ -30,7 +30,7 @@ OF_WORKERS = (
     Mutant(
         name="no_fencing_of_shards",
         sentence="The scheduler writes through a transactional producer that cuts off others.",
-        file="services/worker.py",
+        file="services/worker/worker.py",
         old="writer = await self.log.broker.fenced(self._fenced) if self._fenced else None",
         new="writer = None",
         caught_by=("I1: EpisodeStarted", "I5: "),
@@ -39,7 +39,7 @@ OF_WORKERS = (
     Mutant(
         name="undecodable_skipped",
         sentence="What is no event goes to dead-letters, whole, with the reason.",
-        file="services/log.py",
+        file="services/log/event_log.py",
         old="            await self.dead_letter(record, error.reason)\n",
         new="            del error\n",
         caught_by=("is no event, and in no dead letter",),
@@ -48,7 +48,7 @@ OF_WORKERS = (
     Mutant(
         name="what_was_deleted_is_passed_over",
         sentence="An offset out of range is a loud error: nobody reads on elsewhere.",
-        file="services/kafka/memory_log.py",
+        file="services/kafka/memory/memory_log.py",
         old="        self.check(position)\n        records",
         new="        position = max(position, self.first)\n        records",
         caught_by=("I1: ", "I8: "),

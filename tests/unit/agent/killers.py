@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from services.agent.episode import Episode
+from headrace.services.agent.episode import Episode
 
 
 async def killer(episode: Episode) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
-from schemas.errors import TooLarge
-from schemas.events import EpisodeEnded, Event, Ref, TrajectoryRecorded
-from schemas.recipe import Recipe
-from services.agent.child_process import ChildProcess
-from services.agent.isolation import Suspect
-from services.errors import HeadraceError
+from headrace.errors import HeadraceError, TooLarge
+from headrace.schemas.events import EpisodeEnded, Event, Ref, TrajectoryRecorded
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.agent.crash_isolation.episode_process import ChildProcess
+from headrace.services.agent.crash_isolation.isolation import Suspect
 from tests.unit.agent.test_isolation import SETUP, Context
 from tests.unit.agent.test_run import World, start, task
 

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import TooLarge
-from schemas.events import ActionRequested, EpisodeEnded, Event, ObservationRecorded, Ref
-from services.agent.isolation import CHILDREN, Isolation, Suspect
-from services.agent.records import AgentSetup
-from services.agent.requests import Answer
+from headrace.errors import TooLarge
+from headrace.schemas.events import ActionRequested, EpisodeEnded, Event, ObservationRecorded, Ref
+from headrace.services.agent.crash_isolation.isolation import CHILDREN, Isolation, Suspect
+from headrace.services.agent.records import AgentSetup
+from headrace.services.agent.requests import Answer
 from tests.unit.agent.test_run import World, play, start, task
 
 NOWHERE = Ref(topic="t", partition=0, offset=0, digest=bytes(16))

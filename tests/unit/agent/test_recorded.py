@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
-from schemas.events import EpisodeEnded, EpisodeStarted, Failure
-from services.agent import recorded as recorded_module
-from services.agent.agents import multi_turn
-from services.agent.episode import Agent, Episode
-from services.agent.recorded import END, Divergence, RecordedAttempt, replay_attempt
-from services.agent.records import AgentSetup
+from headrace.schemas.events import EpisodeEnded, EpisodeStarted, Failure
+from headrace.services.agent.agents import multi_turn
+from headrace.services.agent.episode import Agent, Episode
+from headrace.services.agent.records import AgentSetup
+from headrace.services.operate.replay import recorded_answers as recorded_module
+from headrace.services.operate.replay.recorded_answers import (
+    END,
+    Divergence,
+    RecordedAttempt,
+    replay_attempt,
+)
 from tests.unit.agent.test_run import LOST, Taught, World, play, task
 
 

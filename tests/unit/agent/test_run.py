@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from schemas import packed
-from schemas.errors import TooLarge
-from schemas.events import (
+from headrace.errors import DependencyError, TooLarge
+from headrace.schemas import packed
+from headrace.schemas.events import (
     ActionRequested,
     EnvironmentUse,
     EpisodeEnded,
@@ -30,12 +30,11 @@ from schemas.events import (
     TrajectoryRecorded,
     Use,
 )
-from services.agent.agents import chat, multi_turn
-from services.agent.episode import Agent, Episode
-from services.agent.records import AgentSetup
-from services.agent.run import EpisodeRun
-from services.clock import now_ms
-from services.errors import DependencyError
+from headrace.services.agent.agents import chat, multi_turn
+from headrace.services.agent.episode import Agent, Episode
+from headrace.services.agent.episode_run import EpisodeRun
+from headrace.services.agent.records import AgentSetup
+from headrace.services.base.clock import now_ms
 
 TURNS = 3
 LOST = Failure(origin="infrastructure", code="sandbox_lost", retryable=True)
@@ -362,7 +361,7 @@ def test_what_was_played_is_told_as_its_own_attempt_whatever_comes_in_the_end() 
 def test_an_agent_that_outlives_its_attempt_asks_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.agent.run.AGENT_CLOSE_S", 0.05)
+    monkeypatch.setattr("headrace.services.agent.episode_run.AGENT_CLOSE_S", 0.05)
     world = World()
     tries: list[asyncio.Event] = []
     late = asyncio.Event()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, cast
 
-from schemas.events import (
+from headrace.schemas.events import (
     ActionRequested,
     EpisodeEnded,
     EpisodeStarted,
@@ -17,16 +17,16 @@ from schemas.events import (
     TaskEnded,
     TaskSubmitted,
 )
-from services.agent.cancellations import Cancellations
-from services.agent.early_answers import EARLY
-from services.agent.episode import Episode
-from services.agent.isolation import Isolation
-from services.agent.records import AgentSetup
-from services.agent.shard import AgentShard
-from services.clock import now_ms
-from services.kafka.broker import Partition
-from services.log import Delivery
-from services.shard import ShardContext
+from headrace.services.agent.crash_isolation.isolation import Isolation
+from headrace.services.agent.early_answers import EARLY
+from headrace.services.agent.episode import Episode
+from headrace.services.agent.records import AgentSetup
+from headrace.services.agent.shard import AgentShard
+from headrace.services.base.clock import now_ms
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery
+from headrace.services.tasks.cancellations import Cancellations
+from headrace.services.worker.shard import ShardContext
 from tests.unit.agent.test_run import task
 
 EPISODES = Partition("episodes", 0)

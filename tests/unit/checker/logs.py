@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from schemas.events import (
+from headrace.schemas.events import (
     ActionRequested,
     BatchAssembled,
     BatchSample,
@@ -30,12 +30,12 @@ from schemas.events import (
     Turn,
     Use,
 )
-from schemas.packed import pack_f32, pack_i32, pack_spans
-from schemas.recipe import Recipe
-from schemas.topics import Topics
-from services.kafka.broker import Partition
-from services.log import Delivery
-from stream_jobs.advantages import grpo
+from headrace.schemas.packed import pack_f32, pack_i32, pack_spans
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import Topics
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery
+from headrace.stream_jobs.advantages import grpo
 
 TOPICS = Topics("test", ("default",), 1)
 RECIPE = Recipe.model_validate(

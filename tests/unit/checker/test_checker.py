@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from schemas.events import (
+from headrace.schemas.events import (
     ActionRequested,
     BatchAssembled,
     Dropped,
@@ -24,7 +24,7 @@ from schemas.events import (
     TaskSubmitted,
     TrajectoryRecorded,
 )
-from schemas.packed import pack_f32, pack_i32
+from headrace.schemas.packed import pack_f32, pack_i32
 from tests.checker import Report, examine
 from tests.unit.checker.logs import RECIPE, Log, whole_log, write_task
 

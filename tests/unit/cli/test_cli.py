@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
-from schemas.read_recipe import parse_recipe
-from services import cli
-from services.settings import RECIPES, Where
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.services.namespace.cluster_config import RECIPES, Where
+from headrace.services.operate import cli
 
 COMMANDS = (
     "run", "serve", "up", "down", "apply", "submit", "cancel", "evaluate", "replay",
@@ -33,7 +33,7 @@ def run(*arguments: str) -> int:
 
 def test_help_imports_nothing_heavy() -> None:
     script = (
-        "import sys, services.cli;"
+        "import sys, headrace.services.operate.cli;"
         "print([m for m in ('pydantic', 'rich', 'fastavro', 'confluent_kafka', 'torch', 'asyncio',"
         " 'prometheus_client') if m in sys.modules])"
     )
@@ -99,7 +99,7 @@ def test_no_broker_exits_75(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    from services.errors import DependencyError
+    from headrace.errors import DependencyError
 
     with pytest.raises(DependencyError):
         run("--debug", "status", "--state", str(tmp_path / "none"))

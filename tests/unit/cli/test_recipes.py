@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from schemas.read_recipe import load_recipe
-from services.agent.agents import BUILTIN as AGENTS
-from services.env.libraries.setup import LIBRARIES
-from services.env.service import BUILTIN as ENVIRONMENTS
-from services.inference.service import BUILTIN as ENGINES
-from services.plugins import load
-from services.settings import RECIPES
-from services.source.data import BUILTIN as DATA_SETS
-from stream_jobs.advantages import ADVANTAGES
-from stream_jobs.filters import FILTERS
-from trainer.losses import LOSSES
+from headrace.schemas.recipe.read_recipe import load_recipe
+from headrace.services.agent.agents import BUILTIN as AGENTS
+from headrace.services.base.plugins import load
+from headrace.services.env.libraries.library_setup import LIBRARIES
+from headrace.services.env.service import BUILTIN as ENVIRONMENTS
+from headrace.services.inference.service import BUILTIN as ENGINES
+from headrace.services.namespace.cluster_config import RECIPES
+from headrace.services.tasks.data_sets.data_sets import BUILTIN as DATA_SETS
+from headrace.stream_jobs.advantages import ADVANTAGES
+from headrace.stream_jobs.filters import FILTERS
+from headrace.trainer.losses import LOSSES
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)

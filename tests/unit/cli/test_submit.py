@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.recipe import Recipe
-from services.errors import UsageError
-from services.settings import read_recipe
-from services.submit import read_tasks
+from headrace.errors import UsageError
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.namespace.cluster_config import read_recipe
+from headrace.services.operate.submit import read_tasks
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from typing import Any
 import gymnasium
 import pytest
 
-from services.env.gymnasium import (
+from headrace.errors import UsageError
+from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.gymnasium_environment import (
     POSITIONS,
     GymnasiumEnvironment,
     frozen_lake_position,
     random_frozen_lake,
     value,
 )
-from services.errors import UsageError
-from services.types import Observation, TaskView
 
 MOVES = {"L": 0, "D": 1, "R": 2, "U": 3}
 FIXED = {"map_name": "4x4", "is_slippery": False}

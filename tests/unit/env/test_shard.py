@@ -10,18 +10,17 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import TooLarge
-from schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
-from services.clock import now_ms
-from services.env.environment import Claim
-from services.env.gymnasium import GymnasiumEnvironment
-from services.env.null import NullEnvironment
-from services.env.setup import EnvironmentSetup
-from services.env.shard import EnvShard
-from services.errors import DependencyError, InfrastructureError, UsageError
-from services.kafka.broker import Partition
-from services.log import Delivery
-from services.types import Observation, TaskView
+from headrace.errors import DependencyError, InfrastructureError, TooLarge, UsageError
+from headrace.schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
+from headrace.services.base.clock import now_ms
+from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.environment import Claim
+from headrace.services.env.gymnasium_environment import GymnasiumEnvironment
+from headrace.services.env.null import NullEnvironment
+from headrace.services.env.setup import EnvironmentSetup
+from headrace.services.env.shard import EnvShard
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery
 
 PLACE = Partition("t.actions.v1", 0)
 REF = Ref(topic="t.actions.v1", partition=0, offset=0, digest=bytes(16))

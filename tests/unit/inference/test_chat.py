@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from schemas import packed
-from schemas.events import (
+from headrace.errors import UsageError
+from headrace.schemas import packed
+from headrace.schemas.events import (
     ActionRequested,
     EpisodeStarted,
     GenerationCompleted,
@@ -23,14 +24,13 @@ from schemas.events import (
     TaskSubmitted,
     Use,
 )
-from services.agent.episode import Episode
-from services.agent.turns import arrange
-from services.errors import UsageError
-from services.inference.engine import EngineSetup, Weights
-from services.inference.scripted import ScriptedEngine
-from services.inference.serving import ServedPolicy, Slots
-from services.inference.tokenizer import Tokenizer
-from services.weights import model_folder
+from headrace.services.agent.episode import Episode
+from headrace.services.agent.turns import arrange
+from headrace.services.inference.engine import EngineSetup, Weights
+from headrace.services.inference.engines.scripted import ScriptedEngine
+from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.models.weights import model_folder
 
 MODEL = model_folder("tiny-llama")
 CHATML = """\

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.inference.demonstration import demonstrate
-from services.inference.engine import Prompt
+from headrace.services.inference.demonstration import demonstrate
+from headrace.services.inference.engine import Prompt
 
 END, OTHER_END = 9, 8
 

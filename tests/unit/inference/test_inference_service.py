@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from schemas.read_recipe import parse_recipe
-from schemas.recipe import Recipe
-from services.errors import UsageError
-from services.inference.service import make_engines, prepare
+from headrace.errors import UsageError
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.inference.service import make_engines, prepare
 
 
 def recipe(**policies: dict[str, Any]) -> Recipe:

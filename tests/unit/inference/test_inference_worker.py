@@ -9,26 +9,26 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from schemas import packed
-from schemas.codec import Codec
-from schemas.events import (
+from headrace.schemas import packed
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import (
     EVENTS,
     GenerationCompleted,
     GenerationRequested,
     PolicyPublished,
     Sampling,
 )
-from schemas.read_recipe import parse_recipe
-from schemas.topics import GENERATIONS, PROMPTS, Topics
-from services.blobs import LocalBlobStore
-from services.context import ServiceContext
-from services.inference import service
-from services.kafka.broker import Outgoing, Partition
-from services.kafka.memory import MemoryBroker
-from services.kafka.memory_registry import MemoryRegistry
-from services.log import Delivery, EventLog
-from services.reader import EventReader
-from services.weights import weights_digest
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.topics import GENERATIONS, PROMPTS, Topics
+from headrace.services.inference import service
+from headrace.services.kafka.broker import Outgoing, Partition
+from headrace.services.kafka.memory.memory_broker import MemoryBroker
+from headrace.services.kafka.memory.memory_registry import MemoryRegistry
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.event_reader import EventReader
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.weights import weights_digest
+from headrace.services.worker.service_context import ServiceContext
 
 POLICIES = ("left", "right")
 PARTITIONS = 2

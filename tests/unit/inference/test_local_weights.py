@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from schemas.events import Blob, PolicyPublished, WeightsDelta
-from services.blobs import LocalBlobStore
-from services.deltas import diff
-from services.errors import BlobError, DependencyError
-from services.inference.local_weights import LocalWeights, ScratchFolder
-from services.weights import weights_digest
+from headrace.errors import BlobError, DependencyError
+from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
+from headrace.services.inference.local_weights import LocalWeights, ScratchFolder
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.deltas import diff
+from headrace.services.models.weights import weights_digest
 
 ELEMENTS = 2000
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from schemas import packed
-from schemas.events import Blob, GenerationCompleted, GenerationRequested, PolicyPublished
-from services.errors import BlobError
-from services.inference.engine import Weights
-from services.inference.pinned import PinnedVersions
-from services.inference.serving import ServedPolicy
-from services.inference.worker import PromptShard
+from headrace.errors import BlobError
+from headrace.schemas import packed
+from headrace.schemas.events import Blob, GenerationCompleted, GenerationRequested, PolicyPublished
+from headrace.services.inference.engine import Weights
+from headrace.services.inference.pinned import PinnedVersions
+from headrace.services.inference.serving import ServedPolicy
+from headrace.services.inference.shard import PromptShard
 from tests.unit.inference.test_serving import (
     FakeHands,
     delivery,

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from services.errors import InfrastructureError
-from services.inference import schema_walks
-from services.inference.engine import Prompt
-from services.inference.schema_walks import SchemaWalks
-from services.json_schema import Schemas, Walk
-from services.weights import model_folder
+from headrace.errors import InfrastructureError
+from headrace.services.inference.engine import Prompt
+from headrace.services.inference.engines import schema_walks
+from headrace.services.inference.engines.schema_walks import SchemaWalks
+from headrace.services.models.json_schema import Schemas, Walk
+from headrace.services.models.weights import model_folder
 
 VOCABULARY = 258
 END = 257

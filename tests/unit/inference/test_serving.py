@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from schemas import packed
-from schemas.events import Event, GenerationCompleted, GenerationRequested, Ref, Sampling
-from services.inference.engine import Capacity, EngineSetup, Weights
-from services.inference.scripted import ScriptedEngine
-from services.inference.serving import ServedPolicy, Slots
-from services.inference.tokenizer import Tokenizer
-from services.inference.worker import PromptShard
-from services.kafka.broker import Partition
-from services.log import Delivery
-from services.weights import model_folder
+from headrace.schemas import packed
+from headrace.schemas.events import Event, GenerationCompleted, GenerationRequested, Ref, Sampling
+from headrace.services.inference.engine import Capacity, EngineSetup, Weights
+from headrace.services.inference.engines.scripted import ScriptedEngine
+from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.shard import PromptShard
+from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery
+from headrace.services.models.weights import model_folder
 
 MODEL = model_folder("tiny-llama")
 TOKENIZER = Tokenizer(MODEL)

@@ -8,10 +8,10 @@ import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
 
-from services.errors import UsageError  # noqa: E402
-from services.inference.tokenizer import Tokenizer  # noqa: E402
-from services.tokens import token_ids  # noqa: E402
-from services.weights import model_folder  # noqa: E402
+from headrace.errors import UsageError  # noqa: E402
+from headrace.services.inference.tokenizer import Tokenizer  # noqa: E402
+from headrace.services.models.tokens import token_ids  # noqa: E402
+from headrace.services.models.weights import model_folder  # noqa: E402
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from services.errors import BlobError, HeadraceError, InfrastructureError, UsageError  # noqa: E402
-from services.inference.engine import (  # noqa: E402
+from headrace.errors import BlobError, HeadraceError, InfrastructureError, UsageError  # noqa: E402
+from headrace.services.inference.engine import (  # noqa: E402
     EngineSetup,
     Generation,
     Prompt,
     Weights,
 )
-from services.inference.torch_batch import Row, buckets  # noqa: E402
-from services.inference.torch_engine import TorchEngine  # noqa: E402
+from headrace.services.inference.engines.torch_batch import Row, buckets  # noqa: E402
+from headrace.services.inference.engines.torch_engine import TorchEngine  # noqa: E402
 from tests.contract.engines import hold  # noqa: E402
 
 VOCABULARY = 128

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from services.inference.engine import Prompt  # noqa: E402
-from services.inference.torch_sampling import draw, plan_sampling  # noqa: E402
+from headrace.services.inference.engine import Prompt  # noqa: E402
+from headrace.services.inference.engines.torch_sampling import draw, plan_sampling  # noqa: E402
 
 CPU = torch.device("cpu")
 LOGITS = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import Blob, Event, PolicyPublished, Ref
-from services.blobs import LocalBlobStore
-from services.errors import InfrastructureError
-from services.inference import weights_follower
-from services.inference.engine import EngineSetup, Weights
-from services.inference.scripted import ScriptedEngine
-from services.inference.serving import ServedPolicy, Slots
-from services.inference.tokenizer import Tokenizer
-from services.inference.weights_follower import WeightsFollower
-from services.kafka.broker import Partition
-from services.log import Delivery
-from services.reader import CaughtUp
-from services.weights import model_folder, weights_digest
+from headrace.errors import InfrastructureError
+from headrace.schemas.events import Blob, Event, PolicyPublished, Ref
+from headrace.services.inference import weights_follower
+from headrace.services.inference.engine import EngineSetup, Weights
+from headrace.services.inference.engines.scripted import ScriptedEngine
+from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.inference.weights_follower import WeightsFollower
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery
+from headrace.services.log.event_reader import CaughtUp
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.weights import model_folder, weights_digest
 
 MODEL = model_folder("tiny-llama")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import jars
-from services.errors import HeadraceError
+from headrace.errors import HeadraceError
+from headrace.infra.local import jars
 
 KAFKA = f"{'a' * 64}  org.apache.kafka:kafka_2.13:jar:4.3.1"
 REGISTRY = f"{'b' * 64}  io.apicurio:apicurio-registry-app:tar.gz:all:3.0.9"
@@ -30,9 +30,9 @@ def test_table_is_read_in_order_without_its_comments() -> None:
         (f"{KAFKA[1:]}\n{REGISTRY}\n{TREE}", "line 1: .* is no SHA-256"),
         (f"{KAFKA}\n{'A' * 64}  x:y:jar:1\n{REGISTRY}\n{TREE}", "line 2: .* is no SHA-256"),
         (f"{KAFKA}\n{'d' * 64}  kafka.jar\n{REGISTRY}\n{TREE}", "line 2: 'kafka.jar' names no"),
-        (f"{KAFKA}\n{REGISTRY}", "infra.local.pin"),
-        (f"{REGISTRY}\n{TREE}", "infra.local.pin"),
-        (f"{KAFKA}\n{REGISTRY}\n{REGISTRY}\n{TREE}", "infra.local.pin"),
+        (f"{KAFKA}\n{REGISTRY}", "headrace.infra.local.pin"),
+        (f"{REGISTRY}\n{TREE}", "headrace.infra.local.pin"),
+        (f"{KAFKA}\n{REGISTRY}\n{REGISTRY}\n{TREE}", "headrace.infra.local.pin"),
     ],
 )
 def test_damaged_table_is_refused_by_line(table: str, complaint: str) -> None:

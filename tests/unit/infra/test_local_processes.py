@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.processes import (
+from headrace.errors import DependencyError
+from headrace.infra.local.detached import (
     ProcessId,
     describe_log,
     free_port,
@@ -23,7 +24,6 @@ from infra.local.processes import (
     stop,
     wait_for_exit,
 )
-from services.errors import DependencyError
 
 
 @pytest.fixture
@@ -107,7 +107,8 @@ def test_lock_is_exclusive_between_threads_and_bounded(tmp_path: Path) -> None:
 def test_lock_is_freed_by_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     script = (
-        "import sys, time; from pathlib import Path; from infra.local.processes import locked\n"
+        "import sys, time\nfrom pathlib import Path\n"
+        "from headrace.infra.local.detached import locked\n"
         "with locked(Path(sys.argv[1]), 1): print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(

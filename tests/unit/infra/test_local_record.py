@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.local import find, kafka, record, runtime
-from infra.local.processes import ProcessId
-from services.errors import HeadraceError
+from headrace.errors import HeadraceError
+from headrace.infra.local import find
+from headrace.infra.local import java_runtime as runtime
+from headrace.infra.local import kafka_server as kafka
+from headrace.infra.local import stack_record as record
+from headrace.infra.local.detached import ProcessId
 
 process_ids = st.builds(ProcessId, st.integers(1, 2**22), st.text(max_size=20))
 servers = st.builds(

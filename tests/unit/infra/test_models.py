@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from infra.models.make import SIZES, byte_tokenizer, files
-from services.weights import model_folder
+from headrace.infra.models.make import SIZES, byte_tokenizer, files
+from headrace.services.models.weights import model_folder
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.errors import DependencyError, Fenced
-from services.kafka.broker import Broker, Committed, End, Outgoing, Partition, Record
-from services.kafka.memory import SESSION_S, MemoryBroker, MemoryCluster
-from services.kafka.memory_faults import Faults
-from services.kafka.memory_group import Member, balance
-from services.kafka.memory_state import TRANSACTION_S
+from headrace.errors import DependencyError, Fenced
+from headrace.services.kafka.broker import Broker, Committed, End, Outgoing, Partition, Record
+from headrace.services.kafka.memory.memory_broker import SESSION_S, MemoryBroker, MemoryCluster
+from headrace.services.kafka.memory.memory_faults import Faults
+from headrace.services.kafka.memory.memory_group import Member, balance
+from headrace.services.kafka.memory.memory_state import TRANSACTION_S
 
 FIRST = Partition("topic", 0)
 

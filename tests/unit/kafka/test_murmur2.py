@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.kafka.murmur2 import murmur2, partition_of
+from headrace.services.kafka.murmur2 import murmur2, partition_of
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import RunStateEntered
-from services.blobs import StoredBlob
-from services.prune.needs import (
+from headrace.schemas.events import RunStateEntered
+from headrace.services.models.blobs import StoredBlob
+from headrace.services.namespace.run_life import RunLife
+from headrace.services.operate.prune.needs import (
     ENDED_S,
     GRACE_S,
     PUT_S,
@@ -21,7 +22,6 @@ from services.prune.needs import (
     needed_versions,
     needless_blobs,
 )
-from services.run.life import RunLife
 
 NOW = 1_000_000.0
 

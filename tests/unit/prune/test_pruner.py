@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from schemas.codec import Codec
-from schemas.events import Adapter, Blob, PolicyPublished, RunStateEntered
-from schemas.topics import Topics
-from services.blobs import LocalBlobStore
-from services.connect import Connection
-from services.errors import BlobError, UsageError
-from services.kafka.memory import MemoryBroker
-from services.kafka.memory_registry import MemoryRegistry
-from services.log import EventLog
-from services.prune.needs import ENDED_S, PUT_S
-from services.prune.pruner import Pruner
-from services.scan import Patience
-from services.settings import Where
+from headrace.errors import BlobError, UsageError
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import Adapter, Blob, PolicyPublished, RunStateEntered
+from headrace.schemas.topics import Topics
+from headrace.services.kafka.memory.memory_broker import MemoryBroker
+from headrace.services.kafka.memory.memory_registry import MemoryRegistry
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.scan import Patience
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.connect import Connection
+from headrace.services.operate.prune.needs import ENDED_S, PUT_S
+from headrace.services.operate.prune.pruner import Pruner
 from tests.unit.show.world import in_a_world
 
 LATER_S = 30 * 86_400.0

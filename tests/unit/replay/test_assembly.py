@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 
-from schemas.events import BatchAssembled, EpisodeEnded, PolicyUse
-from schemas.topics import BATCHES
-from services.errors import UsageError
-from services.replay import trajectories
-from services.replay.recording import change_recorded, make_fresh, read_results, read_topic
-from services.replay.trajectories import CHANGEABLE, Assembly, check_tokenizers
+from headrace.errors import UsageError
+from headrace.schemas.events import BatchAssembled, EpisodeEnded, PolicyUse
+from headrace.schemas.topics import BATCHES
+from headrace.services.operate.replay import replay_trajectories as trajectories
+from headrace.services.operate.replay.recording import (
+    change_recorded,
+    make_fresh,
+    read_results,
+    read_topic,
+)
+from headrace.services.operate.replay.replay_trajectories import (
+    CHANGEABLE,
+    Assembly,
+    check_tokenizers,
+)
 from tests.unit.replay.test_gone import RECIPE, TOPICS, Bench, told
 from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from schemas.codec import Codec
-from schemas.events import (
+from headrace.errors import RecordsLost, UsageError
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import (
     BatchAssembled,
     EnvironmentUse,
     EpisodeStarted,
@@ -20,18 +21,17 @@ from schemas.events import (
     TaskSubmitted,
     TrajectoryRecorded,
 )
-from schemas.topics import BATCHES, OBSERVATIONS, TRAJECTORIES, Topics
-from services.connect import Connection
-from services.errors import RecordsLost, UsageError
-from services.kafka.broker import Partition
-from services.kafka.memory import MemoryCluster
-from services.kafka.memory_registry import MemoryRegistry
-from services.log import EventLog
-from services.replay.batches import replay_batches
-from services.replay.episodes import replay_episodes
-from services.replay.recording import Recording, make_fresh
-from services.replay.trajectories import replay_trajectories
-from services.settings import Where
+from headrace.schemas.topics import BATCHES, OBSERVATIONS, TRAJECTORIES, Topics
+from headrace.services.kafka.broker import Partition
+from headrace.services.kafka.memory.memory_broker import MemoryCluster
+from headrace.services.kafka.memory.memory_registry import MemoryRegistry
+from headrace.services.log.event_log import EventLog
+from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.connect import Connection
+from headrace.services.operate.replay.recording import Recording, make_fresh
+from headrace.services.operate.replay.replay_batches import replay_batches
+from headrace.services.operate.replay.replay_episodes import replay_episodes
+from headrace.services.operate.replay.replay_trajectories import replay_trajectories
 from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome
 

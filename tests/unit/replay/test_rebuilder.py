@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.events import BatchAssembled, GroupClosed
-from services.errors import UsageError
-from services.replay.episodes import CHANGEABLE as OF_EPISODES
-from services.replay.rebuilder import Rebuilder
-from services.replay.recording import change_recorded
-from services.replay.trajectories import CHANGEABLE as OF_TRAJECTORIES
-from stream_jobs import batches
-from stream_jobs.batches import BatchAssembler
+from headrace.errors import UsageError
+from headrace.schemas.events import BatchAssembled, GroupClosed
+from headrace.services.operate.replay.rebuilder import Rebuilder
+from headrace.services.operate.replay.recording import change_recorded
+from headrace.services.operate.replay.replay_episodes import CHANGEABLE as OF_EPISODES
+from headrace.services.operate.replay.replay_trajectories import CHANGEABLE as OF_TRAJECTORIES
+from headrace.stream_jobs import batches
+from headrace.stream_jobs.batches import BatchAssembler
 from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
 
 

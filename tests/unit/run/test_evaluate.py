@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schemas.read_recipe import parse_recipe
-from services.run.children import services_of
-from services.run.evaluate import evaluation_recipe
-from services.source.service import tasks_of
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.services.operate.evaluate.evaluate import evaluation_recipe
+from headrace.services.operate.run.children import services_of
+from headrace.services.tasks.source import tasks_of
 
 
 def test_an_evaluation_runs_the_first_items_once_and_trains_nothing() -> None:

@@ -12,14 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.run.processes import (
+from headrace.services.operate.run.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
     STARTS,
     ForkedProcess,
     Preloader,
 )
-from services.run.supervisor import ChildSpec, Supervisor, headrace_command, last_lines
+from headrace.services.operate.run.supervisor import (
+    ChildSpec,
+    Supervisor,
+    headrace_command,
+    last_lines,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are not forked here")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from schemas.events import (
+from headrace.schemas.events import (
     BatchAssembled,
     BatchSample,
     EpisodeEnded,
@@ -15,9 +15,9 @@ from schemas.events import (
     TaskEnded,
     TaskSubmitted,
 )
-from schemas.read_recipe import parse_recipe
-from schemas.recipe import Recipe
-from services.run.progress import Check, Progress, violations
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.operate.run.progress import Check, Progress, violations
 
 REF = Ref(topic="t", partition=0, offset=0, digest=b"0" * 16)
 

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from schemas.events import RunStateEntered
-from schemas.recipe import Recipe
-from schemas.topics import DEAD_LETTERS
-from services.apply import commit_first_places
-from services.kafka.broker import Outgoing, Partition
-from services.run.life import RunLife
-from services.run.standing import standing_of
+from headrace.schemas.events import RunStateEntered
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import DEAD_LETTERS
+from headrace.services.kafka.broker import Outgoing, Partition
+from headrace.services.namespace.apply import commit_first_places
+from headrace.services.namespace.run_life import RunLife
+from headrace.services.operate.run.run_status import standing_of
 from tests.unit.show.world import TOPICS, World, in_a_world
 
 RECIPE = Recipe.model_validate({"name": "r", "policies": {"default": {"model": "tiny-llama"}}})

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import HeadraceError, RecordsLost, UsageError
-from services.run.supervisor import ChildSpec, RestartRule, Supervisor, last_lines
+from headrace.errors import HeadraceError, RecordsLost, UsageError
+from headrace.services.operate.run.supervisor import ChildSpec, RestartRule, Supervisor, last_lines
 
 FAST = RestartRule(first_delay_s=0.01, longest_delay_s=0.02, deaths=3)
 WAITS = 'read -r line <&{parent_fd}; echo "place $line"; read -r line <&{parent_fd}; echo gone'
@@ -134,7 +134,7 @@ def test_children_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     parent = f"""
 import asyncio
 from pathlib import Path
-from services.run.supervisor import ChildSpec, Supervisor
+from headrace.services.operate.run.supervisor import ChildSpec, Supervisor
 async def main():
     script = {WAITS!r}
     supervisor = Supervisor([ChildSpec("a", ("/bin/bash", "-c", script))], Path({str(tmp_path)!r}))

@@ -6,9 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from schemas.read_recipe import parse_recipe
-from services.run.progress import Progress
-from services.run.view import BARS, Status, make_view, panel, progress_line, sparkline
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.services.operate.run.live_view import (
+    BARS,
+    Status,
+    make_view,
+    panel,
+    progress_line,
+    sparkline,
+)
+from headrace.services.operate.run.progress import Progress
 
 RECIPE = parse_recipe(
     {"name": "r", "stop": {"reward": 0.9}, "policies": {"default": {"model": "tiny-llama"}}}, "test"

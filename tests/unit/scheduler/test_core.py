@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.events import (
+from headrace.schemas.events import (
     EnvironmentUse,
     EpisodeStarted,
     Sampling,
@@ -16,10 +16,10 @@ from schemas.events import (
     TaskSubmitted,
     Use,
 )
-from schemas.frontier import Frontier
-from schemas.recipe import Recipe
-from services.refusal import MAX_TASK_CHARACTERS
-from services.scheduler.core import SchedulerCore
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.scheduler.core import SchedulerCore
+from headrace.services.tasks.admission import MAX_TASK_CHARACTERS
 
 
 def recipe(groups: int = 2, max_staleness: int = 1, **limits: Any) -> Recipe:

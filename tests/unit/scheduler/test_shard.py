@@ -7,11 +7,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from schemas.events import BatchAssembled, EpisodeEnded, EpisodeStarted, Event, PolicyPublished, Ref
-from services.kafka.broker import Partition
-from services.log import Delivery
-from services.scheduler.core import SchedulerCore
-from services.scheduler.service import SchedulerShard
+from headrace.schemas.events import (
+    BatchAssembled,
+    EpisodeEnded,
+    EpisodeStarted,
+    Event,
+    PolicyPublished,
+    Ref,
+)
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery
+from headrace.services.scheduler.core import SchedulerCore
+from headrace.services.scheduler.service import SchedulerShard
 from tests.unit.scheduler.test_core import recipe, start_all, task
 
 TASKS = Partition("tasks", 0)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from schemas.codec import (
+from headrace.schemas.codec import (
     MAX_FOREIGN_SCHEMAS,
     Codec,
     DecodeError,
@@ -22,7 +22,7 @@ from schemas.codec import (
     UnknownSchema,
     avsc,
 )
-from schemas.events import (
+from headrace.schemas.events import (
     EVENTS,
     I32,
     I64,
@@ -41,7 +41,7 @@ from schemas.events import (
     TaskEnded,
     Version,
 )
-from schemas.topics import MAX_RECORD_BYTES
+from headrace.schemas.topics import MAX_RECORD_BYTES
 
 LEAVES: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (I32, st.integers(-(2**31), 2**31 - 1)),

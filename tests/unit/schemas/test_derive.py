@@ -15,9 +15,9 @@ import pytest
 from fastavro.read import SchemaResolutionError
 from fastavro.utils import generate_many
 
-from schemas import derive
-from schemas.codec import AVRO, avsc
-from schemas.events import EVENTS, Event, TrajectoryRecorded, Turn
+from headrace.schemas import derive
+from headrace.schemas.codec import AVRO, avsc
+from headrace.schemas.events import EVENTS, Event, TrajectoryRecorded, Turn
 
 EACH = pytest.mark.parametrize("event_type", EVENTS, ids=lambda event_type: event_type.__name__)
 
@@ -49,7 +49,7 @@ def parts(schema: Any) -> Iterator[dict[str, Any]]:
 @EACH
 def test_the_file_is_the_model_s_schema(event_type: type[Event]) -> None:
     text = (AVRO / f"{event_type.__name__}.avsc").read_text()
-    hint = "run python -m schemas.derive --write"
+    hint = "run python -m headrace.schemas.derive --write"
     assert text == derive.text(derive.derive(event_type)), hint
     fastavro.parse_schema(json.loads(text))
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from schemas.frontier import Frontier
+from headrace.schemas.frontier import Frontier
 
 NUMBERS = st.integers(0, 40)
 

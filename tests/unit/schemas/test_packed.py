@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.packed import (
+from headrace.schemas.packed import (
     count,
     oldest,
     pack_f32,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from schemas.read_recipe import change_recipe, load_recipe, parse_recipe
-from schemas.recipe import Recipe
-from schemas.settings import RecipeError
+from headrace.schemas.recipe.read_recipe import change_recipe, load_recipe, parse_recipe
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.recipe.tables import RecipeError
 
 SMALLEST = 'name = "demo"\n[policies.default]\nmodel = "tiny-llama"\n'
 

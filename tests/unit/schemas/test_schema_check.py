@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import avsc
-from schemas.events import EVENTS, Event
-from schemas.schema_check import MAX_SCHEMA_BYTES, BadSchema, check_schema
+from headrace.schemas.codec import avsc
+from headrace.schemas.events import EVENTS, Event
+from headrace.schemas.untrusted.schema_check import MAX_SCHEMA_BYTES, BadSchema, check_schema
 
 
 def record(*types: Any, name: str = "R") -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from schemas import events, topics
-from schemas.events import EVENTS, GenerationRequested, Sampling, TaskEnded
-from schemas.topics import TOPICS, Topics
+from headrace.schemas import events, topics
+from headrace.schemas.events import EVENTS, GenerationRequested, Sampling, TaskEnded
+from headrace.schemas.topics import TOPICS, Topics
 
 # Name; event; key fields; one partition or P; one a policy; who writes; how long it is kept.
 TABLE = """

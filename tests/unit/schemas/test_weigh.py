@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from schemas.codec import DecodeError, TooLarge, avsc
-from schemas.events import EVENTS, Event, Exclusion, GroupClosed
-from schemas.weigh import MAX_VALUES, UNWEIGHED_BYTES, TooManyValues, weigher
+from headrace.schemas.codec import DecodeError, TooLarge, avsc
+from headrace.schemas.events import EVENTS, Event, Exclusion, GroupClosed
+from headrace.schemas.untrusted.weigh import MAX_VALUES, UNWEIGHED_BYTES, TooManyValues, weigher
 from tests.unit.schemas.test_codec import codec, framed, models
 
 GROUP = GroupClosed(

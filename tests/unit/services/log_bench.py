@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from schemas.codec import Codec
-from schemas.events import RunStateEntered
-from schemas.topics import RUNS, Topics
-from services.kafka.broker import Outgoing, Partition, Record
-from services.kafka.memory import MemoryBroker, MemoryCluster
-from services.kafka.memory_registry import MemoryRegistry
-from services.log import EventLog
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import RunStateEntered
+from headrace.schemas.topics import RUNS, Topics
+from headrace.services.kafka.broker import Outgoing, Partition, Record
+from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
+from headrace.services.kafka.memory.memory_registry import MemoryRegistry
+from headrace.services.log.event_log import EventLog
 
 TOPICS = Topics("unit", ("default",), 2)
 RUNS_PLACE = Partition(TOPICS.name(RUNS), 0)

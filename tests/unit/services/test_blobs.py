@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import Blob
-from services.blobs import LocalBlobStore, open_blob_store
-from services.errors import BlobError, DependencyError, UsageError
+from headrace.errors import BlobError, DependencyError, UsageError
+from headrace.schemas.events import Blob
+from headrace.services.models.blobs import LocalBlobStore, open_blob_store
 
 
 def files(root: Path) -> list[Path]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.events import TaskCancelled
-from services import cancelled
-from services.cancelled import CancelledTasks
+from headrace.schemas.events import TaskCancelled
+from headrace.services.tasks import cancelled
+from headrace.services.tasks.cancelled import CancelledTasks
 from tests.unit.scheduler.test_core import task
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.commit_note import CommitNote, read_note
-from services.errors import HeadraceError
-from services.kafka.broker import Partition
+from headrace.errors import HeadraceError
+from headrace.services.kafka.broker import Partition
+from headrace.services.worker.commit_metadata import CommitNote, read_note
 
 ONE, TWO = Partition("a", 0), Partition("b", 0)
 

@@ -6,16 +6,19 @@ import json
 
 import pytest
 
-from schemas.codec import Codec, avsc
-from schemas.events import (
+from headrace.errors import Fenced, UsageError
+from headrace.schemas.codec import Codec, avsc
+from headrace.schemas.events import (
     ActionRequested,
     EnvironmentUse,
     GenerationRequested,
     Sampling,
     TaskSubmitted,
 )
-from schemas.topics import DEAD_LETTERS, TASKS, TOPICS
-from services.dead_letters import (
+from headrace.schemas.topics import DEAD_LETTERS, TASKS, TOPICS
+from headrace.services.kafka.broker import Outgoing, Partition, Position, Record
+from headrace.services.log.event_log import WHY, EventLog
+from headrace.services.operate.dead_letters.dead_letters import (
     RETRIED,
     RETRY_OF,
     Letter,
@@ -26,9 +29,6 @@ from services.dead_letters import (
     refuse_topic,
     retry,
 )
-from services.errors import Fenced, UsageError
-from services.kafka.broker import Outgoing, Partition, Position, Record
-from services.log import WHY, EventLog
 from tests.unit.show.world import TOPICS as PLACED
 from tests.unit.show.world import World, in_a_world
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from services import deltas
-from services.errors import BlobError
-from services.weights import DTYPE_BYTES, weights_digest
+from headrace.errors import BlobError
+from headrace.services.models import deltas
+from headrace.services.models.weights import DTYPE_BYTES, weights_digest
 
 ENOUGH = 1 << 30
 

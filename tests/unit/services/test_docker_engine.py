@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from services.docker.engine import Conflict, Engine, NotThere
-from services.errors import InfrastructureError
+from headrace.errors import InfrastructureError
+from headrace.services.processes.docker.docker_engine import Conflict, Engine, NotThere
 
 
 @pytest.mark.parametrize(

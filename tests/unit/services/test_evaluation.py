@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import EpisodeEnded, Failure, PolicyUse, TaskEnded
-from services.evaluation import Evaluation, Evaluations, clustered, pass_at_k, wilson
+from headrace.schemas.events import EpisodeEnded, Failure, PolicyUse, TaskEnded
+from headrace.services.operate.evaluation import (
+    Evaluation,
+    Evaluations,
+    clustered,
+    pass_at_k,
+    wilson,
+)
 
 LOST = Failure(origin="infrastructure", code="lost")
 

@@ -12,19 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.agent.gateway.tool_calls import (
+from headrace.services.agent.gateway.forced_tool_calls import (
     BEGIN,
     Format,
     forced_call,
     parse_tool_calls,
 )
-from services.agent.gateway.tool_calls import END as CALLED
-from services.inference.tokenizer import Tokenizer
-from services.json_schema import Schemas, masked
-from services.weights import model_folder
-from trainer.collate import collate, drawn_logprobs, processed_distribution
-from trainer.schema_masks import SchemaMasks
-from trainer.sequences import Draw, TokenSequence, UnusableBatch
+from headrace.services.agent.gateway.forced_tool_calls import END as CALLED
+from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.models.json_schema import Schemas, masked
+from headrace.services.models.weights import model_folder
+from headrace.trainer.collate import collate, drawn_logprobs, processed_distribution
+from headrace.trainer.schema_masks import SchemaMasks
+from headrace.trainer.sequences import Draw, TokenSequence, UnusableBatch
 
 FOLDER = model_folder("tiny-llama")
 VOCABULARY, END = 258, 257

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kafka.broker import Partition
-from services.ledger import Ledger
+from headrace.services.kafka.broker import Partition
+from headrace.services.worker.open_records import Ledger
 
 ANSWERS = Partition("answers", 0)
 ACTS = st.lists(st.tuples(st.sampled_from(["begin", "hold", "let go", "again"]), st.integers(0)))

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import Codec, avsc
-from schemas.events import RunStateEntered
-from schemas.topics import DEAD_LETTERS, Topics
-from services.errors import DecodeError, RecordsLost
-from services.kafka.broker import Outgoing, Partition, Record
-from services.log import Delivery, EventLog
-from services.reader import read_all
-from services.trace import enter_trace
+from headrace.errors import DecodeError, RecordsLost
+from headrace.schemas.codec import Codec, avsc
+from headrace.schemas.events import RunStateEntered
+from headrace.schemas.topics import DEAD_LETTERS, Topics
+from headrace.services.kafka.broker import Outgoing, Partition, Record
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.event_reader import read_all
+from headrace.services.log.trace import enter_trace
 from tests.unit.services.log_bench import RUNS_PLACE, TOPICS, Bench, run, started
 
 

@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 import pytest
 
-from schemas.events import Event
-from schemas.topics import POLICIES
-from services.errors import RecordsLost
-from services.kafka.broker import Partition
-from services.log import Delivery, EventLog
-from services.positions import TAIL, Back, Start
-from services.reader import CaughtUp, EventReader
+from headrace.errors import RecordsLost
+from headrace.schemas.events import Event
+from headrace.schemas.topics import POLICIES
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.positions import TAIL, Back, Start
 from tests.unit.services.log_bench import RUNS_PLACE, TOPICS, Bench, run, started
 
 

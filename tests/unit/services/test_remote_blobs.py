@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from schemas.events import Blob
-from services import remote_blobs
-from services.blobs import open_blob_store
-from services.errors import BlobError, DependencyError
-from services.remote_blobs import RemoteBlobStore
+from headrace.errors import BlobError, DependencyError
+from headrace.schemas.events import Blob
+from headrace.services.models import remote_blobs
+from headrace.services.models.blobs import open_blob_store
+from headrace.services.models.remote_blobs import RemoteBlobStore
 
 pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
 

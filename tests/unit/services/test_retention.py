@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.recipe import Recipe
-from schemas.topics import RETENTION_MS, Topics
-from services.apply import _configuration
-from services.errors import UsageError
-from services.retention import (
+from headrace.errors import UsageError
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import RETENTION_MS, Topics
+from headrace.services.namespace.apply import _configuration
+from headrace.services.namespace.retention import (
     check_recipe,
     mending,
     needed_ms,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from services.errors import BlobError, UsageError
-from services.weights import MAX_HEADER_BYTES, model_folder, weights_digest
+from headrace.errors import BlobError, UsageError
+from headrace.services.models.weights import MAX_HEADER_BYTES, model_folder, weights_digest
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 B = np.arange(4, dtype=np.int64)

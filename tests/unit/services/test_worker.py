@@ -9,19 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from schemas.codec import Codec
-from schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
-from schemas.topics import ACTIONS, DEAD_LETTERS, OBSERVATIONS, Topics
-from services.commit_note import read_note
-from services.errors import Fenced, RecordsLost
-from services.kafka.broker import Committed, End, Outgoing, Partition, Position, Record
-from services.kafka.memory import MemoryBroker, MemoryCluster
-from services.kafka.memory_registry import MemoryRegistry
-from services.ledger import Ledger
-from services.log import Delivery, EventLog
-from services.shard import CLOSE_S, ShardClosed, ShardContext
-from services.shard_host import INTAKE, ShardHost
-from services.worker import COMMIT_INTERVAL_S, Worker
+from headrace.errors import Fenced, RecordsLost
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
+from headrace.schemas.topics import ACTIONS, DEAD_LETTERS, OBSERVATIONS, Topics
+from headrace.services.kafka.broker import Committed, End, Outgoing, Partition, Position, Record
+from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
+from headrace.services.kafka.memory.memory_registry import MemoryRegistry
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.worker.commit_metadata import read_note
+from headrace.services.worker.open_records import Ledger
+from headrace.services.worker.shard import CLOSE_S, ShardClosed, ShardContext
+from headrace.services.worker.shard_host import INTAKE, ShardHost
+from headrace.services.worker.worker import COMMIT_INTERVAL_S, Worker
 from tests.simulation import virtual_time
 
 GROUP = "unit.worker"
@@ -684,7 +684,7 @@ def test_a_zombie_that_comes_back_undoes_no_count() -> None:
 
 
 def test_a_shard_that_ends_keeps_nobody_waiting_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.shard_host.INTAKE", 1)
+    monkeypatch.setattr("headrace.services.worker.shard_host.INTAKE", 1)
 
     class Slow:
         async def on_event(self, delivery: Any) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.commands.show import show
-from services.errors import UsageError
-from services.show.ids import GRAMMAR, RecordId, SourceId, StepId, TaskId, parse_id
+from headrace.errors import UsageError
+from headrace.services.operate.show.command import show
+from headrace.services.operate.show.ids import GRAMMAR, RecordId, SourceId, StepId, TaskId, parse_id
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.events import EpisodeEnded, Event, PolicyUse, TaskEnded
-from schemas.topics import BATCHES, TRAJECTORIES
-from services.errors import UsageError
-from services.kafka.broker import Outgoing, Partition, Record
-from services.log import EventLog
-from services.scan import fetch_each, scan_whole
-from services.show.facts import Fact, fact_of
-from services.show.gather import Gatherer, only_policy
-from services.show.pages import Part, Table, step_page, task_page
-from services.show.step import StepStory, tell_sample, tell_step
-from services.show.task import tell_task
+from headrace.errors import UsageError
+from headrace.schemas.events import EpisodeEnded, Event, PolicyUse, TaskEnded
+from headrace.schemas.topics import BATCHES, TRAJECTORIES
+from headrace.services.kafka.broker import Outgoing, Partition, Record
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.scan import fetch_each, scan_whole
+from headrace.services.operate.show.facts import Fact, fact_of
+from headrace.services.operate.show.gather import Gatherer, only_policy
+from headrace.services.operate.show.pages import Part, Table, step_page, task_page
+from headrace.services.operate.show.step_story import StepStory, tell_sample, tell_step
+from headrace.services.operate.show.task_story import tell_task
 from tests.unit.show.world import SAMPLES, TOPICS, World, in_a_world
 
 

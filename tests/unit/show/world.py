@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from schemas.codec import Codec
-from schemas.events import (
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import (
     ActionRequested,
     BatchAssembled,
     BatchSample,
@@ -32,13 +32,13 @@ from schemas.events import (
     Turn,
     Use,
 )
-from schemas.packed import pack_f32, pack_i32, pack_spans
-from schemas.topics import TASKS, Topics
-from services.kafka.broker import Partition, Position
-from services.kafka.memory import MemoryCluster
-from services.kafka.memory_registry import MemoryRegistry
-from services.log import EventLog
-from services.scan import Patience
+from headrace.schemas.packed import pack_f32, pack_i32, pack_spans
+from headrace.schemas.topics import TASKS, Topics
+from headrace.services.kafka.broker import Partition, Position
+from headrace.services.kafka.memory.memory_broker import MemoryCluster
+from headrace.services.kafka.memory.memory_registry import MemoryRegistry
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.scan import Patience
 
 BOUND_S = 20.0
 SAMPLES = 2

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.errors import UsageError
-from services.source.arithmetic import items
+from headrace.errors import UsageError
+from headrace.services.tasks.data_sets.arithmetic import items
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.integers(1, 99))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import BatchAssembled, PolicyPublished, Run
-from schemas.frontier import Frontier
-from schemas.read_recipe import parse_recipe
-from schemas.recipe import Recipe
-from schemas.settings import RecipeError
-from services.source.warm_start import Learned, demonstrating, demonstrations
+from headrace.schemas.events import BatchAssembled, PolicyPublished, Run
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.recipe.tables import RecipeError
+from headrace.services.tasks.warm_start import Learned, demonstrating, demonstrations
 
 
 def a_recipe(**warm_start: Any) -> Recipe:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_jobs.advantages import dr_grpo, grpo, rloo
+from headrace.stream_jobs.advantages import dr_grpo, grpo, rloo
 
 ESTIMATORS = [grpo, dr_grpo, rloo]
 REWARDS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=64)

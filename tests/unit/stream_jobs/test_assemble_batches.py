@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import Codec
-from schemas.events import EVENTS, BatchAssembled, GroupClosed
-from schemas.recipe import Recipe
-from schemas.topics import BATCHES, Topics
-from services.clock import now
-from services.context import ServiceContext
-from services.errors import Fenced, RecordsLost, UsageError
-from services.kafka.broker import Broker, Outgoing, Partition
-from services.kafka.memory import MemoryBroker
-from services.log import EventLog
-from services.reader import CaughtUp, EventReader
-from stream_jobs import assemble_batches
+from headrace.errors import Fenced, RecordsLost, UsageError
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import EVENTS, BatchAssembled, GroupClosed
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import BATCHES, Topics
+from headrace.services.base.clock import now
+from headrace.services.kafka.broker import Broker, Outgoing, Partition
+from headrace.services.kafka.memory.memory_broker import MemoryBroker
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.worker.service_context import ServiceContext
+from headrace.stream_jobs import assemble_batches
 from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
 
 BOUND_S = 20.0

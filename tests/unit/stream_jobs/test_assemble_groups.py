@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import Codec
-from schemas.events import EVENTS, GroupClosed
-from schemas.recipe import Recipe
-from schemas.topics import Topics
-from services.errors import DependencyError, UsageError
-from services.kafka.broker import Outgoing, Partition, Position
-from services.log import EventLog
-from stream_jobs.assemble_groups import IN_FLIGHT, _credentials, _GroupJob
-from stream_jobs.groups import GroupAssembler
+from headrace.errors import DependencyError, UsageError
+from headrace.schemas.codec import Codec
+from headrace.schemas.events import EVENTS, GroupClosed
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import Topics
+from headrace.services.kafka.broker import Outgoing, Partition, Position
+from headrace.services.log.event_log import EventLog
+from headrace.stream_jobs.assemble_groups import IN_FLIGHT, _credentials, _GroupJob
+from headrace.stream_jobs.groups import GroupAssembler
 from tests.unit.stream_jobs.test_groups import a_recipe, a_task, an_outcome
 
 GENERATION = 5

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.events import (
+from headrace.schemas.events import (
     BatchAssembled,
     Dropped,
     GroupClosed,
@@ -20,11 +20,11 @@ from schemas.events import (
     Ref,
     Run,
 )
-from schemas.frontier import Frontier
-from schemas.packed import pack_f32
-from schemas.recipe import Recipe
-from stream_jobs import batches
-from stream_jobs.batches import BatchAssembler
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.packed import pack_f32
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.stream_jobs import batches
+from headrace.stream_jobs.batches import BatchAssembler
 
 ENDED_S = 1_000.0
 WAIT_S = 30.0

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from schemas.events import EpisodeEnded, Failure, GroupClosed, PolicyUse, Ref, TaskEnded
-from schemas.packed import unpack_f32
-from schemas.recipe import Recipe
-from services.errors import HeadraceError, UsageError
-from stream_jobs.filters import Group
-from stream_jobs.groups import GroupAssembler
+from headrace.errors import HeadraceError, UsageError
+from headrace.schemas.events import EpisodeEnded, Failure, GroupClosed, PolicyUse, Ref, TaskEnded
+from headrace.schemas.packed import unpack_f32
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.stream_jobs.filters import Group
+from headrace.stream_jobs.groups import GroupAssembler
 
 RECORDED_MS = 1_700_000_000_123
 HERE = "tests.unit.stream_jobs.test_groups"

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save
 
-from schemas.policy import Policy
-from services.errors import UsageError
-from services.lora import attach, base_tensors
-from services.weights import ADAPTER, model_folder, weights_digest
+from headrace.errors import UsageError
+from headrace.schemas.recipe.policy import Policy
+from headrace.services.models.lora import attach, base_tensors
+from headrace.services.models.weights import ADAPTER, model_folder, weights_digest
+from headrace.trainer.learner import Learner
+from headrace.trainer.model_loading import load_model
 from tests.unit.trainer.test_learner import OPEN, sequence, state, update
-from trainer.learner import Learner
-from trainer.models import load_model
 
 FOLDER = model_folder("tiny-llama")
 LAYERS = [

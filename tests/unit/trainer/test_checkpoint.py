@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import DependencyError
-from trainer.checkpoint import MANIFEST, STATE, Checkpoint, Checkpoints
+from headrace.errors import DependencyError
+from headrace.trainer.checkpoint import MANIFEST, STATE, Checkpoint, Checkpoints
 
 
 def everything(checkpoint: Checkpoint) -> bool:
@@ -105,7 +105,7 @@ def test_a_disk_that_takes_nothing_is_a_dependency_and_keeps_the_old(tmp_path: P
 
 KILLED_AT_EVERY_STEP = """
 import os, sys, pathlib
-from trainer.checkpoint import Checkpoint, Checkpoints
+from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 root = pathlib.Path(sys.argv[1])
 
 def save(folder, version):

@@ -14,15 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from schemas.packed import pack_i32
-from schemas.policy import Policy
-from services.errors import UsageError
-from services.weights import model_folder, weights_digest
-from trainer.collate import collate, drawn_logprobs, entropy, processed_distribution
-from trainer.learner import Learner
-from trainer.losses import MicroBatch
-from trainer.models import load_model
-from trainer.sequences import Draw, Stopped, TokenSequence, UnusableBatch, UpdateBatch
+from headrace.errors import UsageError
+from headrace.schemas.packed import pack_i32
+from headrace.schemas.recipe.policy import Policy
+from headrace.services.models.weights import model_folder, weights_digest
+from headrace.trainer.collate import collate, drawn_logprobs, entropy, processed_distribution
+from headrace.trainer.learner import Learner
+from headrace.trainer.losses import MicroBatch
+from headrace.trainer.model_loading import load_model
+from headrace.trainer.sequences import Draw, Stopped, TokenSequence, UnusableBatch, UpdateBatch
 
 FOLDER = model_folder("tiny-llama")
 ACTIONS = list(b"LDRU")

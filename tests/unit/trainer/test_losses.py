@@ -7,9 +7,9 @@ from math import exp, log
 import pytest
 import torch
 
-from schemas.policy import Training
-from services.plugins import load
-from trainer.losses import LOSSES, Loss, MicroBatch, entropy_bonus, grpo
+from headrace.schemas.recipe.policy import Training
+from headrace.services.base.plugins import load
+from headrace.trainer.losses import LOSSES, Loss, MicroBatch, entropy_bonus, grpo
 
 
 def micro_batch(
@@ -118,4 +118,4 @@ def test_loss_and_gradient_are_those_of_the_naive_formula() -> None:
 def test_the_loss_is_found_by_name_and_by_path() -> None:
     by_name: Loss = load("loss", "grpo", LOSSES)
     assert by_name is grpo
-    assert load("loss", "trainer.losses:grpo", LOSSES) is grpo
+    assert load("loss", "headrace.trainer.losses:grpo", LOSSES) is grpo

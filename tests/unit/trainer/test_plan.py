@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import BatchAssembled, BatchSample, Ref
-from trainer.plan import pack, plan
+from headrace.schemas.events import BatchAssembled, BatchSample, Ref
+from headrace.trainer.plan import pack, plan
 
 REF = Ref(topic="t", partition=0, offset=0, digest=bytes(16))
 

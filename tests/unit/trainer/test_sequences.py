@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import Sampling, TrajectoryRecorded, Turn
-from schemas.packed import pack_f32, pack_i32, pack_spans
-from trainer.sequences import Draw, TokenSequence, UnusableBatch, token_sequences
+from headrace.schemas.events import Sampling, TrajectoryRecorded, Turn
+from headrace.schemas.packed import pack_f32, pack_i32, pack_spans
+from headrace.trainer.sequences import Draw, TokenSequence, UnusableBatch, token_sequences
 
 PLAIN = Sampling(max_tokens=8)
 

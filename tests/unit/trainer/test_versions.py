@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from schemas.events import Blob, PolicyPublished
-from services.blobs import LocalBlobStore
-from services.inference.local_weights import LocalWeights
-from services.weights import weights_digest
-from trainer.versions import Stored, VersionStore
+from headrace.schemas.events import Blob, PolicyPublished
+from headrace.services.inference.local_weights import LocalWeights
+from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.weights import weights_digest
+from headrace.trainer.versions import Stored, VersionStore
 
 ELEMENTS = 4000
 ACTS = ["next", "same", "lose", "restart", "read"]

@@ -10,18 +10,18 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from schemas.events import EpisodeEnded, GenerationRequested, TrajectoryRecorded
-from schemas.recipe import Recipe
-from services.agent import service as agent_service
-from services.agent.episode import Episode
-from services.agent.gateway import server as server_module
-from services.agent.gateway import service as gateway_service
-from services.agent.gateway.clients import Client, Door, Offer
-from services.agent.gateway.server import GatewayServer
-from services.agent.gateway.session import Session
-from services.context import ServiceContext
-from services.errors import DependencyError, UsageError
-from services.run.children import services_of
+from headrace.errors import DependencyError, UsageError
+from headrace.schemas.events import EpisodeEnded, GenerationRequested, TrajectoryRecorded
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.agent import service as agent_service
+from headrace.services.agent.episode import Episode
+from headrace.services.agent.gateway import server as server_module
+from headrace.services.agent.gateway import service as gateway_service
+from headrace.services.agent.gateway.chat_session import Session
+from headrace.services.agent.gateway.clients import Client, Door, Offer
+from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.operate.run.children import services_of
+from headrace.services.worker.service_context import ServiceContext
 from tests.unit.agent.gateway.test_command import BOUND_S, Chatting
 from tests.unit.agent.test_run import end, task
 

@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from schemas import packed
-from schemas.events import (
+from headrace.errors import UsageError
+from headrace.schemas import packed
+from headrace.schemas.events import (
     ActionRequested,
     EpisodeEnded,
     Event,
@@ -24,9 +25,8 @@ from schemas.events import (
     ObservationRecorded,
     TrajectoryRecorded,
 )
-from services.agent.gateway.command import Command
-from services.agent.run import EpisodeRun
-from services.errors import UsageError
+from headrace.services.agent.episode_run import EpisodeRun
+from headrace.services.agent.gateway.program import Command
 from tests.unit.agent.test_run import World, end, task
 
 BOUND_S = 60.0
@@ -182,7 +182,7 @@ def test_kill_9_of_the_worker_leaves_no_child() -> None:
     mark = uuid.uuid4().hex
     worker = (
         "import asyncio, sys\n"
-        "from services.agent.gateway.process import running\n"
+        "from headrace.services.agent.gateway.program_process import running\n"
         "async def main():\n"
         "    async with running(sys.argv[1:], {}, None, b''):\n"
         "        await asyncio.Event().wait()\n"

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from services.agent.gateway.errors import ApiError
-from services.agent.gateway.messages import extend, read_messages, start_of
-from services.agent.gateway.requests import read_request
-from services.agent.gateway.tool_calls import NO_PARAMETERS, ToolCall, parse_tool_calls
+from headrace.services.agent.gateway.chat_messages import extend, read_messages, start_of
+from headrace.services.agent.gateway.chat_requests import read_request
+from headrace.services.agent.gateway.forced_tool_calls import (
+    NO_PARAMETERS,
+    ToolCall,
+    parse_tool_calls,
+)
+from headrace.services.agent.gateway.refusals import ApiError
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}

@@ -11,14 +11,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from schemas import packed
-from schemas.events import EpisodeEnded, Event, GenerationRequested
-from services.agent.episode import Episode
-from services.agent.gateway.errors import ApiError
-from services.agent.gateway.requests import read_request
-from services.agent.gateway.server import BODY_BYTES, GatewayServer
-from services.agent.gateway.session import IN_FLIGHT, Choice, Dialect, Session
-from services.agent.gateway.tool_calls import BEGIN, END, Format, forced_call
+from headrace.schemas import packed
+from headrace.schemas.events import EpisodeEnded, Event, GenerationRequested
+from headrace.services.agent.episode import Episode
+from headrace.services.agent.gateway.chat_requests import read_request
+from headrace.services.agent.gateway.chat_session import IN_FLIGHT, Choice, Dialect, Session
+from headrace.services.agent.gateway.forced_tool_calls import BEGIN, END, Format, forced_call
+from headrace.services.agent.gateway.refusals import ApiError
+from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer
 from tests.unit.agent.gateway.test_command import BOUND_S, Chatting
 from tests.unit.agent.test_run import end, task
 

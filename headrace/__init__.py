@@ -1,0 +1,1 @@
+"""The event backbone for reinforcement learning of LLM agents, on Apache Kafka."""

@@ -1,0 +1,200 @@
+"""Detached processes, locks and ports: the operating system's part of the local stack.
+
+Processes are told apart by pid *and* start, so that a recycled pid is never taken for ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import DependencyError
+
+_LOCK_POLL_S = 0.05
+_SIGKILL_BOUND_S = 10.0
+
+
+class Cancelled(Exception):
+    """The start was given up, by Ctrl-C or because its other half failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process, for good: its pid may be another's one day, but not with the same start."""
+
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """The process that has this pid now; None if none has, or only a zombie."""
+        started = _started(pid)
+        return None if started is None else cls(pid, started)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return ProcessId.of(self.pid) == self
+
+
+def _started(pid: int) -> str | None:
+    if sys.platform == "linux":
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        # proc(5): the command may hold any character, so count from its last parenthesis.
+        fields = stat.rpartition(")")[2].split()
+        state, ticks_since_boot = fields[0], fields[19]
+        if state in "ZX":
+            return None
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{ticks_since_boot}"
+    shown = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.split(maxsplit=1)
+    return None if not shown or shown[0].startswith("Z") else shown[1].strip()
+
+
+def spawn(command: Sequence[str], *, log: Path, folder: Path | None = None) -> ProcessId:
+    """Start `command` in `folder`, in a session of its own, its output appended to `log`.
+
+    The shell between makes it a child of init: a terminal's Ctrl-C doesn't reach it, its end
+    leaves no zombie here, and it outlives this process. Raises DependencyError if it ended at once.
+    """
+    with log.open("ab") as output:
+        shell = subprocess.run(
+            ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,
+            check=True,
+            text=True,
+        )
+    process = ProcessId.of(int(shell.stdout))
+    if process is None:
+        raise DependencyError(f"{command[0]} ended at once; {describe_log(log)}")
+    return process
+
+
+def wait_for_exit(process: ProcessId, bound_s: float | None) -> bool:
+    """Whether `process` has ended, within `bound_s` seconds (None: however long it takes)."""
+    if sys.platform == "linux":
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            poller = select.poll()
+            poller.register(descriptor, select.POLLIN)
+            # Looked at after opening: from here on the descriptor can't mean another process.
+            return not process.alive or bool(poller.poll(bound_s and bound_s * 1000))
+        finally:
+            os.close(descriptor)
+    with contextlib.closing(select.kqueue()) as queue:
+        ended = select.kevent(
+            process.pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT
+        )
+        try:
+            return not process.alive or bool(queue.control([ended], 1, bound_s))
+        except ProcessLookupError:
+            return True
+
+
+def stop(processes: Sequence[ProcessId], bound_s: float) -> bool:
+    """End `processes`: SIGTERM, and SIGKILL after `bound_s`. Whether all heeded the SIGTERM."""
+    for process in processes:
+        _send(process, signal.SIGTERM)
+    deadline = time.monotonic() + bound_s
+    stubborn = [
+        process
+        for process in processes
+        if not wait_for_exit(process, max(0.001, deadline - time.monotonic()))
+    ]
+    for process in stubborn:
+        # Its whole session: a Java runtime may have a child at work on its start-up archive.
+        with contextlib.suppress(ProcessLookupError):
+            if process.alive:
+                os.killpg(os.getpgid(process.pid), signal.SIGKILL)
+    for process in stubborn:
+        if not wait_for_exit(process, _SIGKILL_BOUND_S):
+            raise DependencyError(f"process {process.pid} did not end on SIGKILL; end it by hand")
+    return not stubborn
+
+
+def _send(process: ProcessId, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if process.alive:
+            os.kill(process.pid, number)
+
+
+@contextlib.contextmanager
+def locked(path: Path, bound_s: float) -> Iterator[None]:
+    """Hold an exclusive lock on `path`, which the kernel frees should this process die.
+
+    Raises DependencyError if another process or thread holds it for `bound_s` seconds.
+    """
+    deadline = time.monotonic() + bound_s
+    with path.open("ab") as opened:
+        while True:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise DependencyError(
+                        f"another process has held {path} for {bound_s:.0f} s: "
+                        "is a headrace stuck there? End it, then try again"
+                    ) from error
+                time.sleep(_LOCK_POLL_S)
+        yield
+
+
+def share(path: Path) -> None:
+    """Hold a shared lock on `path` until this process ends, unless it is `locked` just now."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1 now."""
+    with socket.socket() as probe:
+        # As servers do: connections of a server that has ended don't keep its port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def describe_log(log: Path, lines: int = 15) -> str:
+    """The end of a log, for an error message."""
+    try:
+        with log.open("rb") as opened:
+            opened.seek(max(0, log.stat().st_size - 16_384))
+            tail = opened.read().decode("utf-8", "replace").splitlines()[-lines:]
+    except FileNotFoundError:
+        tail = []
+    shown = "\n".join(f"    {line}" for line in tail) if tail else "    (nothing)"
+    return f"the end of {log}:\n{shown}"

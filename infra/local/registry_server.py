@@ -1,0 +1,57 @@
+"""Apicurio Registry, which speaks Confluent's registry protocol, on a file of its own.
+
+Its database commits to the file system before it answers (`WRITE_DELAY=0`), so that a schema's
+id, once given out, outlives a kill -9: records on the log name their schemas by these ids.
+"""
+
+from __future__ import annotations
+
+import http.client
+from pathlib import Path
+
+from headrace.infra.local.java_runtime import Runtime
+
+HEAP = ("-Xmx256m",)
+PATH = "/apis/ccompat/v7"
+_REQUEST_BOUND_S = 5.0
+
+_SETTINGS = {
+    "quarkus.http.host": "127.0.0.1",
+    "quarkus.banner.enabled": "false",
+    "quarkus.http.access-log.enabled": "false",
+    # Quiet, but for what went wrong and the line that tells that it is up.
+    "quarkus.log.level": "WARN",
+    'quarkus.log.category."io.quarkus".level': "INFO",
+    'quarkus.log.category."io.apicurio".level': "WARN",
+    "quarkus.log.console.format": "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p [%c] %m%n%e",
+    "apicurio.storage.kind": "sql",
+    "apicurio.storage.sql.kind": "h2",
+    # Relative to the process's folder, so that no path of a user's is quoted in a URL.
+    "apicurio.datasource.url": "jdbc:h2:file:./registry/registry;WRITE_DELAY=0",
+    "apicurio.datasource.jdbc.initial-size": "1",
+    "apicurio.datasource.jdbc.min-size": "1",
+    "apicurio.datasource.jdbc.max-size": "8",
+    # Looks for changed log levels each second by default.
+    "apicurio.logconfigjob.every": "1h",
+}
+
+
+def command(runtime: Runtime, state: Path, port: int) -> list[str]:
+    """The command line that starts the registry, to be run in `state`."""
+    settings = [f"-D{key}={value}" for key, value in _SETTINGS.items()]
+    arguments = [*settings, f"-Dquarkus.http.port={port}", "io.quarkus.runner.GeneratedMain"]
+    return runtime.command(state, "registry", arguments)
+
+
+def is_ready(log: Path, port: int) -> bool:
+    """Whether the registry that writes this log answers: a port alone could be another's."""
+    if f"http://127.0.0.1:{port}".encode() not in log.read_bytes():
+        return False
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_REQUEST_BOUND_S)
+    try:
+        connection.request("GET", f"{PATH}/subjects")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,24 @@
+"""Ends a local stack whose owner has ended, kill -9 included.
+
+python -m headrace.infra.local.stack_guard STATE OWNER_PID OWNER_STARTED
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from headrace.infra.local.detached import ProcessId, wait_for_exit
+from headrace.infra.local.stack import down_abandoned
+
+
+def main() -> None:
+    """Wait for the owner's end, however long that takes, then take the stack down."""
+    state, pid, started = sys.argv[1:]
+    owner = ProcessId(int(pid), started)
+    wait_for_exit(owner, bound_s=None)
+    down_abandoned(Path(state), owner)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Reads a recipe.
+
+File < environment (`HEADRACE__SCHEDULER__LIVE_EPISODES=64`) < `--set scheduler.live_episodes=64`.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.recipe.tables import RecipeError, explain
+
+ENVIRONMENT_PREFIX = "HEADRACE__"
+
+
+def load_recipe(
+    name_or_path: str,
+    *,
+    shipped: Path,
+    environment: Mapping[str, str] | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """Reads a recipe by path, or by the name of one in the folder `shipped`.
+
+    `environment` overrides keys by `HEADRACE__A__B`, `settings` by `a.b=value`; a value is JSON,
+    or else text. RecipeError says each thing that is wrong.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = shipped / f"{name_or_path}.toml"
+    try:
+        tree = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
+        raise RecipeError(
+            f"no recipe {name_or_path!r}: give the path of a .toml file, or one of: {names}"
+        ) from None
+    except OSError as error:
+        raise RecipeError(f"{path} can't be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not TOML: {error}") from error
+    for key, value in sorted((environment or {}).items()):
+        if key.startswith(ENVIRONMENT_PREFIX):
+            keys = key.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+            _override(tree, keys, value, source=key)
+    _override_all(tree, settings)
+    return parse_recipe(tree, str(path))
+
+
+def change_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with keys overridden by `a.b=value`. RecipeError says each thing that is wrong."""
+    tree = recipe.model_dump(mode="json")
+    _override_all(tree, settings)
+    return parse_recipe(tree, "--set")
+
+
+def _override_all(tree: dict[str, Any], settings: Sequence[str]) -> None:
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise RecipeError(f"--set {setting}: it takes key=value, as scheduler.live_episodes=64")
+        _override(tree, name.split("."), value, source=f"--set {name}")
+
+
+def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
+    """Checks a recipe's tree. RecipeError names each wrong key."""
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: {explain(error)}") from error
+
+
+def _override(tree: dict[str, Any], keys: list[str], text: str, *, source: str) -> None:
+    node = tree
+    for key in keys[:-1]:
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise RecipeError(f"{source}: {key} is a value, not a table")
+    try:
+        node[keys[-1]] = json.loads(text)
+    except json.JSONDecodeError:
+        node[keys[-1]] = text

@@ -1,0 +1,163 @@
+"""The child process for episodes that may crash it. Its argument is the socket to its worker.
+
+It runs episodes as a worker does, but has no log: what they send goes to the worker over the
+socket FD, and what answers them comes from there. It ends with the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+
+from headrace.errors import TooLarge
+from headrace.schemas.events import (
+    EpisodeStarted,
+    Event,
+    GenerationCompleted,
+    ObservationRecorded,
+    Ref,
+)
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.services.agent.crash_isolation.frames import Frame, FrameCodec
+from headrace.services.agent.episode_run import EpisodeRun
+from headrace.services.agent.records import AgentSetup
+from headrace.services.agent.service import load_agents
+
+logger = logging.getLogger(__name__)
+
+
+class _Outlet:
+    """One episode's way to the log: through the worker."""
+
+    def __init__(self, child: Child, run: int) -> None:
+        self._child = child
+        self._run = run
+        self._sent: dict[int, asyncio.Future[Ref]] = {}
+        self._count = 0
+
+    async def send(self, event: Event) -> Ref:
+        """Returns once the worker says that the event is durable."""
+        self._count += 1
+        number = self._count
+        future: asyncio.Future[Ref] = asyncio.get_running_loop().create_future()
+        self._sent[number] = future
+        try:
+            self._child.write(Frame("send", self._run, number, event=event))
+            return await future
+        finally:
+            del self._sent[number]
+
+    def on_sent(self, frame: Frame) -> None:
+        """The worker's answer to a send."""
+        future = self._sent.get(frame.number)
+        if future is None or future.done():
+            return
+        if frame.ref is None:
+            future.set_exception(TooLarge(frame.text))
+        else:
+            future.set_result(frame.ref)
+
+
+class Child:
+    """The process's episodes."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+        self._codec = FrameCodec()
+        self._agents: dict[str, AgentSetup] = {}
+        self._runs: dict[int, EpisodeRun] = {}
+        self._outlets: dict[int, _Outlet] = {}
+
+    def write(self, frame: Frame) -> None:
+        """Tells the worker something: it is out of this process when it returns."""
+        self._peer.sendall(self._codec.encode(frame))
+
+    async def main(self) -> None:
+        """Loads the recipe's agents, then runs what it is told to, until the process is ended."""
+        incoming = FrameCodec()
+        take = functools.partial(_take, self._peer)
+        recipe = incoming.read(take)
+        self._agents = load_agents(parse_recipe(json.loads(recipe.text), "the worker's recipe"))
+        self.write(Frame("ready"))
+        loop = asyncio.get_running_loop()
+
+        def listen() -> None:
+            # A thread: the loop may hang in an agent's code, and the worker be gone meanwhile.
+            while True:
+                try:
+                    frame = incoming.read(take)
+                except (EOFError, OSError):
+                    os._exit(0)
+                except BaseException:  # the thread must not end alone
+                    logger.critical("the worker is not understood", exc_info=True)
+                    os._exit(1)
+                loop.call_soon_threadsafe(self._on_frame, frame)
+
+        threading.Thread(target=listen, name="worker", daemon=True).start()
+        await asyncio.Event().wait()
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind == "start":
+            self._start(frame)
+        elif frame.run not in self._runs:
+            return
+        elif frame.kind == "sent":
+            self._outlets[frame.run].on_sent(frame)
+        else:
+            self._tell(self._runs[frame.run], frame)
+
+    @staticmethod
+    def _tell(run: EpisodeRun, frame: Frame) -> None:
+        if frame.kind == "cancel":
+            run.cancel(frame.text)
+        elif frame.kind == "stop":
+            run.stop()
+        else:
+            assert isinstance(frame.event, GenerationCompleted | ObservationRecorded)
+            run.on_answer(frame.event)
+
+    def _start(self, frame: Frame) -> None:
+        started = frame.event
+        assert isinstance(started, EpisodeStarted)
+        outlet = self._outlets[frame.run] = _Outlet(self, frame.run)
+        setup = self._agents[started.submitted.agent]
+        run = EpisodeRun(outlet, started, frame.at, setup, {frame.number: {}})
+        self._runs[frame.run] = run
+        run.task = asyncio.create_task(run.run())
+        run.task.add_done_callback(functools.partial(self._on_done, frame.run))
+
+    def _on_done(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._runs[number], self._outlets[number]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("an episode's run failed", exc_info=error)
+            os._exit(1)
+        self.write(Frame("ended", number))
+
+
+def _take(peer: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = peer.recv(min(count - len(data), 1 << 20))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def main() -> None:
+    """The process."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)-7s agent's child %(message)s"
+    )
+    with socket.socket(fileno=int(sys.argv[1])) as peer:
+        asyncio.run(Child(peer).main())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The worker's end of a child process that runs suspects; the other end is `child.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from headrace.errors import HeadraceError, TooLarge
+from headrace.schemas.events import Ref
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.agent.crash_isolation.frames import Frame, FrameCodec
+from headrace.services.agent.crash_isolation.isolation import HANG_S, Suspect
+from headrace.services.agent.requests import Answer
+from headrace.services.base.clock import now
+
+logger = logging.getLogger(__name__)
+
+READY_S = 60.0
+"""Seconds that a child has to load the recipe's agents."""
+DEATH_S = 1.0
+"""Seconds from the end of a child's socket to its own end."""
+
+
+class ChildProcess:
+    """A child in a process group of its own, which ends with it."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._codec = FrameCodec()
+        self._numbers: dict[Suspect, int] = {}
+
+    @classmethod
+    async def start(cls, recipe: Recipe) -> ChildProcess:
+        """A child that has loaded the recipe's agents. HeadraceError where that fails."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(
+                    sys.executable,
+                    "-m",
+                    "headrace.services.agent.crash_isolation.episode_child",
+                    str(theirs.fileno()),
+                ),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                # What it does to its process group must not reach the worker.
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        child = cls(process, reader, writer)
+        try:
+            await child._prepare(recipe)
+        except BaseException:
+            await child.aclose()
+            raise
+        return child
+
+    async def _prepare(self, recipe: Recipe) -> None:
+        self._write(Frame("recipe", text=recipe.canonical()))
+        frame = None
+        with suppress(TimeoutError):
+            frame = await asyncio.wait_for(self._codec.read_async(self._reader), READY_S)
+        if frame is None:
+            death = await self._death()  # it has a moment for its last words
+            raise HeadraceError(
+                f"a child process for the agents' code did not come up ({death}): why is in this "
+                f"log"
+            )
+
+    async def run(self, suspects: Sequence[Suspect]) -> str | None:
+        """As Child has it. One that hangs past all deadlines counts as dead."""
+        for number, suspect in enumerate(suspects):
+            self._numbers[suspect] = number
+            suspect.host = self
+            self._write(
+                Frame(
+                    "start",
+                    number,
+                    number=suspect.attempt,
+                    at=suspect.recorded_at,
+                    event=suspect.started,
+                )
+            )
+            if suspect.cancelled is not None:
+                self.cancel(suspect, suspect.cancelled)
+        last = max(suspect.started.deadline for suspect in suspects) / 1000
+        try:
+            async with asyncio.timeout(max(0.0, last - now()) + HANG_S):
+                while not all(suspect.ended for suspect in suspects):
+                    frame = await self._codec.read_async(self._reader)
+                    if frame is None:
+                        return await self._death()
+                    self._on_frame(suspects[frame.run], frame)
+        except TimeoutError:
+            return "it hung"
+        return None
+
+    def answer(self, suspect: Suspect, answer: Answer) -> None:
+        """Hands an answer on."""
+        self._write(Frame("answer", self._numbers[suspect], event=answer))
+
+    def cancel(self, suspect: Suspect, reason: str) -> None:
+        """Has an episode end as cancelled."""
+        self._write(Frame("cancel", self._numbers[suspect], text=reason))
+
+    def stop(self, suspect: Suspect) -> None:
+        """Has an episode end without a word."""
+        self._write(Frame("stop", self._numbers[suspect]))
+
+    async def aclose(self) -> None:
+        """Kills it, with all that it started."""
+        self._writer.close()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+    def _on_frame(self, suspect: Suspect, frame: Frame) -> None:
+        if frame.kind == "ended":
+            suspect.ended = True
+        elif frame.event is not None:
+            suspect.relay(frame.event, partial(self._on_sent, frame))
+
+    def _on_sent(self, sent: Frame, result: Ref | TooLarge) -> None:
+        if isinstance(result, Ref):
+            self._write(Frame("sent", sent.run, sent.number, ref=result))
+        else:
+            self._write(Frame("sent", sent.run, sent.number, text=str(result)))
+
+    def _write(self, frame: Frame) -> None:
+        # Unbounded, but for what bounds it: a few frames for each live episode.
+        if not self._writer.is_closing():
+            self._writer.write(self._codec.encode(frame))
+
+    async def _death(self) -> str:
+        """How the process ended, its socket having ended."""
+        try:
+            code = await asyncio.wait_for(self._process.wait(), DEATH_S)
+        except TimeoutError:
+            return "it closed its socket"
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -1,0 +1,228 @@
+"""Runs one episode to its end: attempts, limits, deadline, and the records that close it.
+
+An episode that is owned always ends. Its end is written in order: the trajectory, delivered, then
+the outcome that names it. A higher attempt in the log moves the run to that attempt; an outcome in
+the log stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from headrace.errors import TooLarge
+from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
+from headrace.services.agent.attempt import Attempt, Sends, too_large
+from headrace.services.agent.episode import Agent, Episode
+from headrace.services.agent.records import AgentSetup, outcome_of, trajectory_of
+from headrace.services.agent.requests import Answer, close_after
+from headrace.services.agent.stops import (
+    AttemptFailed,
+    EpisodeStopped,
+    LogLost,
+    error_of,
+    exits_contained,
+)
+from headrace.services.base.clock import now
+from headrace.services.worker.shard import ShardClosed
+
+logger = logging.getLogger(__name__)
+
+MESSAGE = 1_000
+"""Most characters of an error's text: a TaskEnded holds those of all its samples."""
+AGENT_CLOSE_S = 1.0
+"""Seconds that an agent's coroutine has to end once it is cancelled."""
+
+
+@dataclass(eq=False)
+class EpisodeRun:
+    """One live episode. `answers` are those recorded before it was taken over."""
+
+    outlet: Sends
+    started: EpisodeStarted
+    recorded_at: float
+    setup: AgentSetup
+    answers: dict[int, dict[str, Answer]] = field(default_factory=dict)
+    attempt: int = 0
+    """The highest that is known."""
+    task: asyncio.Task[None] | None = None
+    """What runs it, once it is spawned."""
+
+    def __post_init__(self) -> None:
+        self.attempt = max(self.started.attempt, *self.answers, 0)
+        self._attempts: dict[int, Attempt] = {}
+        self._current = self._attempt(self.attempt)
+        """The attempt that is played, or was last: a higher one may have come since."""
+        self._failures: list[Failure] = []
+        self._moved = asyncio.Event()
+        self._cancelled: Failure | None = None
+        self._episode: Episode | None = None
+
+    def on_answer(self, answer: Answer) -> None:
+        """Takes an answer of this episode: the first of its id counts."""
+        if answer.attempt < self.attempt:
+            return
+        self._attempt(answer.attempt).take(answer)
+        if answer.attempt > self.attempt:
+            self.attempt = answer.attempt
+            self._moved.set()
+
+    def cancel(self, reason: str) -> None:
+        """Ends the episode as cancelled."""
+        self._cancelled = self._cancelled or cancelled(reason)
+        self._moved.set()
+
+    def stop(self) -> None:
+        """Ends the run without a word: the episode's outcome is in the log."""
+        if self.task is not None:
+            self.task.cancel()
+
+    async def run(self) -> None:
+        """Runs to the outcome's delivery."""
+        ending, failure = await self._run_attempts()
+        ref = None
+        try:
+            ref = await self._record_trajectory(ending)
+        except TooLarge as error:
+            ending, failure = "failed", too_large(error)
+        outcome = outcome_of(
+            self.started,
+            self.setup,
+            self._episode,
+            ending,
+            failure,
+            ref,
+            attempt=self._current.attempt,
+            seconds=max(0.0, now() - self.recorded_at),
+        )
+        await self.outlet.send(outcome)
+
+    def _attempt(self, number: int) -> Attempt:
+        if number not in self._attempts:
+            answers = self.answers.get(number, {})
+            self._attempts[number] = Attempt(
+                self.outlet, self.started, number, self.setup.score_s, answers
+            )
+        return self._attempts[number]
+
+    async def _run_attempts(self) -> tuple[Ending, Failure | None]:
+        """Attempts until one ends of itself, all are used up, or time is."""
+        while True:
+            try:
+                ending = await self._one_attempt()
+                return ending, self._cancelled if ending == "cancelled" else None
+            except AttemptFailed as failed:
+                failure = failed.failure
+            except TimeoutError:
+                return "deadline", self._deadline_failure()
+            number = self._current.attempt
+            if self.attempt > number:
+                continue
+            self._failures.append(failure)
+            if not failure.retryable or number + 1 >= self.started.submitted.attempts:
+                return "failed", failure
+            await self._close_environment()
+            self.attempt = max(self.attempt, number + 1)
+
+    async def _one_attempt(self) -> Ending:
+        """Runs the agent's coroutine until it ends or something outside ends it."""
+        self._moved.clear()
+        attempt = self._current = self._attempt(self.attempt)
+        self._episode = None  # the attempt before is not this one's story, even if it ends here
+        if self._cancelled is not None:
+            return "cancelled"
+        if attempt.taken_over and not self.setup.replayable:
+            raise AttemptFailed(
+                Failure(
+                    origin="infrastructure",
+                    code="taken_over",
+                    message="the worker before has ended, and its agent can't be run again",
+                    retryable=True,
+                )
+            )
+        self._episode = Episode(attempt, self.setup.options)
+        agent = asyncio.create_task(_play(self.setup.agent, self._episode))
+        moved = asyncio.create_task(self._moved.wait())
+        left_s = max(0.0, self.started.deadline / 1000 - now())
+        try:
+            await asyncio.wait({agent, moved}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            moved.cancel()
+            attempt.end()
+            finished = agent.done()
+            if not finished:
+                agent.cancel()
+                await asyncio.wait({agent}, timeout=AGENT_CLOSE_S)
+            if agent.done():
+                error_of(agent)  # asked for, or asyncio would complain where it doesn't count
+        if self._cancelled is not None:
+            return "cancelled"
+        if not finished:
+            if self._moved.is_set():
+                raise AttemptFailed(Failure(origin="infrastructure", code="superseded"))
+            raise TimeoutError
+        return self._ending_of(agent)
+
+    def _ending_of(self, agent: asyncio.Future[None]) -> Ending:
+        error = error_of(agent)
+        if error is None:
+            return "finished"
+        if isinstance(error, EpisodeStopped):
+            return error.ending
+        if isinstance(error, AttemptFailed | ShardClosed):
+            raise error
+        # The log out of reach is no failure of the agent's code: the worker ends, to start anew.
+        if isinstance(error, LogLost):
+            raise error.error
+        where = f"task {self.started.task}, sample {self.started.sample}"
+        logger.error("the agent's code failed (%s)", where, exc_info=error)
+        raise AttemptFailed(
+            Failure(
+                origin="infrastructure",
+                code="agent_error",
+                message=f"{type(error).__name__}: {error}"[:MESSAGE],
+                retryable=True,
+            )
+        )
+
+    def _deadline_failure(self) -> Failure:
+        """Time ran out while an answer was owed, so it is not held against the policy."""
+        return Failure(
+            origin="infrastructure",
+            code="deadline",
+            message=f"no end within {self.started.submitted.deadline_s} s",
+        )
+
+    async def _close_environment(self) -> None:
+        last = self._current.last_action
+        if last is not None:
+            await self.outlet.send(close_after(last, self.started.submitted.environment))
+
+    async def _record_trajectory(self, ending: Ending) -> Ref | None:
+        """Writes what there is of the last attempt; None where nothing was done."""
+        await self._close_environment()
+        episode = self._episode
+        if episode is None:
+            return None
+        trajectory = trajectory_of(
+            self.started,
+            self.setup,
+            episode,
+            ending,
+            attempt=self._current.attempt,
+            failures=self._failures,
+            began_ms=int(self.recorded_at * 1000),
+        )
+        return await self.outlet.send(trajectory)
+
+
+async def _play(agent: Agent, episode: Episode) -> None:
+    """Runs an agent's code. Where it asks the process to end, that is its failure, no more."""
+    with exits_contained():
+        await agent(episode)
+
+
+def cancelled(reason: str) -> Failure:
+    """Why an episode was cancelled: somebody asked for it."""
+    return Failure(origin="operator", code="cancelled", message=reason[:MESSAGE])

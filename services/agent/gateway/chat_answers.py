@@ -1,0 +1,105 @@
+"""What a client is told: chat completions, whole or as server-sent events.
+
+https://platform.openai.com/docs/api-reference/chat/object
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from headrace.services.agent.gateway.chat_requests import ChatRequest
+from headrace.services.agent.gateway.chat_session import Choice
+
+DONE = b"data: [DONE]\n\n"
+
+
+def completion(
+    answer_id: str, created: int, request: ChatRequest, choices: Sequence[Choice]
+) -> dict[str, Any]:
+    """A `chat.completion`. `created` is in seconds since the epoch."""
+    return {
+        **_head(answer_id, created, request, "chat.completion"),
+        "choices": [
+            {
+                "index": index,
+                "message": {**_content(choice), "refusal": None},
+                "logprobs": _logprobs(choice) if request.logprobs else None,
+                "finish_reason": choice.finish,
+            }
+            for index, choice in enumerate(choices)
+        ],
+        "usage": _usage(choices),
+    }
+
+
+def events(
+    answer_id: str, created: int, request: ChatRequest, choices: Sequence[Choice]
+) -> Iterator[bytes]:
+    """The same as a stream. A choice is one chunk: its tokens come in one record of the log."""
+    head = _head(answer_id, created, request, "chat.completion.chunk")
+    usage: dict[str, Any] = {"usage": None} if request.stream_usage else {}
+    for index, choice in enumerate(choices):
+        delta = _content(choice)
+        for number, call in enumerate(delta.get("tool_calls", ())):
+            call["index"] = number
+        said = {"index": index, "delta": delta, "finish_reason": None}
+        said["logprobs"] = _logprobs(choice) if request.logprobs else None
+        yield _event({**head, "choices": [said], **usage})
+        end = {"index": index, "delta": {}, "finish_reason": choice.finish, "logprobs": None}
+        yield _event({**head, "choices": [end], **usage})
+    if request.stream_usage:
+        yield _event({**head, "choices": [], "usage": _usage(choices)})
+    yield DONE
+
+
+def models(names: Sequence[str], created: int) -> dict[str, Any]:
+    """The list of models."""
+    return {"object": "list", "data": [model(name, created) for name in names]}
+
+
+def model(name: str, created: int) -> dict[str, Any]:
+    """One model."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "headrace"}
+
+
+def _head(answer_id: str, created: int, request: ChatRequest, kind: str) -> dict[str, Any]:
+    return {"id": answer_id, "object": kind, "created": created, "model": request.model}
+
+
+def _content(choice: Choice) -> dict[str, Any]:
+    content: dict[str, Any] = {"role": "assistant", "content": choice.content}
+    if choice.tool_calls:
+        content["content"] = choice.content or None
+        content["tool_calls"] = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": json.dumps(call.arguments),
+                },
+            }
+            for call_id, call in zip(choice.call_ids(), choice.tool_calls, strict=True)
+        ]
+    return content
+
+
+def _logprobs(choice: Choice) -> dict[str, Any]:
+    """Of the drawn tokens, each named by its id: the text of one alone need not be text."""
+    content: list[dict[str, Any]] = [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(choice.tokens, choice.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _usage(choices: Sequence[Choice]) -> dict[str, int]:
+    prompt = choices[0].prompt_tokens
+    drawn = sum(len(choice.tokens) for choice in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
+
+
+def _event(tree: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(tree).encode() + b"\n\n"

@@ -1,0 +1,104 @@
+"""Messages of OpenAI's chat format: checked, brought into the form of chat templates, compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from headrace.services.agent.gateway.refusals import bad_request
+
+Message = dict[str, Any]
+"""As a chat template takes it: the content is text, arguments of tool calls are objects."""
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+         "tool": "tool"}  # fmt: skip
+"""What a message's role is to a template; few know of developers."""
+
+
+def read_messages(value: Any) -> tuple[Message, ...]:
+    """A request's messages. ApiError 400 says which can't be taken, and why."""
+    if not isinstance(value, list) or not value:
+        raise bad_request("messages: a list of at least one message is needed")
+    return tuple(_read(message, f"messages[{index}]") for index, message in enumerate(value))
+
+
+def start_of(role: str, tools: Sequence[Mapping[str, Any]]) -> bytes:
+    """The digest of a conversation in which nothing was said yet."""
+    return _digest(role, [*tools])
+
+
+def extend(digest: bytes, message: Message) -> bytes:
+    """The digest of a conversation with one message more.
+
+    Two messages are the same where a client can't have meant to change one: space around the
+    content, the spelling of a call's arguments and the ids of an assistant's calls don't count.
+    """
+    calls = [
+        [call["function"]["name"], call["function"]["arguments"]]
+        for call in message.get("tool_calls", ())
+    ]
+    answered = message.get("tool_call_id", "")
+    return _digest(
+        digest.hex(), message["role"], message.get("name", ""), message["content"].strip(),
+        calls, answered,
+    )  # fmt: skip
+
+
+def _digest(*parts: Any) -> bytes:
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _read(value: Any, where: str) -> Message:
+    role = value.get("role") if isinstance(value, dict) else None
+    if not isinstance(role, str) or role not in ROLES:
+        raise bad_request(f"{where}: a message needs a role: {', '.join(ROLES)}")
+    message: Message = {"role": ROLES[role], "content": _text(value.get("content"), where)}
+    if isinstance(value.get("name"), str):
+        message["name"] = value["name"]
+    if role == "tool":
+        if not isinstance(value.get("tool_call_id"), str):
+            raise bad_request(f"{where}: a tool's message needs a tool_call_id")
+        message["tool_call_id"] = value["tool_call_id"]
+    if value.get("function_call") is not None:
+        raise bad_request(f"{where}: function_call is not served: use tool_calls")
+    calls = value.get("tool_calls")
+    if calls:
+        if role != "assistant" or not isinstance(calls, list):
+            raise bad_request(f"{where}: tool_calls are a list, in an assistant's message")
+        message["tool_calls"] = [_read_call(call, where) for call in calls]
+    return message
+
+
+def _text(content: Any, where: str) -> str:
+    """The text of a content, whose parts become lines. ApiError 400 for what is no text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(kind) if kind in ("text", "refusal") else None
+        if not isinstance(text, str):
+            raise bad_request(f"{where}: only text can be taken, not content of type {kind!r}")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _read_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request(f"{where}: a tool call needs a function with a name")
+    arguments = function.get("arguments", "{}")
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # a template may have it as it is
+            arguments = json.loads(arguments)
+    return {
+        "id": str(call.get("id", "")),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }

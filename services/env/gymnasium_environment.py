@@ -1,0 +1,201 @@
+"""Any Gymnasium environment with discrete actions, spoken to in text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import string
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from headrace.errors import UsageError
+from headrace.services.base.plugins import load
+from headrace.services.base.types import Observation, TaskView
+
+T = TypeVar("T")
+
+Render = Callable[[Any, Any, bool], str]
+"""From the environment, its observation, and whether it is the episode's first, to text."""
+Seeded = Callable[[int], Mapping[str, Any]]
+"""From a task's seed to arguments of `gymnasium.make`, so that each task is a world of its own."""
+
+RENDERS: Mapping[str, str] = {
+    "value": "headrace.services.env.gymnasium_environment:value",
+    "frozen_lake_holes": "headrace.services.env.gymnasium_environment:frozen_lake_holes",
+    "frozen_lake_position": "headrace.services.env.gymnasium_environment:frozen_lake_position",
+}
+SEEDED: Mapping[str, str] = {
+    "random_frozen_lake": "headrace.services.env.gymnasium_environment:random_frozen_lake",
+}
+POSITIONS = string.ascii_lowercase + string.ascii_uppercase + string.digits + "+/"
+"""FrozenLake's cells, row by row: one ASCII character each, enough for 8x8."""
+
+
+class GymnasiumEnvironment:
+    """A discrete-action environment of Gymnasium (https://gymnasium.farama.org).
+
+    Every sample of a task meets the same world: it is reset with the task's seed, and with
+    `seeded` also made from it. An action that is none of `actions` ends the episode with reward
+    `invalid_reward`: it is the policy's doing, no failure.
+    """
+
+    replayable = True
+    recipe_only = frozenset({"id", "render", "seeded"})
+
+    def __init__(
+        self,
+        id: str,
+        actions: Mapping[str, int],
+        kwargs: Mapping[str, Any] | None = None,
+        seeded: str | None = None,
+        render: str = "value",
+        invalid_reward: float = 0.0,
+        blocking: bool = True,
+    ) -> None:
+        """`actions` maps an action's text to its number; `kwargs` go to `gymnasium.make`.
+
+        `render` and `seeded` name a Render and a Seeded: a built-in, or your own by import path.
+        What Seeded gives goes over `kwargs`, and the environment is made anew at every reset.
+        With `blocking` its calls run in a thread; a tiny environment is faster without.
+        UsageError where a name can't be found.
+        """
+        self._render: Render = load("render", render, RENDERS)
+        self._seeded: Seeded | None = load("seeded", seeded, SEEDED) if seeded else None
+        self._id = id
+        self._kwargs = dict(kwargs or {})
+        self._actions = dict(actions)
+        self._invalid_reward = invalid_reward
+        self._blocking = blocking
+        self._environment: Any = None
+        _check_id(id)
+
+    async def reset(self, task: TaskView) -> Observation:
+        """Resets with the task's seed. UsageError where the environment can't be made."""
+        return Observation(text=await self._call(lambda: self._reset(task.seed % 2**31)))
+
+    async def step(self, action: str) -> Observation:
+        """Steps by the action's text, stripped of white space around it."""
+        number = self._actions.get(action.strip())
+        if number is None:
+            text = f"no action {action[:40]!r}; actions are {', '.join(self._actions)}"
+            return Observation(text=text, reward=self._invalid_reward, terminated=True)
+        return await self._call(lambda: self._step(number))
+
+    async def aclose(self) -> None:
+        """Closes the environment."""
+        await self._call(self._close)
+
+    def _reset(self, seed: int) -> str:
+        if self._environment is None or self._seeded is not None:
+            self._close()
+            extra = self._seeded(seed) if self._seeded is not None else {}
+            self._environment = _make(self._id, {**self._kwargs, **extra}, self._actions)
+        observation, _ = self._environment.reset(seed=seed)
+        return self._render(self._environment, observation, True)
+
+    def _step(self, number: int) -> Observation:
+        observation, reward, terminated, truncated, _ = self._environment.step(number)
+        return Observation(
+            text=self._render(self._environment, observation, False),
+            reward=float(reward),
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+        )
+
+    def _close(self) -> None:
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            environment.close()
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await asyncio.to_thread(function) if self._blocking else function()
+
+
+def value(environment: Any, observation: Any, first: bool) -> str:
+    """The observation as JSON, arrays as lists; text as it is."""
+    if isinstance(observation, str):
+        return observation
+    return json.dumps(observation, default=_plain)
+
+
+def frozen_lake_holes(environment: Any, observation: Any, first: bool) -> str:
+    """FrozenLake, up to 5x5: first the holes as upper-case letters, then always the position.
+
+    A hole has the letter that the position would have there. Start and goal are not told: they
+    are the corners, as on all of Gymnasium's maps.
+    """
+    position = frozen_lake_position(environment, observation, first)
+    if not first:
+        return position
+    cells = [cell for row in environment.unwrapped.desc for cell in row]
+    if len(cells) > len(string.ascii_lowercase):
+        raise UsageError(
+            f"render: a FrozenLake of {len(cells)} cells has more than the alphabet's letters; "
+            f"choose a smaller map, or use a render of your own"
+        )
+    holes = [POSITIONS[cell].upper() for cell, kind in enumerate(cells) if kind == b"H"]
+    return "".join(holes) + position
+
+
+def frozen_lake_position(environment: Any, observation: Any, first: bool) -> str:
+    """FrozenLake: the position as one of POSITIONS, `a` at the top left."""
+    position = int(observation)
+    if position >= len(POSITIONS):
+        raise UsageError(
+            f"render: FrozenLake's cell {position} has no letter; maps have up to "
+            f"{len(POSITIONS)} cells, or use a render of your own"
+        )
+    return POSITIONS[position]
+
+
+def random_frozen_lake(seed: int) -> Mapping[str, Any]:
+    """FrozenLake: a random 4x4 map, three cells of five frozen, with a way to the goal.
+
+    There are 3,828 such maps. With more ice most tasks would share a few hundred of them, and one
+    way would cross a third.
+    """
+    from gymnasium.envs.toy_text.frozen_lake import generate_random_map
+
+    return {"desc": generate_random_map(size=4, p=0.6, seed=seed)}
+
+
+def _plain(part: Any) -> Any:
+    if hasattr(part, "tolist"):
+        return part.tolist()
+    raise UsageError(f"render: value can't tell a {type(part).__name__}; use one of your own")
+
+
+def _gymnasium() -> Any:
+    try:
+        import gymnasium
+    except ImportError:
+        raise UsageError("gymnasium is not installed: pip install 'headrace[gym]'") from None
+    return gymnasium
+
+
+def _check_id(id: str) -> None:
+    """UsageError unless `gymnasium.make` can find the environment's id."""
+    gymnasium = _gymnasium()
+    name = id.partition(":")[2] or id  # of `module:id`, which `make` imports first
+    try:
+        gymnasium.envs.registration.parse_env_id(name)
+        if name == id:
+            gymnasium.spec(id)
+    except gymnasium.error.Error as error:
+        raise UsageError(f"environment id {id!r}: {error}") from error
+
+
+def _make(id: str, kwargs: Mapping[str, Any], actions: Mapping[str, int]) -> Any:
+    """The environment, without Gymnasium's checker, which would double the time to make it."""
+    gymnasium = _gymnasium()
+    try:
+        environment = gymnasium.make(id, **{"disable_env_checker": True, **kwargs})
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"gymnasium.make({id!r}, **{kwargs}): {reason}") from error
+    space = environment.action_space
+    for text, number in actions.items():
+        if not isinstance(space, gymnasium.spaces.Discrete) or not space.contains(number):
+            environment.close()
+            raise UsageError(f"actions: {text!r} is {number}, which is none of {id}'s {space}")
+    return environment

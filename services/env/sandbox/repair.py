@@ -1,0 +1,92 @@
+"""Small repositories with something wrong in them: commands to look and mend, then hidden tests.
+
+As in `coding.py`, the sandbox computes and the worker compares: what a test expects never enters
+the sandbox. The functions that are called lie in the repository, as the policy left it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from headrace.errors import UsageError
+from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.sandbox.coding import Case, grade, graded_by
+from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
+from headrace.services.env.sandbox.tools import Shell, reading_payload
+from headrace.services.processes.docker.hardened import WORK
+
+SUBMIT = "submit"
+MOST_FILES = 256
+CALLER = f"""
+import importlib, sys
+sys.path.insert(0, {WORK!r})
+def call(name, arguments):
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)(*arguments)
+"""
+WRITER = """
+import pathlib, sys
+path = pathlib.Path(sys.argv[1])
+path.parent.mkdir(parents=True, exist_ok=True)
+path.write_text(sys.argv[2], encoding="utf-8")
+"""
+_FENCED = re.compile(r"```(?:sh|bash|shell)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class Repair(Shell):
+    """An action is a command of `sh`, in a repository of the task's; `submit` has it graded.
+
+    The task's payload: `prompt`; `files`, path to text; and `tests`, a list of ["module:function",
+    arguments, expected value] as JSON. The last fenced block of an action counts, or all of it.
+    The reward is 1 where all tests pass, and `submit` ends the episode.
+    """
+
+    def __init__(self, sandbox: Sandbox, task: TaskView) -> None:
+        """UsageError where the payload is no such task."""
+        super().__init__(sandbox, task)
+        needs = (
+            'prompt, files ({path: text}) and tests ([["module:function", arguments, value], …])'
+        )
+        with reading_payload(task, "repair", needs):
+            self._files = {_path(name): str(text) for name, text in task.payload["files"].items()}
+            self._tests: list[Case] = [
+                ([str(name), list(arguments)], value)
+                for name, arguments, value in task.payload["tests"]
+            ]
+            self._prompt = str(task.payload["prompt"])
+        if len(self._files) > MOST_FILES:
+            raise UsageError(f"task {task.number}: {len(self._files)} files, of {MOST_FILES}")
+
+    async def prepare(self) -> Observation:
+        """Writes the files, and says what is wrong."""
+        for path, text in self._files.items():
+            try:
+                written = await self._sandbox.run(("python3", "-I", "-c", WRITER, path, text))
+            except BadArgument as error:
+                raise UsageError(f"the task's file {path}: {error}") from error
+            if written.exit_code != 0:
+                raise UsageError(f"the task's file {path} can't be written: {written.output}")
+        listed = "\n".join(sorted(self._files))
+        return Observation(
+            text=f"{self._prompt}\n\nFiles in {WORK}:\n{listed}\n\n"
+            f"Answer with one shell command at a time; with `{SUBMIT}` when it is mended."
+        )
+
+    async def act(self, action: str, index: int) -> Observation:
+        """Runs the command, or grades."""
+        blocks = _FENCED.findall(action)
+        command = blocks[-1] if blocks else action
+        if command.strip() != SUBMIT:
+            return await super().act(command, index)
+        graded = graded_by(*await grade(self._sandbox, CALLER, "call", self._tests))
+        return replace(graded, terminated=True)
+
+
+def _path(name: Any) -> str:
+    path = PurePosixPath(str(name))
+    if path.is_absolute() or ".." in path.parts or not path.name:
+        raise ValueError(f"{name!r} is no path within the repository")
+    return str(path)

@@ -1,0 +1,78 @@
+"""Which namespaces a broker holds, and what is in them, told from its topics alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from headrace.errors import UsageError
+from headrace.schemas.topics import BATCHES, EPISODES, RUNS, Topics
+from headrace.services.log.event_log import EventLog
+from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.connect import Connection, connect, locate
+from headrace.services.namespace.run_life import RunLife, read_life
+
+_RUNS = re.compile(rf"([a-z0-9_-]+)\.{RUNS.name}\.v1")
+
+
+def namespaces_in(existing: Mapping[str, int]) -> list[str]:
+    """The namespaces among a broker's topics, by name."""
+    matches = (_RUNS.fullmatch(name) for name in existing)
+    return sorted(match[1] for match in matches if match is not None)
+
+
+def topics_in(existing: Mapping[str, int], namespace: str) -> Topics:
+    """A namespace's topics. UsageError where there is no such namespace, or only part of one."""
+    names = ", ".join(namespaces_in(existing)) or "(none)"
+    partitions = existing.get(EPISODES.real_name(namespace))
+    if namespace not in namespaces_in(existing) or partitions is None:
+        raise UsageError(
+            f"no namespace {namespace!r} on this broker, which has: {names}. "
+            "`headrace apply RECIPE` makes one"
+        )
+    batches = re.compile(rf"{re.escape(namespace)}\.{BATCHES.name}\.([a-z0-9_-]+)\.v1")
+    policies = [match[1] for name in existing if (match := batches.fullmatch(name))]
+    return Topics(namespace, sorted(policies), partitions)
+
+
+@asynccontextmanager
+async def open_namespace(
+    where: Where, source: str, *, writing: bool = False
+) -> AsyncIterator[tuple[EventLog, RunLife]]:
+    """The log and life of the namespace asked for, or else of the run that started last."""
+    where = locate(where)
+    async with connect(where, source) as connection:
+        topics, life = await find_namespace(connection, where.namespace)
+        log = await connection.writing_log(topics) if writing else connection.log(topics)
+        yield log, life
+
+
+async def find_namespace(
+    connection: Connection, name: str | None, wanted: Callable[[RunLife], bool] = lambda _: True
+) -> tuple[Topics, RunLife]:
+    """The topics and life of the namespace `name`; for None of the wanted run that started last.
+
+    UsageError where there is none.
+    """
+    existing = await connection.broker.list_topics()
+    if name is None:
+        return await _newest(connection, existing, wanted)
+    topics = topics_in(existing, name)
+    return topics, await read_life(connection.log(topics))
+
+
+async def _newest(
+    connection: Connection, existing: Mapping[str, int], wanted: Callable[[RunLife], bool]
+) -> tuple[Topics, RunLife]:
+    found = []
+    for name in namespaces_in(existing):
+        topics = topics_in(existing, name)
+        life = await read_life(connection.log(topics))
+        if wanted(life):
+            found.append((topics, life))
+    if not found:
+        raise UsageError(
+            "this broker has no namespace: `headrace run` or `headrace apply RECIPE` makes one"
+        )
+    return max(found, key=lambda pair: pair[1].started_at)

@@ -1,0 +1,113 @@
+"""A run's life as `runs` has it: started, ending, ended. Of each state the first record counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import UsageError
+from headrace.schemas.events import RunStateEntered
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import RUNS, Topics
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+
+
+@dataclass
+class RunLife:
+    """What is known of a run."""
+
+    started: RunStateEntered | None = None
+    started_at: float = 0.0
+    """Epoch seconds, by the broker's clock."""
+    ending: RunStateEntered | None = None
+    ended: RunStateEntered | None = None
+
+    @property
+    def state(self) -> str:
+        """`absent`, `started`, `ending` or `ended`."""
+        newest = self.ended or self.ending or self.started
+        return "absent" if newest is None else newest.state
+
+    def on_event(self, event: RunStateEntered, at: float) -> None:
+        """Takes a record; the first of each state counts."""
+        if event.state == "started" and self.started is None:
+            self.started, self.started_at = event, at
+        elif event.state == "ending":
+            self.ending = self.ending or event
+        elif event.state == "ended":
+            self.ended = self.ended or event
+
+    def recipe(self) -> Recipe:
+        """The run's recipe. UsageError where the run never started."""
+        if self.started is None:
+            raise UsageError("the run has not started: `headrace apply RECIPE` starts it")
+        return parse_recipe(json.loads(self.started.recipe), "the run's recipe")
+
+
+def runs_partition(topics: Topics) -> Partition:
+    """The one partition of `runs`."""
+    return Partition(topics.name(RUNS), 0)
+
+
+async def follow_life(log: EventLog) -> AsyncGenerator[RunLife, None]:
+    """The run's life, once all that was in the log is read, and again with every change."""
+    life, caught_up = RunLife(), False
+    reader = EventReader(log, {runs_partition(log.topics): "first"})
+    try:
+        async for item in reader:
+            if isinstance(item, CaughtUp):
+                caught_up = True
+            elif isinstance(item.event, RunStateEntered):
+                life.on_event(item.event, item.recorded_at)
+            if caught_up:
+                yield life
+    finally:
+        await reader.aclose()
+
+
+async def read_life(log: EventLog) -> RunLife:
+    """The run's life as it stands. `runs` must exist."""
+    async with aclosing(follow_life(log)) as lives:
+        return await anext(lives)
+
+
+async def enter(log: EventLog, state: str, recipe: Recipe, reason: str = "") -> None:
+    """Writes that the run entered `ending` or `ended`."""
+    await log.send(
+        RunStateEntered.model_validate(
+            {
+                "namespace": log.topics.namespace,
+                "state": state,
+                "digest": recipe.digest,
+                "reason": reason,
+            }
+        )
+    )
+
+
+def differing_keys(ours: Recipe, theirs: Mapping[str, Any]) -> list[str]:
+    """What differs between two recipes, one `key: theirs -> ours` a line."""
+    mine, others = flatten(ours.model_dump(mode="json")), flatten(theirs)
+    return [
+        f"{key}: {others.get(key, 'absent')!r} -> {mine.get(key, 'absent')!r}"
+        for key in sorted(mine.keys() | others.keys())
+        if mine.get(key, "absent") != others.get(key, "absent")
+    ]
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{name}."))
+        else:
+            flat[name] = value
+    return flat

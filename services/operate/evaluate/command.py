@@ -1,0 +1,66 @@
+"""`evaluate`: measures a policy's version, or a folder of weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headrace.services.operate.options import (
+    json_option,
+    print_json,
+    set_option,
+    where_of,
+    where_options,
+)
+
+
+@click.command()
+@click.argument("recipe")
+@set_option
+@click.option("--version", type=click.IntRange(min=0), help="Of the run.  [default: the newest]")
+@click.option(
+    "--weights", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A model folder to evaluate instead: configuration, tokenizer and safetensors.",
+)  # fmt: skip
+@click.option("--quiet", is_flag=True, help="No live view.")
+@json_option
+@where_options
+def evaluate(
+    recipe: str,
+    settings: tuple[str, ...],
+    version: int | None,
+    weights: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure avg@k and pass@k of a policy on the task set of RECIPE's `evaluation`.
+
+    The version is that of a run, whose broker must answer (`headrace up`), though the run may have
+    ended. The evaluation itself runs on a local stack of its own, and leaves nothing behind.
+
+    \b
+    Examples:
+      headrace evaluate quickstart
+      headrace evaluate quickstart --version 20 --set 'evaluation={"items": 32, "samples": 16}'
+      headrace evaluate my.toml --weights exported/ --json
+    """
+    import asyncio
+
+    from headrace.services.namespace.cluster_config import read_recipe
+    from headrace.services.operate.evaluate.evaluate import evaluate as run_evaluation
+
+    if version is not None and weights is not None:
+        raise click.UsageError("--version is of a run: give it or --weights")
+    where, resolved = where_of(options), read_recipe(recipe, settings)
+    measured = asyncio.run(run_evaluation(resolved, where, version, weights, quiet=quiet))
+    if as_json:
+        print_json({name: measured.of(name)[0].to_tree() for name in resolved.policies})
+        return
+    for name in resolved.policies:
+        for evaluation in measured.of(name).values():
+            click.echo(f"policy {name}: {evaluation}")
+            for k in evaluation.powers():
+                click.echo(f"  pass@{k:<4} {evaluation.passes(k) or '-'}")

@@ -1,0 +1,190 @@
+"""An agent's code against the recorded answers of one attempt: does it still ask the same?
+
+Nothing is sent and nobody answers: no environment, no model. The agent's coroutine runs as it does
+after a crash, and the first thing that it does otherwise is its divergence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from headrace.schemas.events import (
+    ActionRequested,
+    Ending,
+    EpisodeEnded,
+    EpisodeStarted,
+    GenerationCompleted,
+    GenerationRequested,
+    ObservationRecorded,
+)
+from headrace.services.agent.episode import Episode
+from headrace.services.agent.records import UNREWARDED, AgentSetup, outcome_of
+from headrace.services.agent.requests import Answer, Request
+from headrace.services.agent.stops import EpisodeStopped, error_of
+from headrace.services.operate.readable import readable
+
+A = TypeVar("A", GenerationCompleted, ObservationRecorded)
+END = "end"
+"""The call of a divergence that shows only once the agent has ended."""
+AGENT_S = 30.0
+"""Longest that an agent may run, whose every question is answered at once."""
+
+
+@dataclass
+class RecordedAttempt:
+    """What the log has of the attempt that counts."""
+
+    started: EpisodeStarted
+    attempt: int
+    requests: Mapping[str, Request] = field(default_factory=dict)
+    """By call, without `close`."""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    outcome: EpisodeEnded | None = None
+    """None where the episode has not ended."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether something from outside ended it, so that no more was asked than is recorded."""
+        if self.outcome is None:
+            return True
+        failure = self.outcome.failure
+        own = failure is not None and failure.code == "agent_error"
+        return self.outcome.ending in UNREWARDED and not own
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first thing that an agent does otherwise."""
+
+    call: str
+    """Path of the request, or `end`."""
+    then: dict[str, Any]
+    now: dict[str, Any]
+
+
+class _Stopped(BaseException):
+    """Ends the agent from inside. Not an Exception, so that its code lets it pass."""
+
+
+class _Runtime:
+    """Answers an Episode from the record."""
+
+    def __init__(self, recorded: RecordedAttempt) -> None:
+        self.started = recorded.started
+        self.attempt = recorded.attempt
+        self.asked: set[str] = set()
+        self.divergence: Divergence | None = None
+        self._recorded = recorded
+
+    async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted:
+        """The recorded answer."""
+        return self._answer(request, GenerationCompleted)
+
+    async def ask_environment(self, request: ActionRequested) -> ObservationRecorded:
+        """The recorded answer."""
+        return self._answer(request, ObservationRecorded)
+
+    def _answer(self, request: Request, kind: type[A]) -> A:
+        recorded, call = self._recorded, request.call
+        asked, answer = recorded.requests.get(call), recorded.answers.get(call)
+        known = asked or answer
+        self.asked.add(call)
+        if known is None and not recorded.cut:
+            self._diverge(call, _ended(recorded.outcome), describe(request))
+        if known is not None and known.digest != request.digest:
+            then = {"ask": "something that is no longer kept"} if asked is None else describe(asked)
+            self._diverge(call, then, describe(request))
+        if not isinstance(answer, kind):
+            raise _Stopped  # the record ends here
+        if answer.failure is not None and answer.failure.origin != "policy":
+            raise _Stopped  # and so did the attempt
+        return answer
+
+    def _diverge(self, call: str, then: dict[str, Any], now: dict[str, Any]) -> None:
+        self.divergence = self.divergence or Divergence(call, then, now)
+        raise _Stopped
+
+
+async def replay_attempt(recorded: RecordedAttempt, setup: AgentSetup) -> Divergence | None:
+    """Runs the agent against the record. None where it does the same, as far as that goes."""
+    runtime = _Runtime(recorded)
+    episodes: list[Episode] = []
+
+    async def run() -> None:
+        episode = Episode(runtime, setup.options)
+        episodes.append(episode)
+        await setup.agent(episode)
+
+    agent = asyncio.create_task(run())
+    await asyncio.wait({agent}, timeout=AGENT_S)
+    if not agent.done():
+        agent.cancel()
+        await asyncio.wait({agent}, timeout=1.0)
+        return Divergence(END, _ended(recorded.outcome), {"ask": f"no end within {AGENT_S:g} s"})
+    if runtime.divergence is not None:
+        agent.cancelled() or agent.exception()  # heard
+        return runtime.divergence
+    return _judge(recorded, setup, episodes[0], runtime.asked, error_of(agent))
+
+
+def _judge(
+    recorded: RecordedAttempt,
+    setup: AgentSetup,
+    episode: Episode,
+    asked: set[str],
+    error: BaseException | None,
+) -> Divergence | None:
+    """What differs once the agent has ended by itself."""
+    if isinstance(error, _Stopped):
+        return None
+    ending: Ending = "finished"
+    if isinstance(error, EpisodeStopped):
+        ending = error.ending
+    elif error is not None:
+        return _judge_error(recorded, error)
+    left = [call for call in recorded.requests if call not in asked]
+    if left:
+        first = recorded.requests[left[0]]
+        return Divergence(first.call, describe(first), {"ask": "nothing more", "ending": ending})
+    if recorded.cut:
+        return None
+    now = outcome_of(
+        recorded.started, setup, episode, ending, None, None, attempt=recorded.attempt, seconds=0.0
+    )
+    assert recorded.outcome is not None
+    then_end, now_end = _end(recorded.outcome), _end(now)
+    return None if then_end == now_end else Divergence(END, then_end, now_end)
+
+
+def _judge_error(recorded: RecordedAttempt, error: BaseException) -> Divergence | None:
+    if not isinstance(error, Exception | asyncio.CancelledError):
+        raise error
+    failure = recorded.outcome.failure if recorded.outcome is not None else None
+    if failure is not None and failure.code == "agent_error":
+        return None
+    raised = {"ask": "nothing more", "raised": f"{type(error).__name__}: {error}"}
+    return Divergence(END, _ended(recorded.outcome), raised)
+
+
+def describe(request: Request) -> dict[str, Any]:
+    """What a request asks: all that its digest covers, as JSON values."""
+    tree = readable(request)
+    if isinstance(request, GenerationRequested):
+        meant = ("policy", "pinned", "sampling", "tokens", "text", "chat", "demonstration")
+        return {"ask": "generate", **_only(tree, *meant)}
+    return {"ask": request.kind, **_only(tree, "index", "environment", "payload")}
+
+
+def _only(tree: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: tree[name] for name in names}
+
+
+def _ended(outcome: EpisodeEnded | None) -> dict[str, Any]:
+    return {"ask": "nothing more", **({} if outcome is None else {"ending": outcome.ending})}
+
+
+def _end(outcome: EpisodeEnded) -> dict[str, Any]:
+    return _only(readable(outcome), "ending", "reward", "rewards", "policies")

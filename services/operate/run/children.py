@@ -1,0 +1,58 @@
+"""Which processes a recipe's run consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.operate.run.supervisor import ChildSpec, headrace_command
+
+MAY_END = ("source", "evaluation")
+"""Services that end, in order, before the run does."""
+
+
+def child_specs(recipe: Recipe, resolved: Path, metrics_port: int = 0) -> list[ChildSpec]:
+    """One child a process, those that import longest first. `resolved` is the recipe's file.
+
+    The first serves its metrics at `metrics_port`, each next one port higher; 0 serves none.
+    """
+    specs = []
+    for number, (name, service, policy) in enumerate(_processes(recipe)):
+        arguments = ["serve", service, str(resolved), "--parent-fd", "{parent_fd}"]
+        if policy is not None:
+            arguments += ["--policy", policy]
+        if metrics_port:
+            arguments += ["--metrics-port", str(metrics_port + number)]
+        specs.append(ChildSpec(name, headrace_command(*arguments), may_end=service in MAY_END))
+    return specs
+
+
+def services_of(recipe: Recipe) -> list[str]:
+    """The services that a run consists of, each once."""
+    return list(dict.fromkeys(service for _, service, _ in _processes(recipe)))
+
+
+def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
+    """Name, service and policy of each."""
+    several = len(recipe.policies) > 1
+    for policy in recipe.policies:
+        yield (f"trainer-{policy}" if several else "trainer"), "trainer", policy
+    counts = {"inference": recipe.workers.inference, "agent": recipe.workers.agent}
+    if any(agent.use == "client" for agent in recipe.agents.values()):
+        del counts["agent"]
+        counts["gateway"] = 1  # which is an agent worker, and has one address
+    if any(not environment.external for environment in recipe.environments.values()):
+        counts["env"] = recipe.workers.env
+    for service, count in counts.items():
+        for number in range(1, count + 1):
+            yield (f"{service}-{number}" if count > 1 else service), service, None
+    yield "assemble-groups", "assemble-groups", None
+    for name, policy_settings in recipe.policies.items():
+        if policy_settings.training is not None:
+            job = "assemble-batches"
+            yield (f"{job}-{name}" if several else job), job, name
+    yield "scheduler", "scheduler", None
+    if recipe.evaluation is not None and recipe.tasks.purpose == "train":
+        yield "evaluation", "evaluation", None
+    yield "source", "source", None

@@ -1,0 +1,223 @@
+"""What a person sees of a run: a live view on a terminal, a line every 5 s elsewhere. To stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from headrace.services.operate.run.progress import Progress
+
+BARS = "▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 48
+PLAIN_INTERVAL_S = 5.0
+
+
+@dataclass
+class Status:
+    """All that the view shows, kept up to date by the run."""
+
+    name: str
+    began: float = field(default_factory=time.monotonic)
+    """Monotonic seconds."""
+    phase: str = "starting"
+    logs: Path | None = None
+    progress: Progress | None = None
+    lags: Mapping[str, int] = field(default_factory=dict)
+    """Undone records by service."""
+    restarts: int = 0
+    processes: int = 0
+
+    def elapsed_s(self) -> float:
+        """Since the command began."""
+        return time.monotonic() - self.began
+
+    def since_start_s(self, at: float | None) -> float | None:
+        """From the command's start to an epoch time; None for None, or for one before it."""
+        if at is None:
+            return None
+        since = at - (time.time() - self.elapsed_s())
+        return since if since >= 0 else None
+
+
+class View(Protocol):
+    """Shows a run."""
+
+    def note(self, line: str) -> None:
+        """Something happened that stays on the screen."""
+
+    def refresh(self) -> None:
+        """The status may have changed."""
+
+    def close(self) -> None: ...
+
+
+def make_view(status: Status, console: Console, *, quiet: bool = False) -> View:
+    """The live view where there is a terminal, lines where there is none."""
+    if quiet:
+        return QuietView()
+    return LiveView(status, console) if console.is_terminal else PlainView(status, console)
+
+
+class QuietView:
+    """Shows nothing."""
+
+    def note(self, line: str) -> None: ...
+
+    def refresh(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LiveView:
+    """A few lines that are drawn anew, twice a second."""
+
+    def __init__(self, status: Status, console: Console) -> None:
+        self._status = status
+        self._live = Live(
+            console=console,
+            refresh_per_second=2,
+            transient=True,  # the summary takes its place
+            get_renderable=lambda: panel(status),
+        )
+        self._live.start()
+
+    def note(self, line: str) -> None:
+        self._live.console.print(Text(line, style="dim"))
+
+    def refresh(self) -> None:
+        """The live view draws itself."""
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class PlainView:
+    """A line of progress every 5 s, and each note."""
+
+    def __init__(self, status: Status, console: Console) -> None:
+        self._status = status
+        self._console = console
+        self._shown = 0.0
+
+    def note(self, line: str) -> None:
+        self._print(f"{self._status.elapsed_s():6.1f} s  {line}")
+
+    def refresh(self) -> None:
+        if self._status.progress is None or self._status.phase != "running":
+            return
+        elapsed = self._status.elapsed_s()
+        if elapsed - self._shown >= PLAIN_INTERVAL_S:
+            self._shown = elapsed
+            self._print(progress_line(self._status))
+
+    def close(self) -> None: ...
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
+    """A curve of one character a point, from 0 or the least value to 1 or the greatest.
+
+    More values than `width` are averaged in runs.
+    """
+    if not values:
+        return ""
+    if len(values) > width:
+        edges = [round(i * len(values) / width) for i in range(width + 1)]
+        values = [sum(values[first:last]) / (last - first) for first, last in pairwise(edges)]
+    low, high = min(0.0, *values), max(1.0, *values)
+    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in values)
+
+
+def published(version: int) -> str:
+    """The newest version, as people read it: before version 0 none is."""
+    return "-" if version < 0 else str(version)
+
+
+def progress_line(status: Status) -> str:
+    """The run in one line."""
+    progress = status.progress
+    assert progress is not None
+    reward = progress.reward()
+    parts = [
+        f"{status.elapsed_s():6.1f} s",
+        f"version {published(progress.version())}",
+        f"reward {'-' if reward is None else f'{reward:.3f}'}",
+        f"episodes {progress.episodes} ({progress.episodes_per_s(time.time()):.0f}/s)",
+        f"staleness {max((p.staleness for p in progress.policies.values()), default=0)}",
+        f"lag {sum(status.lags.values())}",
+        f"failures {progress.failures}",
+        f"restarts {status.restarts}",
+    ]
+    for name, policy in progress.policies.items():
+        if policy.cross_entropy is not None:
+            parts.append(f"cross-entropy {policy.cross_entropy:.3f}")
+        for version, evaluation in list(progress.evaluations.of(name).items())[-1:]:
+            parts.append(f"evaluated {evaluation.brief()} at {version}")
+    return "  ".join(parts)
+
+
+def panel(status: Status) -> RenderableType:
+    """The run in a few lines."""
+    minutes, seconds = divmod(int(status.elapsed_s()), 60)
+    title = Text.assemble(
+        (f" {status.name} ", "bold reverse cyan"),
+        f"  {status.phase}  ",
+        (f"{minutes}:{seconds:02d}", "bold"),
+    )
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", min_width=10)
+    rows.add_column()
+    if status.progress is not None:
+        _add_progress(rows, status.progress)
+        rows.add_row("lag", "  ".join(f"{name} {lag:,}" for name, lag in status.lags.items()))
+    restarts = Text(f"{status.restarts}", style="bold yellow" if status.restarts else "")
+    rows.add_row("processes", Text.assemble(f"{status.processes}   restarts ", restarts))
+    if status.logs is not None:
+        rows.add_row("logs", Text(str(status.logs), style="dim"))
+    return Group(title, rows)
+
+
+def _add_progress(rows: Table, progress: Progress) -> None:
+    aim, versions = progress.recipe.stop.reward, progress.recipe.stop.reward_versions
+    several = len(progress.policies) > 1
+    for name, policy in progress.policies.items():
+        reward = policy.reward(versions)
+        rows.add_row(
+            f"reward {name}" if several else "reward",
+            Text.assemble(
+                (sparkline(policy.curve()), "green"),
+                "  ",
+                ("-" if reward is None else f"{reward:.3f}", "bold"),
+                "" if aim is None else f" of {aim:g}",
+            ),
+        )
+        skipped = f"   skipped {policy.skipped}" if policy.skipped else ""
+        rows.add_row(
+            "version",
+            f"{published(policy.version)}   batch {policy.newest_batch}   "
+            f"staleness {policy.staleness}{skipped}",
+        )
+        if policy.cross_entropy is not None:
+            rows.add_row("warm start", f"cross-entropy {policy.cross_entropy:.3f} nats a token")
+        for version, evaluation in list(progress.evaluations.of(name).items())[-1:]:
+            rows.add_row("evaluated", f"version {version}   {evaluation}")
+    failures = Text(f"{progress.failures}", style="bold red" if progress.failures else "")
+    rows.add_row(
+        "episodes",
+        Text.assemble(
+            f"{progress.episodes:,}   {progress.episodes_per_s(time.time()):.0f}/s   failed ",
+            failures,
+        ),
+    )
+    rows.add_row("tasks", f"{progress.tasks_ended:,} ended of {progress.submitted:,} submitted")

@@ -1,0 +1,251 @@
+"""How far a run is: a pure fold over its events, the stop rule, and what `--check` asks for.
+
+Reads `tasks`, `results`, `batches.*` and `policies`. The log is the state: a second `run` of the
+same namespace folds the same events to the same progress.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded, TaskSubmitted
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.operate.evaluation import Evaluations
+
+RATE_WINDOW_S = 10.0
+"""Seconds over which episodes a second are counted."""
+
+
+@dataclass
+class PolicyProgress:
+    """One policy's training."""
+
+    trained: bool
+    version: int = -1
+    """Newest published; -1 before version 0."""
+    newest_batch: int = 0
+    decided: Frontier = field(default_factory=Frontier)
+    """The tasks that batches have decided."""
+    rewards: dict[int, float] = field(default_factory=dict)
+    """Mean reward of every batch that has one, by version."""
+    staleness: int = 0
+    """Versions by which the newest batch's oldest token was behind."""
+    skipped: int = 0
+    """Versions published without training: a poison batch."""
+    first_step_at: float | None = None
+    """When version 1 was published, in epoch seconds."""
+    reward_reached_at: float | None = None
+    """When the stop rule's reward was first met, in epoch seconds."""
+    cross_entropy: float | None = None
+    """Of the newest version's demonstrated tokens, in nats a token; None where it had none."""
+
+    def reward(self, versions: int) -> float | None:
+        """Mean over the last `versions` published versions that have a reward; None before."""
+        known = [self.rewards[n] for n in sorted(self.rewards) if n <= self.version]
+        return sum(known[-versions:]) / versions if len(known) >= versions else None
+
+    def curve(self) -> list[float]:
+        """The rewards of the published versions, in order."""
+        return [self.rewards[n] for n in sorted(self.rewards) if n <= self.version]
+
+
+class Progress:
+    """Folds events; `now` and all times are epoch seconds."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.policies = {
+            name: PolicyProgress(trained=policy.training is not None)
+            for name, policy in recipe.policies.items()
+        }
+        self.submitted = 0
+        self.episodes = 0
+        self.failures = 0
+        """Episodes that the infrastructure failed for good."""
+        self.evaluations = Evaluations(
+            recipe.evaluation.passing if recipe.evaluation is not None else 1.0
+        )
+        self._to_evaluate: list[int] = []
+        """Numbers of tasks that no batch need decide."""
+        self._last_task = -1
+        self._ended = Frontier()
+        self._ends: deque[tuple[float, int]] = deque()
+
+    @property
+    def tasks_ended(self) -> int:
+        """Tasks with their one terminal record."""
+        return len(self._ended)
+
+    @property
+    def drained(self) -> bool:
+        """True where every submitted task has ended."""
+        return self.tasks_ended >= self.submitted
+
+    @property
+    def published(self) -> bool:
+        """True where every submitted task has ended, and all training on them is published."""
+        return self.drained and all(
+            self._decided(policy) and policy.version >= policy.newest_batch
+            for policy in self.policies.values()
+            if policy.trained
+        )
+
+    def _decided(self, policy: PolicyProgress) -> bool:
+        # Not the low mark: a record in `tasks` that is no task is never decided, and stops it.
+        early = sum(number in policy.decided for number in self._to_evaluate)
+        return len(policy.decided) - early >= self.submitted - len(self._to_evaluate)
+
+    def on_event(self, event: Event, at: float, offset: int) -> None:
+        """Takes one event, recorded at `at`. An event seen before changes nothing."""
+        match event:
+            case TaskSubmitted():
+                if offset > self._last_task:
+                    self._last_task = offset
+                    self.submitted += 1
+                    if event.purpose == "evaluate":
+                        self._to_evaluate.append(offset)
+            case TaskEnded():
+                self._on_task_ended(event, at)
+            case BatchAssembled():
+                self._on_batch(event)
+            case PolicyPublished():
+                self._on_published(event, at)
+            case _:
+                raise TypeError(f"progress does not follow {type(event).__name__}")
+
+    def _on_task_ended(self, event: TaskEnded, at: float) -> None:
+        if not self._ended.add(event.task):
+            return
+        self.evaluations.on_task_ended(event)
+        self.episodes += len(event.outcomes)
+        self.failures += sum(outcome.ending == "failed" for outcome in event.outcomes)
+        self._ends.append((at, len(event.outcomes)))
+        while self._ends[0][0] < at - RATE_WINDOW_S:
+            self._ends.popleft()
+
+    def _on_batch(self, batch: BatchAssembled) -> None:
+        policy = self.policies.get(batch.policy)
+        if policy is None or batch.version <= policy.newest_batch:
+            return
+        policy.newest_batch = batch.version
+        runs = [(run.first, run.last) for run in batch.decided]
+        policy.decided = Frontier(batch.low_mark, runs)
+        versions = (sample.oldest_version for sample in batch.samples)
+        oldest = min((version for version in versions if version >= 0), default=None)
+        policy.staleness = 0 if oldest is None else batch.version - 1 - oldest
+        if batch.reward_mean is not None:
+            policy.rewards[batch.version] = batch.reward_mean
+
+    def _on_published(self, event: PolicyPublished, at: float) -> None:
+        policy = self.policies.get(event.policy)
+        if policy is None or event.version <= policy.version:
+            return
+        policy.version = event.version
+        policy.cross_entropy = event.metrics.get("cross_entropy")
+        policy.skipped += event.status == "skipped"
+        if event.version >= 1 and policy.first_step_at is None:
+            policy.first_step_at = at
+        stop = self.recipe.stop
+        if stop.reward is not None and policy.reward_reached_at is None:
+            reward = policy.reward(stop.reward_versions)
+            if reward is not None and reward >= stop.reward:
+                policy.reward_reached_at = at
+
+    def episodes_per_s(self, now: float) -> float:
+        """Over the last 10 s."""
+        return sum(n for at, n in self._ends if at >= now - RATE_WINDOW_S) / RATE_WINDOW_S
+
+    def version(self) -> int:
+        """The newest version that every trained policy has published; -1 before."""
+        return min((policy.version for policy in self._trained()), default=-1)
+
+    def reward(self) -> float | None:
+        """The lowest reward among the trained policies; None while one has none."""
+        rewards = [policy.reward(self.recipe.stop.reward_versions) for policy in self._trained()]
+        known = [reward for reward in rewards if reward is not None]
+        return min(known) if known and len(known) == len(rewards) else None
+
+    def first_step_at(self) -> float | None:
+        """When the first policy was first trained."""
+        return min(
+            (p.first_step_at for p in self._trained() if p.first_step_at is not None), default=None
+        )
+
+    def learned_at(self) -> float | None:
+        """When the last policy first met the stop rule's reward; None before, or without one."""
+        times = [policy.reward_reached_at for policy in self._trained()]
+        known = [at for at in times if at is not None]
+        return max(known) if known and len(known) == len(times) else None
+
+    def stop_reason(self, *, seconds: float, exhausted: bool) -> str | None:
+        """Why the run ends now, or None. `exhausted`: the source will submit no more tasks."""
+        stop = self.recipe.stop
+        reward = self.reward()
+        if stop.reward is not None and reward is not None and reward >= stop.reward:
+            return f"reward {reward:.3f} over {stop.reward_versions} versions"
+        if stop.versions is not None and self._trained() and self.version() >= stop.versions:
+            return f"version {self.version()} published"
+        if stop.seconds is not None and seconds >= stop.seconds:
+            return f"{stop.seconds:g} seconds"
+        if exhausted and self.published:
+            return "all tasks published"
+        return None
+
+    def _trained(self) -> list[PolicyProgress]:
+        return [policy for policy in self.policies.values() if policy.trained]
+
+
+Measure = Literal["reward", "versions", "episodes", "seconds", "failures", "restarts"]
+MEASURES: tuple[Measure, ...] = (
+    "reward", "versions", "episodes", "seconds", "failures", "restarts",
+)  # fmt: skip
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt,
+}  # fmt: skip
+_CHECK = re.compile(r"\s*(\w+)\s*(>=|<=|==|>|<)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A demand on the run's end, as `reward>=0.95`."""
+
+    text: str
+    measure: Measure
+    comparison: str
+    bound: float
+
+    @classmethod
+    def parse(cls, text: str) -> Check:
+        """ValueError says what a check looks like."""
+        match = _CHECK.fullmatch(text)
+        if match is None or match[1] not in MEASURES:
+            raise ValueError(
+                f"{text!r}: a check is one of {', '.join(MEASURES)}, then >=, <=, ==, > or <, "
+                "then a number, as reward>=0.95"
+            )
+        try:
+            bound = float(match[3])
+        except ValueError:
+            raise ValueError(f"{text!r}: {match[3]!r} is no number") from None
+        measure = next(name for name in MEASURES if name == match[1])
+        return cls(text, measure, match[2], bound)
+
+    def holds(self, value: float | None) -> bool:
+        """A measure that never came to be (None) violates every check."""
+        return value is not None and _COMPARISONS[self.comparison](value, self.bound)
+
+
+def violations(checks: Sequence[Check], measures: Mapping[Measure, float | None]) -> list[str]:
+    """What does not hold, one line a check."""
+    return [
+        f"{check.text} does not hold: {check.measure} is "
+        + ("absent" if (value := measures[check.measure]) is None else f"{value:g}")
+        for check in checks
+        if not check.holds(measures[check.measure])
+    ]

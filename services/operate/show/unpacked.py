@@ -1,0 +1,52 @@
+"""Packed fields and token ids for people. Whoever wrote them may be wrong: nothing here raises."""
+
+from __future__ import annotations
+
+from headrace.errors import UsageError
+from headrace.schemas.packed import unpack_f32, unpack_i32
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.models.tokens import tokenizer_digest
+from headrace.services.models.weights import model_folder
+
+
+def ids_in(data: bytes) -> list[int]:
+    """The ints of an i32[]; none where it is no such thing."""
+    return unpack_i32(data) if len(data) % 4 == 0 else []
+
+
+def floats_in(data: bytes) -> list[float]:
+    """The floats of an f32[], rounded for people; none where it is no such thing."""
+    return [round(one, 6) for one in unpack_f32(data)] if len(data) % 4 == 0 else []
+
+
+def versions_in(data: bytes) -> list[int]:
+    """The versions in a `spans` field, ascending, each once."""
+    return sorted(set(ids_in(data)[1::2]))
+
+
+class Texts:
+    """Decodes token ids by the tokenizers of a recipe's models, where this machine has them."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._models = {name: policy.model for name, policy in recipe.policies.items()}
+        self._tokenizers: dict[str, tuple[Tokenizer, str] | None] = {}
+
+    def of(self, policy: str, ids: bytes, digest: str = "") -> str | None:
+        """The text of an i32[]. None where its tokenizer is not here.
+
+        `digest` is the tokenizer's that made the ids; empty where unknown.
+        """
+        if policy not in self._tokenizers:
+            self._tokenizers[policy] = self._load(policy)
+        found = self._tokenizers[policy]
+        if found is None or digest not in ("", found[1]):
+            return None
+        return found[0].decode(ids_in(ids))
+
+    def _load(self, policy: str) -> tuple[Tokenizer, str] | None:
+        try:
+            folder = model_folder(self._models.get(policy, ""))
+            return Tokenizer(folder), tokenizer_digest(folder)
+        except UsageError:
+            return None

@@ -1,0 +1,126 @@
+"""Looks into a namespace's topics without leaving a trace: no consumer group, no dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from headrace.errors import DecodeError, UsageError
+from headrace.schemas.topics import PlacedTopic, Topics
+from headrace.services.kafka.broker import Partition, Record
+from headrace.services.log.event_log import WHY, EventLog
+from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.lookup import open_namespace
+from headrace.services.operate.readable import readable
+
+LAST = 10
+"""Records of each partition that a tail begins with."""
+
+
+async def tail_topic(
+    where: Where,
+    name: str,
+    print_one: Callable[[dict[str, Any]], None],
+    *,
+    from_start: bool,
+    limit: int | None,
+) -> None:
+    """Hands on a topic's records as JSON values, for ever or until `limit`."""
+    async with open_namespace(where, "tail") as (log, _):
+        placed = find_topic(log.topics, name)
+        places = [Partition(placed.name, number) for number in range(placed.partitions)]
+        bounds = await log.broker.ends(places)
+        last = max(LAST, limit or 0)
+        reader = log.broker.reader()
+        try:
+            await reader.assign(
+                {
+                    place: first if from_start else max(first, end - last)
+                    for place, (first, end) in bounds.items()
+                }
+            )
+            shown = 0
+            while True:
+                for item in await reader.read():
+                    if isinstance(item, Record):
+                        print_one(await tree_of(log, item))
+                        shown += 1
+                        if shown == limit:
+                            return
+        finally:
+            await reader.close()
+
+
+def find_topic(topics: Topics, name: str) -> PlacedTopic:
+    """The topic that a person means: `results`, `batches.default`, or the whole name.
+
+    UsageError names those that there are.
+    """
+    named = {short_name(placed): placed for placed in topics}
+    for placed in topics:
+        if name in (placed.name, short_name(placed)):
+            return placed
+    of_policies = [placed for placed in topics if placed.topic.name == name]
+    if len(of_policies) == 1:
+        return of_policies[0]
+    raise UsageError(f"no topic {name!r} in {topics.namespace}; it has: {', '.join(named)}")
+
+
+def short_name(placed: PlacedTopic) -> str:
+    """A topic's name without namespace and version: `results`, `batches.default`."""
+    return placed.topic.name if placed.policy is None else f"{placed.topic.name}.{placed.policy}"
+
+
+async def tree_of(log: EventLog, record: Record) -> dict[str, Any]:
+    """A record as JSON values: its place, and the event, or what there is instead."""
+    tree: dict[str, Any] = {
+        "topic": record.partition.topic,
+        "partition": record.partition.number,
+        "offset": record.offset,
+        "at": datetime.fromtimestamp(record.timestamp, UTC).isoformat(timespec="milliseconds"),
+    }
+    try:
+        event = (await log.decode(record)).event
+    except DecodeError as error:
+        return {**tree, "type": "undecodable", "id": "", "event": _raw(record, error)}
+    return {**tree, "type": type(event).__name__, "id": event.event_id, "event": readable(event)}
+
+
+def _raw(record: Record, error: DecodeError) -> dict[str, Any]:
+    headers = {
+        name.removeprefix(WHY): text.decode(errors="replace")
+        for name, text in record.headers
+        if name.startswith(WHY)
+    }
+    value = record.value or b""
+    reason = headers or {"reason": error.reason}
+    return {**reason, "value": value[:256].hex(), "bytes": len(value)}
+
+
+async def list_topics(where: Where) -> list[dict[str, Any]]:
+    """Every topic of a namespace, in the order of the flow."""
+    async with open_namespace(where, "topics") as (log, _):
+        bounds = await log.broker.ends(
+            [
+                Partition(placed.name, number)
+                for placed in log.topics
+                for number in range(placed.partitions)
+            ]
+        )
+    rows = []
+    for placed in log.topics:
+        ends = [bounds[Partition(placed.name, number)] for number in range(placed.partitions)]
+        rows.append(
+            {
+                "topic": placed.name,
+                "event": "bytes" if placed.topic.event is None else placed.topic.event.__name__,
+                "partitions": placed.partitions,
+                # Transactions' own marks count among them.
+                "records": sum(end - first for first, end in ends),
+                "ends": [end for _, end in ends],
+                "writer": placed.topic.writer,
+                "kept": placed.topic.kept,
+            }
+        )
+    return rows

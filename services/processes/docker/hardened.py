@@ -1,0 +1,103 @@
+"""A hardened container: what it may do, as the engine's create call has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headrace.errors import UsageError
+
+Positive = Annotated[int, Field(gt=0)]
+
+WORK = "/workspace"
+"""The only folder besides /tmp that a command can write to."""
+USER = "65534:65534"
+"""Who runs the commands."""
+KEEPER = "65533:65533"
+"""Who runs the process that the container lives by: what a command starts can't touch it."""
+FILES = 1024
+"""Most files that one process holds open."""
+
+
+class Limits(BaseModel):
+    """What a container may use."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    runtime: str = ""
+    """The engine's runtime, as `runsc` (gVisor); empty takes its default."""
+    memory_mb: Positive = 256
+    """Memory in MiB, what lies in /workspace and /tmp included. There is no swap."""
+    cpus: float = Field(default=1.0, gt=0)
+    pids: Positive = 64
+    """Processes and threads."""
+    disk_mb: Positive = 64
+    """Of /workspace, and a quarter of it of /tmp, in MiB: both lie in memory."""
+
+
+L = TypeVar("L", bound=Limits)
+
+
+def read_limits(kind: type[L], options: Mapping[str, Any], whose: str) -> L:
+    """The recipe's options as `kind` has them. UsageError names each that is wrong, and `whose`."""
+    try:
+        return kind.model_validate(options)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise UsageError(f"{whose}: {problems}") from error
+
+
+def container(
+    limits: Limits, image: str, labels: Mapping[str, str], live_s: int, network: str = "none"
+) -> dict[str, Any]:
+    """The body of the engine's create call.
+
+    The container lives by a `sleep` of `live_s` seconds: whoever may have died, it ends then, and
+    the kernel kills all that is in it.
+    """
+    # By owner: where the image has the folder, its mode counts and not the mount's.
+    owner, group = USER.split(":")
+    mount = f"rw,exec,nosuid,nodev,uid={owner},gid={group},mode=0755"
+    memory = limits.memory_mb * 2**20
+    return {
+        "Image": image,
+        "Entrypoint": ["sleep"],
+        "Cmd": [str(live_s)],
+        "User": KEEPER,
+        "WorkingDir": "/",
+        "Env": [f"HOME={WORK}", "TMPDIR=/tmp", "PYTHONDONTWRITEBYTECODE=1", "LANG=C.UTF-8"],
+        "Hostname": "sandbox",
+        "Labels": dict(labels),
+        "NetworkDisabled": network == "none",
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": {
+            "NetworkMode": network,
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges:true"],
+            "Privileged": False,
+            "IpcMode": "private",
+            "Init": True,
+            "Memory": memory,
+            "MemorySwap": memory,
+            "NanoCpus": int(limits.cpus * 1e9),
+            "PidsLimit": limits.pids,
+            "ShmSize": 2**20,
+            "Tmpfs": {
+                WORK: f"{mount},size={limits.disk_mb}m,nr_inodes=16k",
+                "/tmp": f"{mount},size={max(1, limits.disk_mb // 4)}m,nr_inodes=4k",
+            },
+            "Ulimits": [
+                {"Name": "nofile", "Soft": FILES, "Hard": FILES},
+                {"Name": "core", "Soft": 0, "Hard": 0},
+            ],
+            "LogConfig": {"Type": "none"},
+            "RestartPolicy": {"Name": "no"},
+            **({"Runtime": limits.runtime} if limits.runtime else {}),
+        },
+    }

@@ -1,0 +1,97 @@
+"""The warm start: tasks that an agent demonstrates, and when they are learned.
+
+They are the source's first tasks, named after their place as the others are. The tasks that are
+learned by reward come once every policy that trains has published what it made of them: until
+then its episodes would be those of a policy that knows nothing yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+
+from headrace.schemas.events import BatchAssembled, PolicyPublished
+from headrace.schemas.frontier import Frontier
+from headrace.schemas.recipe.recipe import Recipe, WarmStart
+from headrace.schemas.topics import BATCHES, POLICIES
+from headrace.services.base.plugins import load
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_reader import EventReader
+from headrace.services.log.positions import Start
+from headrace.services.tasks.data_sets.data_sets import BUILTIN
+from headrace.services.tasks.task_maker import Item
+from headrace.services.worker.service_context import ServiceContext
+
+
+def demonstrations(recipe: Recipe, settings: WarmStart) -> Iterator[tuple[str, int, Item]]:
+    """Task id, epoch and item of every task that is demonstrated, in order."""
+    use, options = recipe.tasks.use, recipe.tasks.options
+    if settings.use is not None:
+        use, options = settings.use, settings.options
+    dataset = load("data set", use, BUILTIN)
+    left = settings.tasks
+    for epoch in itertools.count():
+        position = -1
+        for position, item in enumerate(itertools.islice(dataset(**options), left)):
+            yield f"warm-start-{epoch}-{position}", epoch, item
+        left -= position + 1
+        if position < 0 or left <= 0:
+            return
+
+
+def demonstrating(recipe: Recipe, settings: WarmStart) -> Recipe:
+    """The recipe whose tasks are those that are demonstrated."""
+    changes = {"agent": settings.agent, "samples": settings.samples, "minimum": 1}
+    return recipe.model_copy(update={"tasks": recipe.tasks.model_copy(update=changes)})
+
+
+class Learned:
+    """Whether some tasks are decided and trained on, by what batches and publications say."""
+
+    def __init__(self, policies: Collection[str], tasks: Collection[int]) -> None:
+        self._tasks = tasks
+        self._due: dict[str, int | None] = dict.fromkeys(policies)
+        """Of each policy: the version by which all are trained on, once that is known."""
+        self._published = dict.fromkeys(policies, -1)
+
+    def on_batch(self, batch: BatchAssembled) -> None:
+        """Takes a batch in."""
+        if self._due.get(batch.policy, -1) is None:
+            decided = Frontier(batch.low_mark, [(run.first, run.last) for run in batch.decided])
+            if all(task in decided for task in self._tasks):
+                self._due[batch.policy] = batch.version
+
+    def on_policy(self, published: PolicyPublished) -> None:
+        """Takes a publication in."""
+        newest = self._published.get(published.policy)
+        if newest is not None:
+            self._published[published.policy] = max(newest, published.version)
+
+    @property
+    def done(self) -> bool:
+        """Whether every policy has learned from all of them."""
+        return all(
+            due is not None and self._published[policy] >= due for policy, due in self._due.items()
+        )
+
+
+async def until_learned(context: ServiceContext, tasks: Collection[int]) -> None:
+    """Waits until every policy that trains has been trained on these tasks."""
+    recipe, topics = context.recipe, context.log.topics
+    trained = [name for name, policy in recipe.policies.items() if policy.training is not None]
+    learned = Learned(trained, tasks)
+    starts: dict[Partition, Start] = {Partition(topics.name(POLICIES), 0): "first"}
+    for name in trained:
+        starts[Partition(topics.name(BATCHES, name), 0)] = "tail"
+    reader = EventReader(context.log, starts)
+    try:
+        async for item in reader:
+            match getattr(item, "event", None):
+                case BatchAssembled() as batch:
+                    learned.on_batch(batch)
+                case PolicyPublished() as published:
+                    learned.on_policy(published)
+            if learned.done:
+                return
+    finally:
+        await reader.aclose()

@@ -1,0 +1,146 @@
+"""Loading a causal language model from a folder, and reading its logits where they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+
+from headrace.errors import UsageError
+from headrace.schemas.recipe.policy import Lora
+from headrace.services.models.lora import adapter_tensors, attach, base_tensors, start
+from headrace.services.models.weights import ADAPTER, weights_digest
+from headrace.trainer.collate import Inputs
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""By the recipe's name."""
+
+
+def load_model(folder: Path, seed: int) -> Any:
+    """The folder's model in float32: its weights where there are any, else random by `seed`.
+
+    UsageError where transformers can't make a model of the folder, or its weights are not whole.
+    """
+    torch.manual_seed(seed)
+    try:
+        if any(folder.glob("*.safetensors")):
+            read: Any = AutoModelForCausalLM.from_pretrained
+            model, found = read(
+                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+            if missing := sorted(found["missing_keys"]):
+                raise ValueError(f"its weights lack {', '.join(missing[:3])}")
+            return model
+        configuration = AutoConfig.from_pretrained(folder, local_files_only=True)
+        make: Any = AutoModelForCausalLM.from_config
+        return make(configuration, dtype=torch.float32)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"model folder {folder} can't be loaded: {error}") from error
+
+
+def import_model(folder: Path) -> None:
+    """Imports the code of the folder's model, which transformers does only as one is made.
+
+    Nothing where it knows no such model.
+    """
+    with suppress(OSError, ValueError, KeyError):
+        configuration = AutoConfig.from_pretrained(folder, local_files_only=True)
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(configuration)]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The frozen weights that an adapter is of."""
+
+    file: Callable[[], bytes]
+    """Them as a safetensors file, always the same one. Any thread may ask."""
+    digest: bytes
+    """`weights_digest` of the file."""
+    targets: tuple[str, ...]
+    """The full names of the layers that have a pair of the adapter."""
+
+
+def add_adapter(model: Any, folder: Path, lora: Lora, seed: int, dtype: torch.dtype) -> Base:
+    """Freezes a model, in `dtype`, and gives it an adapter in float32: version 0's.
+
+    That of the folder where it has an `ADAPTER`, else one that adds nothing, random by `seed`.
+    UsageError where the recipe's targets or the folder's adapter are not the model's.
+    """
+    model.requires_grad_(False)
+    for parameter in model.parameters():
+        # Buffers keep their float32: so they do in the engines.
+        parameter.data = parameter.data.to(dtype)
+    try:
+        targets = attach(model, lora.targets, lora.rank, lora.alpha, torch.float32)
+        start(model, seed)
+        if (folder / ADAPTER).exists():
+            _read_adapter(model, folder / ADAPTER)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UsageError(f"model folder {folder}, adapter: {error}") from error
+    file = partial(weights_file, base_tensors(model), dtype)
+    return Base(file, weights_digest(file()), targets)
+
+
+def _read_adapter(model: Any, path: Path) -> None:
+    own, given = adapter_tensors(model), load_file(path)
+    if {name: one.shape for name, one in own.items()} != {n: one.shape for n, one in given.items()}:
+        raise ValueError(f"{path.name} has other layers, or another rank, than the recipe's `lora`")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(given[name])
+
+
+def weights_file(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
+    """Weights as a safetensors file; floats in `dtype`, tied tensors once."""
+    written: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            kept = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
+            written[name] = kept.contiguous().cpu()
+    return save(written, metadata={"format": "pt"})
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` is a GPU where there is one. UsageError for an absent one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"training.device {name!r}: {error}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"training.device {name!r}: torch sees no GPU; use `cpu` or `auto`")
+    return device
+
+
+class ChosenLogits:
+    """Runs a causal LM so that only chosen places pass its head, the widest layer by far."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._inputs: Inputs | None = None
+        model.get_output_embeddings().register_forward_pre_hook(self._choose)
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """[N, V]: what the model expects at each trained token."""
+        self._inputs = inputs
+        try:
+            logits: Tensor = self._model(input_ids=inputs.ids, use_cache=False).logits
+        finally:
+            self._inputs = None
+        return logits.squeeze(0)
+
+    def _choose(self, module: Any, hidden: tuple[Tensor]) -> tuple[Tensor] | None:
+        inputs = self._inputs
+        return None if inputs is None else (hidden[0][inputs.rows, inputs.before].unsqueeze(0),)
