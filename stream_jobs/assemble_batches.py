@@ -74,7 +74,7 @@ async def _last_batch(log: EventLog, policy: str) -> BatchAssembled | None:
     RecordsLost where there is none, but what the topic began with was deleted.
     """
     batches = Partition(log.topics.name(BATCHES, policy), 0)
-    reader = EventReader(log, {batches: "tail"}, undecided=True)
+    reader = EventReader(log, {batches: "tail"}, include_uncommitted=True)
     last: BatchAssembled | None = None
     try:
         async for item in reader:

@@ -61,7 +61,7 @@ async def read_history(log: EventLog, policy: str) -> History:
     history = History()
     place = Partition(log.topics.name(POLICIES), 0)
     # Another policy's trainer may have a transaction open there, before one's own newest record.
-    async with aclosing(read_all(log, {place: "first"}, undecided=True)) as deliveries:
+    async with aclosing(read_all(log, {place: "first"}, include_uncommitted=True)) as deliveries:
         async for delivery in deliveries:
             event = delivery.event
             if isinstance(event, PolicyPublished) and event.policy == policy:

@@ -81,7 +81,7 @@ class VersionStore:
         if said is None or said.digest != digest:
             stored = self._whole(newest.version, weights, digest)
         else:
-            stored = self._mended(newest.version, weights, said)
+            stored = self._repaired(newest.version, weights, said)
         return self._keep(newest.version, weights, stored)
 
     def mend(self) -> tuple[Stored, bool]:
@@ -91,15 +91,15 @@ class VersionStore:
         """
         before = self._stored
         assert before is not None, "no version is stored yet"
-        self._mend_base()
-        after = self._mended(self._version, self._weights, before)
+        self._repair_base()
+        after = self._repaired(self._version, self._weights, before)
         self._stored = after
         return after, after != before
 
     def _keep(self, version: int, weights: bytes, stored: Stored) -> Stored:
         self._version, self._weights, self._stored = version, weights, stored
         if self._base is not None and not self._blobs.holds(self._base[0]):
-            self._mend_base()
+            self._repair_base()
         return stored
 
     def _following(self, version: int, weights: bytes, digest: bytes) -> Stored | None:
@@ -108,7 +108,7 @@ class VersionStore:
         if before is None:
             return None
         if digest == before.digest:
-            return self._mended(version, weights, before)
+            return self._repaired(version, weights, before)
         if version - before.full_version >= self._full_every:
             return None
         if not all(self._blobs.holds(blob) for blob in before.blobs):
@@ -125,7 +125,7 @@ class VersionStore:
         )
         return Stored(digest, before.full, before.full_version, (*before.deltas, link))
 
-    def _mended(self, version: int, weights: bytes, stored: Stored) -> Stored:
+    def _repaired(self, version: int, weights: bytes, stored: Stored) -> Stored:
         """The same, if the store has all of it; else whole weights, put again."""
         try:
             for blob in stored.blobs:
@@ -136,7 +136,7 @@ class VersionStore:
             return stored if (again.full, ()) == (stored.full, stored.deltas) else again
         return stored
 
-    def _mend_base(self) -> None:
+    def _repair_base(self) -> None:
         if self._base is None:
             return
         blob, file = self._base

@@ -28,7 +28,7 @@ _FLAGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class JavaRuntime:
     """How to run one server: everything of its command line that doesn't vary by stack."""
 
     java: Path
@@ -57,7 +57,7 @@ def prepare(
     cache: Path,
     *,
     may_record: bool,
-) -> Runtime:
+) -> JavaRuntime:
     """The runtime of the server `name`, recording a start-up archive if there is none yet."""
     # Java takes an archive only under the very command line and runtime that wrote it.
     fit = "\n".join([str(java), *map(str, class_path), *heap, *_FLAGS])
@@ -68,7 +68,7 @@ def prepare(
     recording = None
     if may_record and not archive.exists():
         recording = archives / f"{name}-{digest}.{uuid.uuid4().hex[:8]}.recording"
-    return Runtime(java, class_path, heap, archive, recording)
+    return JavaRuntime(java, class_path, heap, archive, recording)
 
 
 def keep_recording(recording: Path, *, whole: bool) -> None:

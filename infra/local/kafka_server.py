@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headrace.errors import DependencyError
 from headrace.infra.local.detached import describe_log
-from headrace.infra.local.java_runtime import Runtime
+from headrace.infra.local.java_runtime import JavaRuntime
 
 HEAP = ("-Xms256m", "-Xmx512m")
 MESSAGE_BYTES = 8 * 1024 * 1024
@@ -85,7 +85,7 @@ def render_properties(port: int, controller_port: int, log_folder: str) -> str:
     return "".join(f"{key}={value}\n" for key, value in settings.items())
 
 
-def format_log(runtime: Runtime, state: Path, log: Path) -> None:
+def format_log(runtime: JavaRuntime, state: Path, log: Path) -> None:
     """Make the empty log folder `<state>/kafka`, unless there is one. Raises DependencyError."""
     folder = state / "kafka"
     if folder.exists():
@@ -120,7 +120,7 @@ def format_log(runtime: Runtime, state: Path, log: Path) -> None:
     properties.unlink()
 
 
-def command(runtime: Runtime, state: Path, port: int, controller_port: int) -> list[str]:
+def command(runtime: JavaRuntime, state: Path, port: int, controller_port: int) -> list[str]:
     """Write the broker's properties; the command line that starts it, to be run in `state`."""
     properties = state / "kafka.properties"
     properties.write_text(render_properties(port, controller_port, "kafka"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 from pathlib import Path
 
-from headrace.infra.local.java_runtime import Runtime
+from headrace.infra.local.java_runtime import JavaRuntime
 
 HEAP = ("-Xmx256m",)
 PATH = "/apis/ccompat/v7"
@@ -36,7 +36,7 @@ _SETTINGS = {
 }
 
 
-def command(runtime: Runtime, state: Path, port: int) -> list[str]:
+def command(runtime: JavaRuntime, state: Path, port: int) -> list[str]:
     """The command line that starts the registry, to be run in `state`."""
     settings = [f"-D{key}={value}" for key, value in _SETTINGS.items()]
     arguments = [*settings, f"-Dquarkus.http.port={port}", "io.quarkus.runner.GeneratedMain"]

@@ -150,7 +150,7 @@ class Start:
 
     def _runtime(
         self, name: record.ServerName, found: jars.Jars, heap: tuple[str, ...]
-    ) -> runtime.Runtime:
+    ) -> runtime.JavaRuntime:
         # Recording slows the start and the end. So not on the very first start, which a newcomer
         # waits for, nor for an owner, which waits for the end.
         may_record = not found.fetched and self.stack.owner is None
@@ -175,7 +175,7 @@ class Start:
     def _start(
         self,
         name: record.ServerName,
-        run: runtime.Runtime,
+        run: runtime.JavaRuntime,
         version: str,
         command: Callable[[int], list[str]],
         is_ready: Callable[[int], bool],

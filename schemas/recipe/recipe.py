@@ -113,7 +113,7 @@ class Agent(PlugIn):
     """Reward of an episode cut by a limit of turns, tokens or context; absent keeps its own."""
 
 
-class Environment(PlugIn):
+class EnvironmentSettings(PlugIn):
     """An environment: a class of the Environment protocol."""
 
     use: str = "null"
@@ -163,7 +163,7 @@ class Recipe(Settings):
     evaluation: Evaluation | None = None
     """Absent: nothing is evaluated as it learns."""
     agents: dict[str, Agent] = {"default": Agent()}
-    environments: dict[str, Environment] = {"default": Environment()}
+    environments: dict[str, EnvironmentSettings] = {"default": EnvironmentSettings()}
     scheduler: Scheduler = Scheduler()
     policies: dict[str, Policy]
     workers: Workers = Workers()

@@ -36,12 +36,12 @@ class Prompt:
     """What comes before the JSON, and after it."""
 
 
-Ask = Callable[["Context", Prompt], Awaitable[Generation]]
+Ask = Callable[["Conversation", Prompt], Awaitable[Generation]]
 """Has a policy go on with a context, which it lengthens."""
 
 
 @dataclass(eq=False)
-class Context:
+class Conversation:
     """A conversation with one policy as append-only token ids: never retokenized, forkable."""
 
     ask: Ask
@@ -91,9 +91,9 @@ class Context:
         form = json_schema, around
         return await self.ask(self, Prompt("", chat, max_tokens, demonstration, *form))
 
-    def fork(self) -> Context:
+    def fork(self) -> Conversation:
         """A second continuation from here; neither sees the other's tokens."""
-        return Context(self.ask, self.role, list(self.tokens), self.last_call)
+        return Conversation(self.ask, self.role, list(self.tokens), self.last_call)
 
     def append(
         self, request: GenerationRequested, answer: GenerationCompleted, sampled: Sequence[int]

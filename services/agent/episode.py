@@ -30,7 +30,7 @@ from headrace.schemas.events import (
     Sampling,
 )
 from headrace.services.agent.call_paths import begin_branch, branch
-from headrace.services.agent.conversation import Context, Generation, Prompt
+from headrace.services.agent.conversation import Conversation, Generation, Prompt
 from headrace.services.agent.requests import action_requested, generation_requested
 from headrace.services.agent.stops import EpisodeStopped, exits_contained
 from headrace.services.agent.turns import RecordedTurn
@@ -42,7 +42,7 @@ class NoScore(Exception):
     """A judge answered without a score. An agent that lets it pass fails its attempt."""
 
 
-class Runtime(Protocol):
+class EpisodeRuntime(Protocol):
     """What an Episode stands on: requests out, first recorded answers in."""
 
     started: EpisodeStarted
@@ -56,13 +56,13 @@ class Runtime(Protocol):
 class Episode:
     """One try at a task. See the module's text for what an agent's code must hold to."""
 
-    def __init__(self, runtime: Runtime, options: Mapping[str, Any]) -> None:
+    def __init__(self, runtime: EpisodeRuntime, options: Mapping[str, Any]) -> None:
         started = runtime.started
         submitted = started.submitted
         self._runtime = runtime
         self._attempt = runtime.attempt
         self._started = started
-        self._contexts: dict[str, Context] = {}
+        self._contexts: dict[str, Conversation] = {}
         self._rewards: list[float] = []
         self._reward: float | None = None
         self._scores: dict[str, list[float]] = {}
@@ -180,16 +180,16 @@ class Episode:
             json_schema=json_schema,
         )
 
-    def context(self, role: str = "policy") -> Context:
+    def context(self, role: str = "policy") -> Conversation:
         """The role's own context, one an episode. KeyError for a role that the task lacks."""
         if role not in self._contexts:
             self._started.submitted.roles[role]
-            self._contexts[role] = Context(self._ask, role)
+            self._contexts[role] = Conversation(self._ask, role)
         return self._contexts[role]
 
-    def new_context(self, role: str = "policy") -> Context:
+    def new_conversation(self, role: str = "policy") -> Conversation:
         """A fresh, empty context beside the role's own."""
-        return Context(self._ask, role)
+        return Conversation(self._ask, role)
 
     async def gather(self, *branches: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
         """Runs coroutine functions at the same time, with call paths that replay."""
@@ -241,7 +241,7 @@ class Episode:
             total = (recorded.turn.reward or 0.0) + answer.reward
             recorded.turn = recorded.turn.model_copy(update={"reward": total})
 
-    async def _ask(self, context: Context, prompt: Prompt) -> Generation:
+    async def _ask(self, context: Conversation, prompt: Prompt) -> Generation:
         if self.turns_left <= 0:
             raise EpisodeStopped("turn_limit")
         left = self.tokens_left

@@ -175,8 +175,8 @@ class EpisodeRun:
         # The log out of reach is no failure of the agent's code: the worker ends, to start anew.
         if isinstance(error, LogLost):
             raise error.error
-        where = f"task {self.started.task}, sample {self.started.sample}"
-        logger.error("the agent's code failed (%s)", where, exc_info=error)
+        cluster = f"task {self.started.task}, sample {self.started.sample}"
+        logger.error("the agent's code failed (%s)", cluster, exc_info=error)
         raise AttemptFailed(
             Failure(
                 origin="infrastructure",

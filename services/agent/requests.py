@@ -20,7 +20,7 @@ from headrace.schemas.events import (
     ObservationRecorded,
     Sampling,
 )
-from headrace.services.agent.conversation import Context, Prompt
+from headrace.services.agent.conversation import Conversation, Prompt
 
 Request = GenerationRequested | ActionRequested
 Answer = GenerationCompleted | ObservationRecorded
@@ -33,7 +33,7 @@ def generation_requested(
     started: EpisodeStarted,
     attempt: int,
     call: str,
-    context: Context,
+    context: Conversation,
     prompt: Prompt,
     *,
     max_tokens: int,

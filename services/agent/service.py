@@ -24,9 +24,9 @@ from headrace.services.models.weights import model_folder
 from headrace.services.tasks.admission import refusal
 from headrace.services.tasks.cancellations import Cancellations
 from headrace.services.worker.service_context import ServiceContext
-from headrace.services.worker.worker import CompanionStart, Worker
+from headrace.services.worker.worker import SideStart, Worker
 
-COMPANIONS: tuple[Topic[Any], ...] = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS)
+SIDE_TOPICS: tuple[Topic[Any], ...] = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS)
 
 
 async def run(
@@ -52,9 +52,9 @@ async def run(
     isolation = Isolation(make_child or partial(ChildProcess.start, context.recipe))
     topics = context.log.topics
 
-    answers = [topics.name(topic) for topic in COMPANIONS]
+    answers = [topics.name(topic) for topic in SIDE_TOPICS]
 
-    def companions(place: Partition) -> Mapping[Partition, CompanionStart]:
+    def side_partitions(place: Partition) -> Mapping[Partition, SideStart]:
         return {Partition(name, place.number): "committed" for name in answers}
 
     worker = Worker(
@@ -69,7 +69,7 @@ async def run(
             isolation,
             cancellations,
         ),
-        companions=companions,
+        side_partitions=side_partitions,
         count_deaths=True,
         stopping=context.stopping,
     )

@@ -23,7 +23,7 @@ from headrace.schemas.events import (
     TaskEnded,
     TaskSubmitted,
 )
-from headrace.services.agent.crash_isolation.isolation import DEATHS, Isolation, Suspect
+from headrace.services.agent.crash_isolation.isolation import DEATHS, IsolatedEpisode, Isolation
 from headrace.services.agent.early_answers import EarlyAnswers, Key
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup, refused, task_ended
@@ -78,7 +78,7 @@ class AgentShard:
         self._tasks: dict[int, _Task] = {}
         self._numbers: dict[TaskId, int] = {}
         """Of the tasks that run; a duplicate's is not among them."""
-        self._runs: dict[Key, EpisodeRun | Suspect] = {}
+        self._runs: dict[Key, EpisodeRun | IsolatedEpisode] = {}
         self._early_answers = EarlyAnswers()
         self._early_outcomes: dict[int, dict[int, EpisodeEnded]] = {}
         self._ended: set[int] = set()
@@ -104,15 +104,15 @@ class AgentShard:
             for sample in list(task.starts):
                 self._launch(task, sample, apart=apart)
             self._maybe_close(task)
-        suspects = [run for run in self._runs.values() if isinstance(run, Suspect)]
-        if suspects:
+        isolated_episodes = [run for run in self._runs.values() if isinstance(run, IsolatedEpisode)]
+        if isolated_episodes:
             logger.warning(
                 "%d owners of partition %d died: its %d open episodes run apart",
                 self._context.deaths,
                 self._context.partition.number,
-                len(suspects),
+                len(isolated_episodes),
             )
-            self._context.spawn(self._isolation.run(self._context, suspects), "suspects")
+            self._context.spawn(self._isolation.run(self._context, isolated_episodes), "suspects")
         self._close_over()
         self._early_outcomes.clear()
         self._ended.clear()
@@ -212,7 +212,7 @@ class AgentShard:
         answers = self._early_answers.take((started.task, sample))
         setup = self._agents[started.submitted.agent]
         # A black box is apart already: it plays in a process of its own.
-        kind = Suspect if apart and setup.replayable else EpisodeRun
+        kind = IsolatedEpisode if apart and setup.replayable else EpisodeRun
         run = kind(self._context, started, delivery.recorded_at, setup, answers)
         self._runs[started.task, sample] = run
         LIVE.inc()

@@ -63,7 +63,7 @@ class Judge(Protocol):
 
 
 @runtime_checkable
-class Lasting(Protocol):
+class Resumable(Protocol):
     """An environment that outlives its worker: another finds it where it stands."""
 
     async def resume(self, task: TaskView, done: int) -> None:
@@ -72,7 +72,7 @@ class Lasting(Protocol):
         InfrastructureError `sandbox_lost` where it is gone, or began more than that.
         """
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Ends this worker's part of it, and leaves it to be found."""
 
 

@@ -25,7 +25,7 @@ from headrace.services.env.answers import (
     failure_of,
     infrastructure,
 )
-from headrace.services.env.environment import Claim, Environment, Lasting
+from headrace.services.env.environment import Claim, Environment, Resumable
 from headrace.services.env.setup import Setup
 
 logger = logging.getLogger(__name__)
@@ -101,8 +101,8 @@ class Handle:
                 self._over = True
                 logger.info("environment of task %d: deadline", self._reset.task)
             finally:
-                if isinstance(environment, Lasting) and not self._over:
-                    await environment.let_go()
+                if isinstance(environment, Resumable) and not self._over:
+                    await environment.release()
                 elif environment is not None:
                     await self._setup.give_back(self._reset.environment, environment, fit)
 
@@ -116,7 +116,7 @@ class Handle:
 
     async def _rebuild(self, environment: Environment) -> None:
         """Has it do again what was recorded; notes where it differs. Finds a lasting one again."""
-        if self._history and isinstance(environment, Lasting):
+        if self._history and isinstance(environment, Resumable):
             await self._find(environment)
             return
         if self._history and not environment.replayable:
@@ -131,7 +131,7 @@ class Handle:
             self._done, self._last = action.index, recorded
             self.on_recorded(recorded)
 
-    async def _find(self, environment: Lasting) -> None:
+    async def _find(self, environment: Resumable) -> None:
         """Has it be as it was after the last recorded action."""
         last, recorded = self._history[-1]
         try:

@@ -103,7 +103,7 @@ class HttpEnvironment:
         self._index += 1
         return await self._call("step", {"action": action})
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Ends the connection; the server keeps the episode."""
         session, self._session = self._session, None
         if session is not None:
@@ -115,7 +115,7 @@ class HttpEnvironment:
             if self._open is not None:
                 await self._end()
         finally:
-            await self.let_go()
+            await self.release()
 
     async def _end(self) -> None:
         """Has the server forget the episode; where it can't be told, it does so by `idle_s`."""

@@ -18,7 +18,7 @@ from headrace.services.env.setup import EnvironmentSetup, Setup
 from headrace.services.env.shard import EnvShard
 from headrace.services.kafka.broker import Partition
 from headrace.services.worker.service_context import ServiceContext
-from headrace.services.worker.worker import CompanionStart, Worker
+from headrace.services.worker.worker import SideStart, Worker
 
 BUILTIN = {
     "null": "headrace.services.env.null:NullEnvironment",
@@ -47,7 +47,7 @@ async def run(context: ServiceContext) -> None:
     external = {key for key, one in context.recipe.environments.items() if one.external}
     topics = context.log.topics
 
-    def companions(place: Partition) -> Mapping[Partition, CompanionStart]:
+    def side_partitions(place: Partition) -> Mapping[Partition, SideStart]:
         return {Partition(topics.name(OBSERVATIONS), place.number): "committed"}
 
     worker = Worker(
@@ -55,7 +55,7 @@ async def run(context: ServiceContext) -> None:
         topics=[topics.name(ACTIONS)],
         consumer_group=context.consumer_group("env"),
         make_shard=lambda shard: EnvShard(shard, setups, context.worker_id, external),
-        companions=companions,
+        side_partitions=side_partitions,
         stopping=context.stopping,
     )
     opening = [setup for setup in setups.values() if isinstance(setup, Opening)]

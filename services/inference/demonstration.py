@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.services.inference.engine import Generation, Prompt
+from headrace.services.inference.engine import EngineOutput, EnginePrompt
 
 
-def demonstrate(prompt: Prompt, said: Sequence[int], context: int) -> Generation:
+def demonstrate(prompt: EnginePrompt, said: Sequence[int], context: int) -> EngineOutput:
     """The answer to a prompt that says `said`, ended as the prompt's sampling would end it.
 
     It has neither logprobs nor versions: nobody's weights drew it. `context` is the most tokens of
@@ -26,11 +26,11 @@ def demonstrate(prompt: Prompt, said: Sequence[int], context: int) -> Generation
         tokens.append(stop)
     _require_drawable(prompt, tokens)
     if len(prompt.tokens) + len(tokens) > context:
-        return Generation([], [], [], "overflow")
-    return Generation(tokens, [], [], "stop" if tokens[-1] in prompt.stop_ids else "length")
+        return EngineOutput([], [], [], "overflow")
+    return EngineOutput(tokens, [], [], "stop" if tokens[-1] in prompt.stop_ids else "length")
 
 
-def _require_drawable(prompt: Prompt, tokens: Sequence[int]) -> None:
+def _require_drawable(prompt: EnginePrompt, tokens: Sequence[int]) -> None:
     if len(tokens) > prompt.max_tokens:
         raise ValueError(
             f"the demonstration is of {len(tokens)} tokens, its sampling allows {prompt.max_tokens}"
@@ -42,5 +42,5 @@ def _require_drawable(prompt: Prompt, tokens: Sequence[int]) -> None:
             raise ValueError(f"the demonstration goes on after the stop token {token}")
 
 
-def _may_draw(prompt: Prompt, token: int) -> bool:
+def _may_draw(prompt: EnginePrompt, token: int) -> bool:
     return not prompt.allowed or token in prompt.allowed

@@ -33,7 +33,7 @@ class EngineSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class AdapterWeights:
     """What weights are that are no whole model: pairs of matrices beside a frozen one's (LoRA)."""
 
     base: Path
@@ -54,12 +54,12 @@ class Weights:
     version: int
     path: Path
     """A safetensors file."""
-    adapter: Adapter | None = None
+    adapter: AdapterWeights | None = None
     """None: the weights are a whole model. All versions of a policy are of one adapter, or none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EnginePrompt:
     """What to continue."""
 
     policy: str
@@ -85,7 +85,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class EngineOutput:
     """What an engine drew."""
 
     tokens: list[int]
@@ -117,7 +117,7 @@ class Engine(Protocol):
 
     def capacity(self) -> Capacity: ...
 
-    async def generate(self, prompt: Prompt) -> Generation:
+    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
         """Continues a prompt; beyond the free slots it waits for one. Cancelling it frees its slot.
 
         ValueError where no engine could ever continue it (`check_prompt`), or this one can't follow
@@ -137,7 +137,7 @@ class Engine(Protocol):
         """Ends within `drain_s` seconds; what is unfinished comes back `interrupted`."""
 
 
-def check_prompt(prompt: Prompt, vocabulary: int) -> None:
+def check_prompt(prompt: EnginePrompt, vocabulary: int) -> None:
     """ValueError where no engine could ever continue this prompt: it says why."""
     if not prompt.tokens:
         raise ValueError("a prompt needs at least one token")

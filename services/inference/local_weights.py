@@ -13,7 +13,7 @@ from pathlib import Path
 from headrace.errors import BlobError, DependencyError
 from headrace.schemas import events
 from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
-from headrace.services.inference.engine import Adapter, Weights
+from headrace.services.inference.engine import AdapterWeights, Weights
 from headrace.services.models.blobs import BlobStore
 from headrace.services.models.deltas import apply
 from headrace.services.models.weights import weights_digest
@@ -41,7 +41,7 @@ class LocalWeights:
             return Weights(published.policy, published.version, path)
         said = published.adapter
         base = self._base_of(said, published)
-        adapter = Adapter(base, said.base_digest, said.rank, said.alpha, said.targets)
+        adapter = AdapterWeights(base, said.base_digest, said.rank, said.alpha, said.targets)
         return Weights(published.policy, published.version, path, adapter)
 
     def fetch(self, published: PolicyPublished) -> Path:

@@ -13,7 +13,7 @@ from headrace.schemas import packed
 from headrace.schemas.events import Failure, GenerationCompleted, GenerationRequested
 from headrace.services.base import clock
 from headrace.services.inference.demonstration import demonstrate
-from headrace.services.inference.engine import Engine, Generation, Prompt
+from headrace.services.inference.engine import Engine, EngineOutput, EnginePrompt
 from headrace.services.inference.inference_metrics import PolicyMetrics
 from headrace.services.models.tokens import single_ids
 
@@ -103,7 +103,7 @@ class ServedPolicy:
     ) -> GenerationCompleted | None:
         """Answers a request; a failure is an answer too. None where the engine was closed."""
         began = asyncio.get_running_loop().time()
-        prompt: Prompt | None = None
+        prompt: EnginePrompt | None = None
         added: list[int] = []
         try:
             if request.pinned is not None and request.pinned != self.version:
@@ -126,14 +126,14 @@ class ServedPolicy:
         run_s = asyncio.get_running_loop().time() - began
         return self._answer(request, prompt, added, generation, (queue_s, run_s))
 
-    def _prompt(self, request: GenerationRequested) -> tuple[Prompt, list[int]]:
+    def _prompt(self, request: GenerationRequested) -> tuple[EnginePrompt, list[int]]:
         """The prompt and the ids of its new text. ValueError where it can't be one."""
         if request.kind != "generate":
             raise ValueError(f"this worker doesn't answer requests of kind {request.kind!r}")
         sampling = request.sampling
         context = packed.unpack_i32(request.tokens)
         added = self._added(request, context)
-        prompt = Prompt(
+        prompt = EnginePrompt(
             policy=self.name,
             tokens=context + added,
             max_tokens=sampling.max_tokens,
@@ -169,7 +169,7 @@ class ServedPolicy:
             self._stops[texts] = ids
         return self._stops[texts]
 
-    async def _generate(self, prompt: Prompt, expires_at: int, slot: Slot) -> Generation:
+    async def _generate(self, prompt: EnginePrompt, expires_at: int, slot: Slot) -> EngineOutput:
         left_s = expires_at / 1000 - clock.now()
         if left_s <= 0:
             raise InfrastructureError("expired", f"{-left_s:.1f} s ago", retryable=False)
@@ -183,9 +183,9 @@ class ServedPolicy:
     def _answer(
         self,
         request: GenerationRequested,
-        prompt: Prompt,
+        prompt: EnginePrompt,
         added: list[int],
-        generation: Generation,
+        generation: EngineOutput,
         times: tuple[float, float],
     ) -> GenerationCompleted:
         assert generation.finish != "interrupted"

@@ -134,11 +134,11 @@ class Admin:
         )
 
     async def ends(
-        self, partitions: Sequence[Partition], *, undecided: bool = False
+        self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
     ) -> dict[Partition, tuple[int, int]]:
         """Each partition's first offset and the one after its last committed record, or of all."""
         names = ", ".join(sorted({place.topic for place in partitions}))
-        ask = partial(self._open_ends if undecided else self._ends, partitions)
+        ask = partial(self._open_ends if include_uncommitted else self._ends, partitions)
         return await self._patiently(f"can't find the ends of {names}", ask, UNKNOWN, UNKNOWN_S)
 
     async def offsets_at(
@@ -166,7 +166,7 @@ class Admin:
         bounds = await self.ends(list(positions))
         beyond = [place for place, offset in positions.items() if offset > bounds[place][1]]
         if beyond:  # Of what a transaction keeps open, the end for readers is short.
-            bounds |= await self.ends(beyond, undecided=True)
+            bounds |= await self.ends(beyond, include_uncommitted=True)
         for place, offset in positions.items():
             first, end = bounds[place]
             if not first <= offset <= end:

@@ -171,7 +171,7 @@ class Broker(Protocol):
     async def fenced(self, writer: str) -> FencedWriter:
         """Takes over as the sole writer of that name; the predecessor is cut off on return.
 
-        Then all that it wrote is decided: what is read to the `undecided` ends now is complete.
+        Then all that it wrote is decided: what is read to the `include_uncommitted` ends now is complete.
         """
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
@@ -193,12 +193,12 @@ class Broker(Protocol):
         """The configuration of these topics, in Kafka's names. DependencyError where one is not."""
 
     async def ends(
-        self, partitions: Sequence[Partition], *, undecided: bool = False
+        self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
     ) -> dict[Partition, tuple[int, int]]:
         """Each partition's first offset, and the one where all that is committed ends.
 
         The latter is where `End` comes. A gap may lie before it, and an open transaction at it,
-        with records behind that are committed and not seen yet: `undecided` asks for the end of
+        with records behind that are committed and not seen yet: `include_uncommitted` asks for the end of
         those too, where `End` comes once the transaction is decided.
         """
 

@@ -131,10 +131,10 @@ class KafkaBroker:
         return await self._admin.topic_settings(topics)
 
     async def ends(
-        self, partitions: Sequence[Partition], *, undecided: bool = False
+        self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
     ) -> dict[Partition, tuple[int, int]]:
         """Each partition's first offset and the one after its last committed record, or of all."""
-        return await self._admin.ends(partitions, undecided=undecided)
+        return await self._admin.ends(partitions, include_uncommitted=include_uncommitted)
 
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float

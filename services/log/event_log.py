@@ -170,7 +170,7 @@ class EventLog:
         if self._read_only:
             return
         DEAD.labels(record.partition.topic).inc()
-        where = {
+        cluster = {
             "topic": record.partition.topic,
             "partition": str(record.partition.number),
             "offset": str(record.offset),
@@ -178,7 +178,7 @@ class EventLog:
             "stage": "VALUE_CONVERTER",
             "exception.message": reason,
         }
-        headers = [(f"{WHY}{name}", text.encode()) for name, text in where.items()]
+        headers = [(f"{WHY}{name}", text.encode()) for name, text in cluster.items()]
         name = self.topics.name(DEAD_LETTERS)
         await self.broker.send(
             Outgoing(name, record.key or b"", record.value or b"", [*record.headers, *headers])

@@ -23,17 +23,17 @@ class CaughtUp:
 class EventReader:
     """Whole topics as decoded events, merged; in offset order within a partition.
 
-    Yields one CaughtUp, once all that there was at the first step has been read. With `undecided`
+    Yields one CaughtUp, once all that there was at the first step has been read. With `include_uncommitted`
     it waits, for that, until no transaction open at that step hides any of it: so must a sole
     writer read what it wrote.
     """
 
     def __init__(
-        self, log: EventLog, starts: Mapping[Partition, Start], *, undecided: bool = False
+        self, log: EventLog, starts: Mapping[Partition, Start], *, include_uncommitted: bool = False
     ) -> None:
         self._log = log
         self._starts = dict(starts)
-        self._undecided = undecided
+        self._undecided = include_uncommitted
         self._reader = log.broker.reader()
 
     async def __aiter__(self) -> AsyncIterator[Delivery[Event] | CaughtUp]:
@@ -57,7 +57,7 @@ class EventReader:
             tries -= 1
             try:
                 positions, ends = await resolve_starts(
-                    self._log, self._starts, undecided=self._undecided
+                    self._log, self._starts, include_uncommitted=self._undecided
                 )
                 await self._reader.assign(positions)
             except RecordsLost:
@@ -72,10 +72,10 @@ class EventReader:
 
 
 async def read_all(
-    log: EventLog, starts: Mapping[Partition, Start], *, undecided: bool = False
+    log: EventLog, starts: Mapping[Partition, Start], *, include_uncommitted: bool = False
 ) -> AsyncGenerator[Delivery[Event], None]:
-    """All that these partitions hold now, merged; `undecided` as EventReader has it."""
-    reader = EventReader(log, starts, undecided=undecided)
+    """All that these partitions hold now, merged; `include_uncommitted` as EventReader has it."""
+    reader = EventReader(log, starts, include_uncommitted=include_uncommitted)
     try:
         async for item in reader:
             if isinstance(item, CaughtUp):

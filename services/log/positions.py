@@ -26,10 +26,10 @@ TAIL = 64
 
 
 async def resolve_starts(
-    log: EventLog, starts: Mapping[Partition, Start], *, undecided: bool = False
+    log: EventLog, starts: Mapping[Partition, Start], *, include_uncommitted: bool = False
 ) -> tuple[dict[Partition, int], dict[Partition, int]]:
     """The offset that each start means now, and each partition's end (see `Broker.ends`)."""
-    bounds = await log.broker.ends(list(starts), undecided=undecided)
+    bounds = await log.broker.ends(list(starts), include_uncommitted=include_uncommitted)
     tails = {place: bounds[place] for place, start in starts.items() if start == "tail"}
     positions = {place: first for place, (first, _) in bounds.items()}
     for place, start in starts.items():

@@ -1,4 +1,4 @@
-"""Reads stretches of topics to their ends, and leaves no trace: no consumer group, no dead letters.
+"""Reads offset ranges of topics to their ends, and leaves no trace: no consumer group, no dead letters.
 
 What is read is handed on record by record, so that memory stays small whatever a topic holds.
 """
@@ -20,7 +20,7 @@ PATIENCE_S = 2.0
 FETCHED_AT_ONCE = 64
 """References whose records are in memory at once."""
 
-Stretch = tuple[int, int]
+OffsetRange = tuple[int, int]
 """First offset, and the one after the last. What retention removed of it is passed over."""
 
 
@@ -42,15 +42,15 @@ class Patience:
 
 
 async def scan(
-    broker: Broker, stretches: Mapping[Partition, Stretch], patience: Patience
+    broker: Broker, ranges: Mapping[Partition, OffsetRange], patience: Patience
 ) -> AsyncGenerator[Record]:
-    """The committed records of these stretches: in offset order within a partition.
+    """The committed records of these offset ranges: in offset order within a partition.
 
     Ends when all are read. Close it (`aclosing`) to end sooner.
     """
-    bounds = await broker.ends(list(stretches))
+    bounds = await broker.ends(list(ranges))
     starts, behind = {}, {}
-    for place, (start, end) in stretches.items():
+    for place, (start, end) in ranges.items():
         first, last = bounds[place]
         if max(start, first) < min(end, last):
             starts[place], behind[place] = max(start, first), min(end, last)

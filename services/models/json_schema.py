@@ -57,7 +57,7 @@ class Schemas:
 
     def begin(
         self, schema: str, stop_ids: Sequence[int], around: tuple[str, str] = ("", "")
-    ) -> Walk:
+    ) -> GrammarState:
         """The beginning of a text by `schema`, which one of `stop_ids` ends.
 
         `around` is spelled before the JSON and after it, as it is.
@@ -77,10 +77,10 @@ class Schemas:
         except RuntimeError as error:  # so the library calls whatever it can't compile
             raise ValueError(f"json_schema: {str(error).rpartition(': ')[2].strip()}") from error
         matcher = self._library.GrammarMatcher(compiled, override_stop_tokens=list(stop_ids))
-        walk = Walk(self._library, matcher, self.vocabulary)
-        if not walk.allowed().any():
+        grammar = GrammarState(self._library, matcher, self.vocabulary)
+        if not grammar.allowed().any():
             raise ValueError("json_schema: no text follows it")
-        return walk
+        return grammar
 
     def _compile(self, schema: str, around: tuple[str, str]) -> Any:
         if not any(around):
@@ -96,7 +96,7 @@ class Schemas:
         )
 
 
-class Walk:
+class GrammarState:
     """One text in the making."""
 
     def __init__(self, library: Any, matcher: Any, vocabulary: int) -> None:
@@ -118,13 +118,13 @@ class Walk:
             raise ValueError(f"token {token} does not follow the JSON schema")
 
 
-def masked(logits: Tensor, walks: Sequence[Walk | None]) -> Tensor:
+def masked(logits: Tensor, grammars: Sequence[GrammarState | None]) -> Tensor:
     """Logits [n, V or more] with what each row's walk forbids at -inf; None forbids nothing."""
-    if not any(walks):
+    if not any(grammars):
         return logits
-    for row, walk in enumerate(walks):
-        if walk is not None:
-            allowed = walk.allowed().to(logits.device)
+    for row, grammar in enumerate(grammars):
+        if grammar is not None:
+            allowed = grammar.allowed().to(logits.device)
             logits[row, : len(allowed)].masked_fill_(~allowed, -torch.inf)
             logits[row, len(allowed) :] = -torch.inf
     return logits

@@ -57,18 +57,18 @@ class TensorEntry:
     end: int
 
 
-def read_header(file: BinaryIO, where: str) -> list[TensorEntry]:
+def read_header(file: BinaryIO, cluster: str) -> list[TensorEntry]:
     """The tensors of a safetensors file, by name. BlobError where it is not sound.
 
-    `where` is what the message calls the file.
+    `cluster` is what the message calls the file.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-        raise _unsound(where, f"its header says {length} bytes, the file has {size}")
-    entries = _parse(where, file.read(length), first=8 + length)
-    _check_cover(where, entries, first=8 + length, size=size)
+        raise _unsound(cluster, f"its header says {length} bytes, the file has {size}")
+    entries = _parse(cluster, file.read(length), first=8 + length)
+    _check_cover(cluster, entries, first=8 + length, size=size)
     return sorted(entries, key=lambda entry: entry.name)
 
 
@@ -86,9 +86,9 @@ def weights_digest(source: Path | bytes) -> bytes:
         raise BlobError(f"can't read weights {source}: {error}") from error
 
 
-def _tensors_digest(file: BinaryIO, where: str) -> bytes:
+def _tensors_digest(file: BinaryIO, cluster: str) -> bytes:
     sha256 = hashlib.sha256()
-    for entry in read_header(file, where):
+    for entry in read_header(file, cluster):
         head = json.dumps([entry.name, entry.dtype, entry.shape]).encode()
         sha256.update(len(head).to_bytes(8, "little") + head)
         file.seek(entry.start)
@@ -96,7 +96,7 @@ def _tensors_digest(file: BinaryIO, where: str) -> bytes:
         while left:
             chunk = file.read(min(left, CHUNK_BYTES))
             if not chunk:
-                raise _unsound(where, f"it ends within tensor {entry.name!r}")
+                raise _unsound(cluster, f"it ends within tensor {entry.name!r}")
             sha256.update(chunk)
             left -= len(chunk)
     return sha256.digest()
@@ -124,15 +124,15 @@ def model_folder(model: str, *, weights: bool = False) -> Path:
     return folder
 
 
-def _parse(where: str, header: bytes, first: int) -> list[TensorEntry]:
+def _parse(cluster: str, header: bytes, first: int) -> list[TensorEntry]:
     try:
         tree = json.loads(header, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise _unsound(where, f"its header is no JSON: {error}") from error
+        raise _unsound(cluster, f"its header is no JSON: {error}") from error
     if not isinstance(tree, dict):
-        raise _unsound(where, "its header is no JSON object")
+        raise _unsound(cluster, "its header is no JSON object")
     tree.pop("__metadata__", None)
-    return [_entry(where, name, fields, first) for name, fields in tree.items()]
+    return [_entry(cluster, name, fields, first) for name, fields in tree.items()]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,18 +142,18 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return tree
 
 
-def _entry(where: str, name: str, fields: Any, first: int) -> TensorEntry:
+def _entry(cluster: str, name: str, fields: Any, first: int) -> TensorEntry:
     if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-        raise _unsound(where, f"tensor {name!r} needs dtype, shape and data_offsets, and no more")
+        raise _unsound(cluster, f"tensor {name!r} needs dtype, shape and data_offsets, and no more")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise _unsound(where, f"tensor {name!r} has an unknown dtype")
+        raise _unsound(cluster, f"tensor {name!r} has an unknown dtype")
     if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
-        raise _unsound(where, f"tensor {name!r} has no usable shape")
+        raise _unsound(cluster, f"tensor {name!r} has no usable shape")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _unsound(where, f"tensor {name!r} has no usable data_offsets")
+        raise _unsound(cluster, f"tensor {name!r} has no usable data_offsets")
     if offsets[1] - offsets[0] != prod(shape) * DTYPE_BYTES[dtype]:
-        raise _unsound(where, f"tensor {name!r} has other bytes than its shape and dtype take")
+        raise _unsound(cluster, f"tensor {name!r} has other bytes than its shape and dtype take")
     return TensorEntry(name, dtype, tuple(shape), first + offsets[0], first + offsets[1])
 
 
@@ -163,16 +163,16 @@ def _naturals(value: Any) -> bool:
     )
 
 
-def _check_cover(where: str, entries: list[TensorEntry], first: int, size: int) -> None:
+def _check_cover(cluster: str, entries: list[TensorEntry], first: int, size: int) -> None:
     """The tensors' bytes follow one another without gap or overlap, to the file's end."""
     expected = first
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.end)):
         if entry.start != expected:
-            raise _unsound(where, f"tensor {entry.name!r} overlaps another, or leaves a gap")
+            raise _unsound(cluster, f"tensor {entry.name!r} overlaps another, or leaves a gap")
         expected = entry.end
     if expected != size:
-        raise _unsound(where, f"its tensors end at byte {expected}, the file at {size}")
+        raise _unsound(cluster, f"its tensors end at byte {expected}, the file at {size}")
 
 
-def _unsound(where: str, reason: str) -> BlobError:
-    return BlobError(f"weights {where} are no sound safetensors file: {reason}")
+def _unsound(cluster: str, reason: str) -> BlobError:
+    return BlobError(f"weights {cluster} are no sound safetensors file: {reason}")

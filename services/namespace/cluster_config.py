@@ -34,7 +34,7 @@ RESERVED = frozenset(
 
 
 @dataclass(frozen=True)
-class Where:
+class ClusterConfig:
     """Where to connect, and where this machine keeps its files."""
 
     state: Path = Path(".headrace")
@@ -74,7 +74,7 @@ class Where:
         """The namespace's folder on this machine: logs, caches, checkpoints."""
         return self.state / namespace
 
-    def connected(self, bootstrap_servers: str, registry_url: str) -> Where:
+    def connected(self, bootstrap_servers: str, registry_url: str) -> ClusterConfig:
         """The same, with broker and registry known."""
         return replace(self, bootstrap_servers=bootstrap_servers, registry_url=registry_url)
 
@@ -83,7 +83,7 @@ class Where:
         return json.dumps({**asdict(self), "state": str(self.state)})
 
     @classmethod
-    def from_json(cls, text: str) -> Where:
+    def from_json(cls, text: str) -> ClusterConfig:
         """The inverse of `to_json`."""
         tree = json.loads(text)
         return cls(**{**tree, "state": Path(tree["state"])})

@@ -14,27 +14,27 @@ from headrace.services.kafka.broker import Broker
 from headrace.services.kafka.client import KafkaBroker
 from headrace.services.kafka.registry import Registry
 from headrace.services.log.event_log import EventLog
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 
 
-def locate(where: Where) -> Where:
+def locate(cluster: ClusterConfig) -> ClusterConfig:
     """The same, with the local stack's addresses where none are given.
 
     DependencyError where neither is there.
     """
-    if where.bootstrap_servers is not None:
-        if where.registry_url is None:
+    if cluster.bootstrap_servers is not None:
+        if cluster.registry_url is None:
             raise DependencyError("--bootstrap-servers needs --registry-url beside it")
-        return where
+        return cluster
     from headrace.infra import local
 
-    stack = local.find(where.state)
+    stack = local.find(cluster.state)
     if stack is None:
         raise DependencyError(
-            f"no local stack runs in {where.state}: start one with `headrace up`, or name a "
+            f"no local stack runs in {cluster.state}: start one with `headrace up`, or name a "
             "cluster with --bootstrap-servers and --registry-url"
         )
-    return where.connected(stack.bootstrap_servers, stack.registry_url)
+    return cluster.connected(stack.bootstrap_servers, stack.registry_url)
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,18 @@ class Connection:
 
 
 @asynccontextmanager
-async def connect(where: Where, source: str) -> AsyncIterator[Connection]:
+async def connect(cluster: ClusterConfig, source: str) -> AsyncIterator[Connection]:
     """Connects to the place that `locate` found, and closes it all at the end.
 
     DependencyError within 5 s where no broker answers.
     """
-    assert where.bootstrap_servers is not None
-    assert where.registry_url is not None
-    registry = Registry(where.registry_url)
+    assert cluster.bootstrap_servers is not None
+    assert cluster.registry_url is not None
+    registry = Registry(cluster.registry_url)
     broker = KafkaBroker(
-        where.bootstrap_servers, client_id=f"headrace-{source}", properties=where.kafka_properties
+        cluster.bootstrap_servers,
+        client_id=f"headrace-{source}",
+        properties=cluster.kafka_properties,
     )
     try:
         await broker.check()

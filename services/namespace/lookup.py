@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from headrace.errors import UsageError
 from headrace.schemas.topics import BATCHES, EPISODES, RUNS, Topics
 from headrace.services.log.event_log import EventLog
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.run_life import RunLife, read_life
 
@@ -38,12 +38,12 @@ def topics_in(existing: Mapping[str, int], namespace: str) -> Topics:
 
 @asynccontextmanager
 async def open_namespace(
-    where: Where, source: str, *, writing: bool = False
+    cluster: ClusterConfig, source: str, *, writing: bool = False
 ) -> AsyncIterator[tuple[EventLog, RunLife]]:
     """The log and life of the namespace asked for, or else of the run that started last."""
-    where = locate(where)
-    async with connect(where, source) as connection:
-        topics, life = await find_namespace(connection, where.namespace)
+    cluster = locate(cluster)
+    async with connect(cluster, source) as connection:
+        topics, life = await find_namespace(connection, cluster.namespace)
         log = await connection.writing_log(topics) if writing else connection.log(topics)
         yield log, life
 

@@ -94,11 +94,11 @@ def require_kept(topics: Topics, recipe: Recipe, settings: Settings) -> None:
             f"the topics of {topics.namespace} would lose what is still needed:\n"
             + "\n".join(f"  {one}" for one in found)
             + "\nMend them so:\n"
-            + "\n".join(f"  {command}" for command in mending(found))
+            + "\n".join(f"  {command}" for command in repairing(found))
         )
 
 
-def mending(found: Sequence[Shortcoming]) -> list[str]:
+def repairing(found: Sequence[Shortcoming]) -> list[str]:
     """One command a topic."""
     by_topic: dict[str, list[str]] = {}
     for one in found:

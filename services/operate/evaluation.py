@@ -68,7 +68,7 @@ def wilson(value: float, trials: int) -> Estimate:
 
 
 @dataclass
-class Evaluation:
+class EvaluationResult:
     """One version of one policy, measured. Add each task once."""
 
     passing: float = 1.0
@@ -156,7 +156,7 @@ class Evaluations:
 
     def __init__(self, passing: float = 1.0) -> None:
         self._passing = passing
-        self._measured: dict[str, dict[int, Evaluation]] = {}
+        self._measured: dict[str, dict[int, EvaluationResult]] = {}
 
     def on_task_ended(self, ended: TaskEnded) -> None:
         """Takes a task in, once; what does not evaluate, or was cancelled, says nothing."""
@@ -171,9 +171,9 @@ class Evaluations:
         }
         for policy, version in versions.items():
             known = self._measured.setdefault(policy, {})
-            known.setdefault(version, Evaluation(self._passing)).add(ended)
+            known.setdefault(version, EvaluationResult(self._passing)).add(ended)
 
-    def of(self, policy: str) -> dict[int, Evaluation]:
+    def of(self, policy: str) -> dict[int, EvaluationResult]:
         """One policy's, by version, in order."""
         known = self._measured.get(policy, {})
         return {version: known[version] for version in sorted(known)}

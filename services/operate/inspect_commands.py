@@ -10,19 +10,19 @@ from typing import Any
 import click
 
 from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
     explain,
     json_option,
     print_json,
     print_table,
     set_option,
-    where_of,
-    where_options,
 )
 
 
 @click.command()
 @json_option
-@where_options
+@cluster_options
 def status(as_json: bool, **options: Any) -> None:
     """Where a run stands: state, versions, rewards, tasks, lag, dead letters.
 
@@ -35,13 +35,13 @@ def status(as_json: bool, **options: Any) -> None:
     """
     import asyncio
 
-    from headrace.services.operate.run.run_status import read_standing
+    from headrace.services.operate.run.run_status import read_run_status
 
-    standing = asyncio.run(read_standing(where_of(options)))
+    status = asyncio.run(read_run_status(cluster_of(options)))
     if as_json:
-        print_json(standing.to_tree())
+        print_json(status.to_tree())
     else:
-        click.echo("\n".join(standing.lines()))
+        click.echo("\n".join(status.lines()))
 
 
 @click.command()
@@ -49,7 +49,7 @@ def status(as_json: bool, **options: Any) -> None:
 @click.option("--from-start", is_flag=True, help="From the first record that is kept.")
 @click.option("-n", "limit", type=click.IntRange(min=1), help="End after so many records.")
 @json_option
-@where_options
+@cluster_options
 def tail(topic: str, from_start: bool, limit: int | None, as_json: bool, **options: Any) -> None:
     """Follow a TOPIC's events: the last 10 of each partition, then what comes. Ctrl-C ends it.
 
@@ -68,9 +68,9 @@ def tail(topic: str, from_start: bool, limit: int | None, as_json: bool, **optio
 
     pretty = sys.stdout.isatty() and not as_json
     print_one = _pretty if pretty else lambda tree: print_json(tree, indent=None)
-    where = where_of(options)
+    cluster = cluster_of(options)
     with suppress(KeyboardInterrupt):
-        asyncio.run(tail_topic(where, topic, print_one, from_start=from_start, limit=limit))
+        asyncio.run(tail_topic(cluster, topic, print_one, from_start=from_start, limit=limit))
         return
     sys.exit(130)
 
@@ -85,7 +85,7 @@ def _pretty(tree: dict[str, Any]) -> None:
 
 @click.command()
 @json_option
-@where_options
+@cluster_options
 def topics(as_json: bool, **options: Any) -> None:
     """A namespace's topics: partitions, records, sole writer, retention.
 
@@ -100,7 +100,7 @@ def topics(as_json: bool, **options: Any) -> None:
 
     from headrace.services.operate.tail import list_topics
 
-    rows = asyncio.run(list_topics(where_of(options)))
+    rows = asyncio.run(list_topics(cluster_of(options)))
     if as_json:
         print_json(rows)
         return

@@ -8,13 +8,13 @@ from typing import Any, TextIO
 import click
 
 from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
     explain,
     json_option,
     print_json,
     set_option,
     state_option,
-    where_of,
-    where_options,
 )
 
 _PORT = click.IntRange(1, 65_535)
@@ -70,7 +70,7 @@ def down(state: str, wipe: bool) -> None:
 @click.argument("recipe")
 @set_option
 @json_option
-@where_options
+@cluster_options
 def apply(recipe: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Make the namespace of a RECIPE: topics, schemas, first offsets; and start its run.
 
@@ -87,23 +87,23 @@ def apply(recipe: str, settings: tuple[str, ...], as_json: bool, **options: Any)
 
     from headrace.services.namespace.cluster_config import read_recipe
 
-    where, resolved = where_of(options), read_recipe(recipe, settings)
-    namespace, state = asyncio.run(_apply(where, resolved))
+    cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
+    namespace, state = asyncio.run(_apply(cluster, resolved))
     if as_json:
         print_json({"namespace": namespace, "state": state, "digest": resolved.digest.hex()})
     else:
         click.echo(f"{namespace}: {state}")
 
 
-async def _apply(where: Any, recipe: Any) -> tuple[str, str]:
+async def _apply(cluster: Any, recipe: Any) -> tuple[str, str]:
     from headrace.schemas.topics import Topics
     from headrace.services.namespace.apply import apply as apply_recipe
     from headrace.services.namespace.connect import connect, locate
 
-    where = locate(where)
-    namespace = where.namespace or recipe.name
+    cluster = locate(cluster)
+    namespace = cluster.namespace or recipe.name
     topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
-    async with connect(where, "apply") as connection:
+    async with connect(cluster, "apply") as connection:
         log = await connection.writing_log(topics)
         return namespace, (await apply_recipe(log, recipe)).state
 
@@ -115,7 +115,7 @@ async def _apply(where: Any, recipe: Any) -> tuple[str, str]:
     help="Who submits: of two tasks of one source and task_id, the second is a duplicate.",
 )  # fmt: skip
 @json_option
-@where_options
+@cluster_options
 def submit(file: TextIO, source: str, as_json: bool, **options: Any) -> None:
     """Submit tasks from a FILE of JSON lines, or from - (stdin). Prints each task's number.
 
@@ -132,18 +132,18 @@ def submit(file: TextIO, source: str, as_json: bool, **options: Any) -> None:
     import asyncio
 
     lines = file.read().splitlines()
-    for number, task_id in asyncio.run(_submit(where_of(options), source, lines)):
+    for number, task_id in asyncio.run(_submit(cluster_of(options), source, lines)):
         if as_json:
             print_json({"task": number, "source": source, "task_id": task_id}, indent=None)
         else:
             click.echo(f"{number}\t{task_id}")
 
 
-async def _submit(where: Any, source: str, lines: list[str]) -> list[tuple[int, str]]:
+async def _submit(cluster: Any, source: str, lines: list[str]) -> list[tuple[int, str]]:
     from headrace.services.namespace.lookup import open_namespace
     from headrace.services.operate.submit import read_tasks, send_tasks
 
-    async with open_namespace(where, f"submit-{source}", writing=True) as (log, life):
+    async with open_namespace(cluster, f"submit-{source}", writing=True) as (log, life):
         return await send_tasks(log, read_tasks(life.recipe(), source, lines))
 
 
@@ -161,7 +161,7 @@ _TOLD = {
 @click.option("--all-queued", is_flag=True, help="Cancel every task that waits to be started.")
 @click.option("--reason", default="", help="Why: it goes into the outcomes.")
 @json_option
-@where_options
+@cluster_options
 def cancel(
     tasks: tuple[str, ...],
     source: str | None,
@@ -183,8 +183,8 @@ def cancel(
     """
     import asyncio
 
-    where = where_of(options)
-    for one in asyncio.run(_cancel(where, tasks, source, all_queued, reason)):
+    cluster = cluster_of(options)
+    for one in asyncio.run(_cancel(cluster, tasks, source, all_queued, reason)):
         if as_json:
             tree = {"task": one.number, "source": one.source, "task_id": one.task_id}
             print_json({**tree, "state": one.state}, indent=None)
@@ -194,13 +194,13 @@ def cancel(
 
 
 async def _cancel(
-    where: Any, tasks: tuple[str, ...], source: str | None, all_queued: bool, reason: str
+    cluster: Any, tasks: tuple[str, ...], source: str | None, all_queued: bool, reason: str
 ) -> list[Any]:
     from headrace.services.namespace.lookup import open_namespace
     from headrace.services.tasks.cancel import check_named, find_tasks, send_cancellations
 
     check_named(tasks, source, all_queued=all_queued)
-    async with open_namespace(where, "cancel", writing=True) as (log, _):
-        standings = await find_tasks(log, tasks, source, all_queued=all_queued)
-        await send_cancellations(log, standings, reason)
-        return standings
+    async with open_namespace(cluster, "cancel", writing=True) as (log, _):
+        statuses = await find_tasks(log, tasks, source, all_queued=all_queued)
+        await send_cancellations(log, statuses, reason)
+        return statuses

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from headrace.services.namespace.cluster_config import Where
+    from headrace.services.namespace.cluster_config import ClusterConfig
     from headrace.services.operate.show.pages import Part
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,18 +56,18 @@ set_option = click.option(
 )  # fmt: skip
 
 
-def where_options(command: F) -> F:
-    """Adds the options that `where_of` reads."""
+def cluster_options(command: F) -> F:
+    """Adds the options that `cluster_of` reads."""
     for option in reversed(_PLACE):
         command = option(command)
     return command
 
 
-def where_of(options: dict[str, Any]) -> Where:
+def cluster_of(options: dict[str, Any]) -> ClusterConfig:
     """Takes the *where* options out of a command's options. UsageError for impossible ones."""
-    from headrace.services.namespace.cluster_config import Where
+    from headrace.services.namespace.cluster_config import ClusterConfig
 
-    return Where(
+    return ClusterConfig(
         state=Path(options.pop("state")),
         bootstrap_servers=options.pop("bootstrap_servers") or None,
         registry_url=options.pop("registry_url") or None,

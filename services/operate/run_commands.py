@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
     json_option,
     print_json,
     set_option,
-    where_of,
-    where_options,
 )
 
 SERVICES = (
@@ -45,7 +45,7 @@ def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> li
     "--metrics-port", type=click.IntRange(0, 65_535), default=0, show_default=True,
     help="The first process serves /metrics here, each next one port higher; 0: none.",
 )  # fmt: skip
-@where_options
+@cluster_options
 def run(
     recipe: str,
     settings: tuple[str, ...],
@@ -76,14 +76,14 @@ def run(
     from headrace.services.models.weights import model_folder
     from headrace.services.namespace.cluster_config import read_recipe
     from headrace.services.operate.run.live_view import Status, make_view
-    from headrace.services.operate.run.run import Run, RunOptions
+    from headrace.services.operate.run.run import LocalRun, RunOptions
 
-    where, resolved = where_of(options), read_recipe(recipe, settings)
+    cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
     for policy in resolved.policies.values():
         model_folder(policy.model, weights=True)  # fetched before anything waits for it
-    status = Status(where.namespace or resolved.name)
+    status = Status(cluster.namespace or resolved.name)
     view = make_view(status, Console(stderr=True), quiet=quiet)
-    whole = Run(resolved, where, RunOptions(checks, metrics_port), status, view)
+    whole = LocalRun(resolved, cluster, RunOptions(checks, metrics_port), status, view)
     try:
         summary = asyncio.run(whole.execute())
     finally:
@@ -113,7 +113,7 @@ def run(
     show_default=True, show_envvar=True, help="Where the gateway's clients come in.",
 )  # fmt: skip
 @click.option("--parent-fd", type=int, hidden=True, help="The pipe of `headrace run`.")
-@where_options
+@cluster_options
 @click.pass_obj
 def serve(
     debug: bool,
@@ -147,9 +147,9 @@ def serve(
     from headrace.services.operate.serve import serve as serve_service
 
     configure_logging(service, debug=debug)
-    where, resolved = where_of(options), read_recipe(recipe, settings)
+    cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
     serve_service(
         ServeOptions(service, policy, parent_fd, metrics_port, metrics_address, listen),
         resolved,
-        where,
+        cluster,
     )

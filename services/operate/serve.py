@@ -28,7 +28,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.broker import Broker
 from headrace.services.namespace.apply import require_same
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect, locate
 from headrace.services.namespace.run_life import RunLife, follow_life
 from headrace.services.worker.service_context import ServiceContext
@@ -76,7 +76,7 @@ class ServeOptions:
     """Where the gateway's clients come in."""
 
 
-def serve(options: ServeOptions, recipe: Recipe, where: Where) -> None:
+def serve(options: ServeOptions, recipe: Recipe, cluster: ClusterConfig) -> None:
     """Runs a service to its end. HeadraceError where it failed."""
     check_policy(options, recipe)
     set_threads(recipe, options)
@@ -89,27 +89,27 @@ def serve(options: ServeOptions, recipe: Recipe, where: Where) -> None:
     if prepare is not None:
         prepare(recipe)
     if options.parent_fd is None:
-        where = locate(where)
+        cluster = locate(cluster)
     else:
         line = read_line(options.parent_fd)
         if not line:
             logger.info("the parent is gone before it said where to connect")
             return
-        where = Where.from_json(line)
-        hold_local_stack(where)
+        cluster = ClusterConfig.from_json(line)
+        hold_local_stack(cluster)
     spare_the_collector()
     try:
-        asyncio.run(_serve(module.run, options, recipe, where))
+        asyncio.run(_serve(module.run, options, recipe, cluster))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def hold_local_stack(where: Where) -> None:
+def hold_local_stack(cluster: ClusterConfig) -> None:
     """Has the run's own broker outlive this process, should `run` be killed: see `local.hold`."""
     from headrace.infra import local
 
-    where.state.mkdir(parents=True, exist_ok=True)
-    local.hold(where.state)
+    cluster.state.mkdir(parents=True, exist_ok=True)
+    local.hold(cluster.state)
 
 
 def spare_the_collector() -> None:
@@ -200,26 +200,26 @@ def _end_by_force() -> None:
 
 
 async def _serve(
-    run: Callable[..., Any], options: ServeOptions, recipe: Recipe, where: Where
+    run: Callable[..., Any], options: ServeOptions, recipe: Recipe, cluster: ClusterConfig
 ) -> None:
     stopping, ending = asyncio.Event(), asyncio.Event()
     stopper = _Stopper(stopping)
     stopper.on_signals()
     if options.parent_fd is not None:
         stopper.on_parents_death(options.parent_fd)
-    namespace = where.namespace or recipe.name
+    namespace = cluster.namespace or recipe.name
     worker_id = f"{options.service}-{socket.gethostname()}-{os.getpid()}"
 
-    async with connect(where, worker_id) as connection:
+    async with connect(cluster, worker_id) as connection:
         topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
         await require_topics(connection.broker, topics)
         log = await connection.writing_log(topics)
-        folder = where.folder(namespace)
+        folder = cluster.folder(namespace)
         folder.mkdir(parents=True, exist_ok=True)
         context = ServiceContext(
-            log, recipe, where.open_blobs(), worker_id, folder, stopping, ending
+            log, recipe, cluster.open_blobs(), worker_id, folder, stopping, ending
         )
-        await _run_beside_life(run, options, context, where, stopper)
+        await _run_beside_life(run, options, context, cluster, stopper)
 
 
 async def require_topics(broker: Broker, topics: Topics) -> None:
@@ -243,7 +243,7 @@ async def _run_beside_life(
     run: Callable[..., Any],
     options: ServeOptions,
     context: ServiceContext,
-    where: Where,
+    cluster: ClusterConfig,
     stopper: _Stopper,
 ) -> None:
     """Runs the service while following the run's life. Returns as the service ends."""
@@ -259,7 +259,7 @@ async def _run_beside_life(
             return
         logger.info("serving %s in namespace %s", options.service, context.namespace)
         service: asyncio.Task[None] = asyncio.create_task(
-            run(context, **_arguments(run, options, where))
+            run(context, **_arguments(run, options, cluster))
         )
         await asyncio.wait({service, follower}, return_when=asyncio.FIRST_COMPLETED)
         if not service.done():
@@ -295,13 +295,15 @@ def check_run(life: RunLife, recipe: Recipe, namespace: str) -> None:
     require_same(life, recipe, namespace)
 
 
-def _arguments(run: Callable[..., Any], options: ServeOptions, where: Where) -> dict[str, Any]:
+def _arguments(
+    run: Callable[..., Any], options: ServeOptions, cluster: ClusterConfig
+) -> dict[str, Any]:
     """What the service's `run` takes beside its context."""
     offered = {
         "policy": options.policy,
         "listen": options.listen,
-        "bootstrap_servers": where.bootstrap_servers,
-        "properties": where.kafka_properties,
+        "bootstrap_servers": cluster.bootstrap_servers,
+        "properties": cluster.kafka_properties,
     }
     return {name: offered[name] for name in inspect.signature(run).parameters if name in offered}
 

@@ -10,7 +10,7 @@ from headrace.errors import DecodeError, UsageError
 from headrace.schemas.topics import PlacedTopic, Topics
 from headrace.services.kafka.broker import Partition, Record
 from headrace.services.log.event_log import WHY, EventLog
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.readable import readable
 
@@ -19,7 +19,7 @@ LAST = 10
 
 
 async def tail_topic(
-    where: Where,
+    cluster: ClusterConfig,
     name: str,
     print_one: Callable[[dict[str, Any]], None],
     *,
@@ -27,7 +27,7 @@ async def tail_topic(
     limit: int | None,
 ) -> None:
     """Hands on a topic's records as JSON values, for ever or until `limit`."""
-    async with open_namespace(where, "tail") as (log, _):
+    async with open_namespace(cluster, "tail") as (log, _):
         placed = find_topic(log.topics, name)
         places = [Partition(placed.name, number) for number in range(placed.partitions)]
         bounds = await log.broker.ends(places)
@@ -98,9 +98,9 @@ def _raw(record: Record, error: DecodeError) -> dict[str, Any]:
     return {**reason, "value": value[:256].hex(), "bytes": len(value)}
 
 
-async def list_topics(where: Where) -> list[dict[str, Any]]:
+async def list_topics(cluster: ClusterConfig) -> list[dict[str, Any]]:
     """Every topic of a namespace, in the order of the flow."""
-    async with open_namespace(where, "topics") as (log, _):
+    async with open_namespace(cluster, "topics") as (log, _):
         bounds = await log.broker.ends(
             [
                 Partition(placed.name, number)

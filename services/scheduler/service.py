@@ -35,7 +35,7 @@ from headrace.services.log.event_reader import CaughtUp, EventReader
 from headrace.services.scheduler.core import SchedulerCore
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
-from headrace.services.worker.worker import CompanionStart, Worker
+from headrace.services.worker.worker import SideStart, Worker
 
 QUEUE_HIGH, QUEUE_LOW = 10_000, 5_000
 """Tasks kept in memory: reading `tasks` pauses above the first and goes on below the second."""
@@ -49,7 +49,7 @@ ROOM = Gauge("headrace_room_groups", "Groups that may start now.", ["policy"])
 async def run(context: ServiceContext) -> None:
     """Admits tasks until `context.stopping` is set. Fenced where another takes over."""
     topics = context.log.topics
-    starts: dict[Partition, CompanionStart] = {
+    starts: dict[Partition, SideStart] = {
         Partition(topics.name(POLICIES), 0): "first",
         Partition(topics.name(CANCELLATIONS), 0): "first",
     }
@@ -60,7 +60,7 @@ async def run(context: ServiceContext) -> None:
         starts[Partition(topics.name(GROUPS, policy), 0)] = "committed"
         starts[Partition(topics.name(BATCHES, policy), 0)] = "tail"
 
-    def companions(_: Partition) -> Mapping[Partition, CompanionStart]:
+    def side_partitions(_: Partition) -> Mapping[Partition, SideStart]:
         return starts
 
     worker = Worker(
@@ -68,8 +68,8 @@ async def run(context: ServiceContext) -> None:
         topics=[topics.name(TASKS)],
         consumer_group=context.consumer_group("scheduler"),
         make_shard=lambda shard: SchedulerShard(shard, context),
-        companions=companions,
-        companions_first=True,
+        side_partitions=side_partitions,
+        side_partitions_first=True,
         fenced=context.consumer_group("scheduler"),
         stopping=context.stopping,
     )

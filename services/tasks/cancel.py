@@ -23,7 +23,7 @@ State = Literal["queued", "running", "ended", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TaskStatus:
     """A task that somebody wants cancelled, as the log has it now."""
 
     source: str
@@ -33,7 +33,7 @@ class Standing:
     state: State
 
 
-class TaskStandings:
+class TaskStatuses:
     """All tasks of a namespace: where each stands."""
 
     def __init__(self) -> None:
@@ -65,23 +65,23 @@ class TaskStandings:
         finally:
             await reader.aclose()
 
-    def of_number(self, number: int) -> Standing:
+    def of_number(self, number: int) -> TaskStatus:
         """The task with a number. UsageError where there is none."""
         task = self._by_offset.get(number)
         if task is None:
             raise UsageError(f"no task has the number {number}; nothing was cancelled")
-        return Standing(*task, number, self._state(number))
+        return TaskStatus(*task, number, self._state(number))
 
-    def of_id(self, source: str, task_id: str) -> Standing:
+    def of_id(self, source: str, task_id: str) -> TaskStatus:
         """The task that a source calls so; `unknown` where it has submitted none."""
         number = self._numbers.get((source, task_id))
         state: State = "unknown" if number is None else self._state(number)
-        return Standing(source, task_id, number, state)
+        return TaskStatus(source, task_id, number, state)
 
-    def queued(self) -> list[Standing]:
+    def queued(self) -> list[TaskStatus]:
         """All that wait, in the order of their submission."""
         return [
-            Standing(*task, number, "queued")
+            TaskStatus(*task, number, "queued")
             for number, task in self._by_offset.items()
             if self._state(number) == "queued"
         ]
@@ -106,25 +106,25 @@ def check_named(tasks: Sequence[str], source: str | None, *, all_queued: bool) -
 
 async def find_tasks(
     log: EventLog, tasks: Sequence[str], source: str | None, *, all_queued: bool
-) -> list[Standing]:
+) -> list[TaskStatus]:
     """The tasks that are meant: by their source's ids, or without a source by their numbers.
 
     UsageError where a number is nobody's.
     """
-    standings = TaskStandings()
-    await standings.read(log)
+    statuses = TaskStatuses()
+    await statuses.read(log)
     if all_queued:
-        return standings.queued()
+        return statuses.queued()
     if source is None:
-        return [standings.of_number(int(task)) for task in dict.fromkeys(tasks)]
-    return [standings.of_id(source, task) for task in dict.fromkeys(tasks)]
+        return [statuses.of_number(int(task)) for task in dict.fromkeys(tasks)]
+    return [statuses.of_id(source, task) for task in dict.fromkeys(tasks)]
 
 
-async def send_cancellations(log: EventLog, standings: Sequence[Standing], reason: str) -> None:
+async def send_cancellations(log: EventLog, statuses: Sequence[TaskStatus], reason: str) -> None:
     """Writes one for each task that has not ended."""
     events = [
         TaskCancelled(source=one.source, task_id=one.task_id, reason=reason)
-        for one in standings
+        for one in statuses
         if one.state != "ended"
     ]
     for first in range(0, len(events), IN_FLIGHT):

@@ -15,7 +15,7 @@ from headrace.services.kafka.broker import METADATA_LIMIT, Partition
 
 
 @dataclass(frozen=True, slots=True)
-class CommitNote:
+class CommitMetadata:
     """The note beside a commit."""
 
     positions: Mapping[Partition, int]
@@ -37,13 +37,13 @@ class CommitNote:
         return text
 
 
-def read_note(metadata: str, places: Sequence[Partition]) -> CommitNote:
+def read_note(metadata: str, places: Sequence[Partition]) -> CommitMetadata:
     """The note beside a commit; positions of 0 where there is none.
 
     HeadraceError where it was made for other partitions than `places`.
     """
     if not metadata:
-        return CommitNote(dict.fromkeys(places, 0))
+        return CommitMetadata(dict.fromkeys(places, 0))
     content = json.loads(metadata)
     offsets, owners = (content, 0) if isinstance(content, list) else content.values()
     if len(offsets) != len(places):
@@ -51,4 +51,4 @@ def read_note(metadata: str, places: Sequence[Partition]) -> CommitNote:
             f"a commit notes {len(offsets)} companion positions where {len(places)} are read: "
             f"it was made with another recipe or number of partitions"
         )
-    return CommitNote(dict(zip(sorted(places), offsets, strict=True)), owners)
+    return CommitMetadata(dict(zip(sorted(places), offsets, strict=True)), owners)

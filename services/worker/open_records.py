@@ -21,7 +21,7 @@ class OpenRecord:
     holds: int = 1
 
 
-class Ledger:
+class OpenRecords:
     """The open records of one partition. A record is open until nobody holds it."""
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class Ledger:
         record.holds += 1
         held = True
 
-        def let_go() -> None:
+        def release() -> None:
             nonlocal held
             if held:
                 held = False
                 record.holds -= 1
 
-        return let_go
+        return release
 
     def oldest(self) -> OpenRecord | None:
         """The oldest record that is not done; None where all are."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from headrace.schemas.events import Event, Ref
 from headrace.services.kafka.broker import FencedWriter, Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.worker.open_records import Ledger
+from headrace.services.worker.open_records import OpenRecords
 
 CLOSE_S = 3.0
 """Seconds that a shard has to close, and as many again for what it is sending."""
@@ -58,7 +58,7 @@ class ShardContext:
         self,
         home: ShardHome,
         partition: Partition,
-        ledger: Ledger,
+        open_records: OpenRecords,
         writer: FencedWriter | None,
         deaths: int = 0,
     ) -> None:
@@ -74,7 +74,7 @@ class ShardContext:
         them after it has caught up: what they caused lies after the positions that it began at. For
         the shard to say as `on_caught_up` begins, where companions come first."""
         self._home = home
-        self._ledger = ledger
+        self._open_records = open_records
         self._writer = writer
         self._open = True
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,13 +114,13 @@ class ShardContext:
 
         A release after the partition is lost does nothing: the next owner takes the record up.
         """
-        let_go = self._ledger.hold(delivery.offset)
+        release = self._open_records.hold(delivery.offset)
 
-        def release() -> None:
+        def release_if_open() -> None:
             if self._open:
-                let_go()
+                release()
 
-        return release
+        return release_if_open
 
     async def pause(self) -> None:
         """Holds the main partition back: what was fetched may still come, companions flow on."""

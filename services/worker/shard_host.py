@@ -13,8 +13,8 @@ from headrace.services.kafka.broker import Committed, End, FencedWriter, Partiti
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.positions import reached
 from headrace.services.log.trace import enter_trace
-from headrace.services.worker.commit_metadata import CommitNote
-from headrace.services.worker.open_records import Ledger
+from headrace.services.worker.commit_metadata import CommitMetadata
+from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import CLOSE_S, Shard, ShardContext
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class ShardHost:
     """Where each `committed` companion is read and handled up to."""
     behind: dict[Partition, int]
     """Partitions not yet read to the end seen at assignment."""
-    companions: Sequence[Partition]
-    ledger: Ledger
+    side_partitions: Sequence[Partition]
+    open_records: OpenRecords
     writer: FencedWriter | None
     commit: Callable[[Committed], Awaitable[None]] | None = None
     """Commits at once, where owners are counted: before the shard begins to work, it is one."""
@@ -58,9 +58,9 @@ class ShardHost:
         """Where the companions stood at assignment."""
         self._noted = self._begun
         self._deaths = self.context.deaths
-        self._suspects_end: int | None = None
+        self._isolation_end: int | None = None
         """Where the main partition ended as the shard began to work: what killed lies before."""
-        places = (self.context.partition, *self.companions)
+        places = (self.context.partition, *self.side_partitions)
         self._handled = {place: HANDLED.labels(place.topic) for place in places}
 
     async def take(self, item: Record | End) -> None:
@@ -85,7 +85,7 @@ class ShardHost:
 
     async def _maybe_caught_up(self) -> None:
         if not self.behind and not self.context.caught_up:
-            self._suspects_end = self.next_offset
+            self._isolation_end = self.next_offset
             if self.commit is not None:
                 await self.commit(self.place())
             self.context.caught_up = True
@@ -96,7 +96,7 @@ class ShardHost:
         done: Callable[[], None] | None = None
         if record.partition == self.context.partition:
             begun = record.offset < self.context.begun_below
-            done = self.ledger.begin(record.offset, self._begun if begun else self._noted)
+            done = self.open_records.begin(record.offset, self._begun if begun else self._noted)
         delivery = await self.log.decode_or_dead_letter(record)
         if delivery is not None:
             enter_trace(delivery.traceparent)
@@ -117,14 +117,14 @@ class ShardHost:
 
     def place(self) -> Committed:
         """What to commit: the oldest record that is not done, or the next one."""
-        oldest = self.ledger.oldest()
+        oldest = self.open_records.oldest()
         if oldest is not None:
             offset, positions = oldest.offset, oldest.positions
         else:
             offset = self.next_offset
             begun = not self.context.caught_up or offset < self.context.begun_below
             positions = self._begun if begun else self.positions
-        return Committed(offset, CommitNote(positions, self._owners(offset)).text())
+        return Committed(offset, CommitMetadata(positions, self._owners(offset)).text())
 
     def _owners(self, offset: int) -> int:
         """How many owners what is open from `offset` on has had, which have not let go of it.
@@ -133,8 +133,8 @@ class ShardHost:
         """
         if self.commit is None:
             return 0
-        begun = self._suspects_end is not None
-        if self._suspects_end is not None and offset >= self._suspects_end:
+        begun = self._isolation_end is not None
+        if self._isolation_end is not None and offset >= self._isolation_end:
             self._deaths = 0
         return self._deaths + (begun and not self.handed_over)
 

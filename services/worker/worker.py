@@ -33,7 +33,7 @@ from headrace.services.kafka.broker import Committed, End, Partition, Record, Su
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.positions import Start, resolve_starts
 from headrace.services.worker.commit_metadata import read_note
-from headrace.services.worker.open_records import Ledger
+from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import Shard, ShardContext
 from headrace.services.worker.shard_host import ShardHost
 
@@ -44,11 +44,11 @@ COMMIT_INTERVAL_S = 1.0
 OPEN = Gauge("headrace_records_open", "Main records read and not done.", ["topic"])
 SHARDS = Gauge("headrace_shards", "Partitions held.", ["topic"])
 
-CompanionStart = Literal["committed", "first", "tail"]
-Companions = Callable[[Partition], Mapping[Partition, CompanionStart]]
+SideStart = Literal["committed", "first", "tail"]
+SidePartitions = Callable[[Partition], Mapping[Partition, SideStart]]
 
 
-def _no_companions(_: Partition) -> Mapping[Partition, CompanionStart]:
+def _no_side_partitions(_: Partition) -> Mapping[Partition, SideStart]:
     return {}
 
 
@@ -63,14 +63,14 @@ class Worker:
         consumer_group: str,
         make_shard: Callable[[ShardContext], Shard],
         stopping: asyncio.Event,
-        companions: Companions = _no_companions,
+        side_partitions: SidePartitions = _no_side_partitions,
         fenced: str | None = None,
-        companions_first: bool = False,
+        side_partitions_first: bool = False,
         count_deaths: bool = False,
     ) -> None:
         """`fenced` names the sole writer that a shard's sends go through; None sends plainly.
 
-        With `companions_first` a shard is caught up once its companions are, wherever its main
+        With `side_partitions_first` a shard is caught up once its companions are, wherever its main
         partition stands: for a main topic of which only the beginning is wanted in memory.
         With `count_deaths` a shard is told how many owners may have died of what it takes up.
         """
@@ -78,9 +78,9 @@ class Worker:
         self._topics = tuple(topics)
         self._consumer_group = consumer_group
         self._make_shard = make_shard
-        self._companions = companions
+        self._side_partitions = side_partitions
         self._fenced = fenced
-        self._companions_first = companions_first
+        self._side_partitions_first = side_partitions_first
         self._count_deaths = count_deaths
         self._crashed = False
         self._stopping = stopping
@@ -164,7 +164,7 @@ class Worker:
             places = {}
             for partition, host in self._hosts.items():
                 place = host.place()
-                OPEN.labels(partition.topic).set(len(host.ledger))
+                OPEN.labels(partition.topic).set(len(host.open_records))
                 if place != host.committed:
                     places[partition] = place
             if places:
@@ -184,7 +184,7 @@ class Worker:
 
     async def _take_over(self, partition: Partition, committed: Committed) -> None:
         writer = await self.log.broker.fenced(self._fenced) if self._fenced else None
-        starts = self._companions(partition)
+        starts = self._side_partitions(partition)
         noted = [place for place, start in starts.items() if start == "committed"]
         note = read_note(committed.metadata, noted)
         begin: dict[Partition, Start] = {partition: committed.offset}
@@ -193,17 +193,19 @@ class Worker:
                 begin[place] = start
             else:  # Where nothing is noted, nobody has worked here yet: all that there is.
                 begin[place] = note.positions[place] if committed.metadata else "first"
-        resolved, ends = await resolve_starts(self.log, begin, undecided=writer is not None)
+        resolved, ends = await resolve_starts(
+            self.log, begin, include_uncommitted=writer is not None
+        )
         positions = {place: resolved[place] for place in noted}
         behind = {place: end for place, end in ends.items() if resolved[place] < end}
-        if self._companions_first:
+        if self._side_partitions_first:
             behind.pop(partition, None)
         logger.info("take over %s/%d from %d", partition.topic, partition.number, committed.offset)
-        ledger = Ledger()
-        context = ShardContext(self, partition, ledger, writer, note.owners)
+        open_records = OpenRecords()
+        context = ShardContext(self, partition, open_records, writer, note.owners)
         context.begins_at = resolved[partition]
         shard = self._make_shard(context)
-        companions = list(starts)
+        side_partitions = list(starts)
         host = ShardHost(
             self.log,
             context,
@@ -211,16 +213,16 @@ class Worker:
             committed.offset,
             positions,
             behind,
-            companions,
-            ledger,
+            side_partitions,
+            open_records,
             writer,
             partial(self._commit_now, partition) if self._count_deaths else None,
         )
         self._hosts[partition] = host
-        self._readers |= dict.fromkeys(companions, host)
+        self._readers |= dict.fromkeys(side_partitions, host)
         SHARDS.labels(partition.topic).inc()
-        if companions:
-            await self._reader.assign({place: resolved[place] for place in companions})
+        if side_partitions:
+            await self._reader.assign({place: resolved[place] for place in side_partitions})
         host.pump = asyncio.create_task(host.run(), name=f"shard {partition.number}")
         host.pump.add_done_callback(self._on_pump_done)
 
@@ -236,11 +238,11 @@ class Worker:
         return {} if lost else {host.context.partition: host.place() for host in hosts}
 
     async def _release(self, host: ShardHost, lost: bool) -> None:
-        if host.companions:
-            await self._reader.unassign(host.companions)
+        if host.side_partitions:
+            await self._reader.unassign(host.side_partitions)
         await host.close(lost=lost)
         host.handed_over = not self._crashed
-        for place in host.companions:
+        for place in host.side_partitions:
             del self._readers[place]
         if host.writer is not None:
             await host.writer.close()

@@ -86,7 +86,7 @@ def fails(
             environment.set_name("x")
             with pytest.raises(error, match=match) as caught:
                 await environment.reset(view())
-            await environment.let_go()
+            await environment.release()
             return caught.value, requests
 
     return asyncio.run(asyncio.wait_for(main(), 60))

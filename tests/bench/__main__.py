@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.bench.deployment import a_stack
 from tests.bench.episodes import live_episodes, null_episodes
 from tests.bench.report import Figure, print_figures
 from tests.bench.trajectories import durable_trajectories
 from tests.bench.weights import weight_deltas
 
-BENCHMARKS: dict[str, Callable[[Where, float], Coroutine[Any, Any, list[Figure]]]] = {
+BENCHMARKS: dict[str, Callable[[ClusterConfig, float], Coroutine[Any, Any, list[Figure]]]] = {
     "episodes": null_episodes,
     "trajectories": durable_trajectories,
     "live": live_episodes,
@@ -34,10 +34,10 @@ def main() -> None:
             f"no benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}"
         )
     figures: list[Figure] = []
-    with a_stack() as where:
+    with a_stack() as cluster:
         for name in options.names or BENCHMARKS:
             for _ in range(options.repeat):
-                figures += asyncio.run(BENCHMARKS[name](where, options.scale))
+                figures += asyncio.run(BENCHMARKS[name](cluster, options.scale))
     print_figures(figures)
 
 

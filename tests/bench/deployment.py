@@ -21,7 +21,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.event_reader import CaughtUp, EventReader
 from headrace.services.namespace.apply import apply
-from headrace.services.namespace.cluster_config import Where, write_resolved
+from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import connect
 from headrace.services.operate.run.supervisor import ChildSpec, Supervisor, headrace_command
 
@@ -30,7 +30,7 @@ START_S = 60.0
 
 
 @contextmanager
-def a_stack() -> Iterator[Where]:
+def a_stack() -> Iterator[ClusterConfig]:
     """A Kafka and a registry of their own, on free ports; gone afterwards, data and all."""
     with TemporaryDirectory(prefix="headrace-bench-") as folder:
         state = Path(folder)
@@ -38,7 +38,7 @@ def a_stack() -> Iterator[Where]:
             stack = local.up(
                 state, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
             )
-            yield Where(state).connected(stack.bootstrap_servers, stack.registry_url)
+            yield ClusterConfig(state).connected(stack.bootstrap_servers, stack.registry_url)
         finally:
             local.down(state, wipe=True)
 
@@ -48,13 +48,13 @@ class Deployment:
     """One recipe's run in a fresh namespace."""
 
     recipe: Recipe
-    where: Where
+    cluster: ClusterConfig
     log: EventLog
 
     @asynccontextmanager
     async def serving(self, *services: str) -> AsyncIterator[Supervisor]:
         """Runs services as child processes: `agent`, `env`, … one process for each name given."""
-        path = write_resolved(self.recipe, self.where.state)
+        path = write_resolved(self.recipe, self.cluster.state)
         specs = [
             ChildSpec(
                 f"{service}-{number}",
@@ -62,10 +62,10 @@ class Deployment:
             )
             for number, service in enumerate(services)
         ]
-        logs = self.where.state / self.log.topics.namespace / "logs"
+        logs = self.cluster.state / self.log.topics.namespace / "logs"
         supervisor = Supervisor(specs, logs, on_change=print)
         await supervisor.start()
-        supervisor.place(self.where.to_json())
+        supervisor.place(self.cluster.to_json())
         try:
             yield supervisor
         finally:
@@ -107,12 +107,12 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployed(where: Where, recipe: Recipe) -> AsyncIterator[Deployment]:
+async def deployed(cluster: ClusterConfig, recipe: Recipe) -> AsyncIterator[Deployment]:
     """Makes a fresh namespace for a recipe."""
     namespace = f"{recipe.name}-{uuid.uuid4().hex[:8]}"
-    where = replace(where, namespace=namespace)
-    async with connect(where, "bench") as connection:
+    cluster = replace(cluster, namespace=namespace)
+    async with connect(cluster, "bench") as connection:
         topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
         log = await connection.writing_log(topics)
         await apply(log, recipe)
-        yield Deployment(recipe, where, log)
+        yield Deployment(recipe, cluster, log)

@@ -17,7 +17,7 @@ from headrace.schemas.events import EpisodeEnded, TaskEnded, TrajectoryRecorded
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import OUTCOMES, RESULTS, TRAJECTORIES
 from headrace.services.log.event_log import Delivery
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.tasks.task_maker import Item, TaskMaker
 from tests.bench.cpu import CpuWatch
 from tests.bench.deployment import Deployment, deployed
@@ -109,24 +109,24 @@ async def turn_milliseconds(deployment: Deployment, tasks: set[int]) -> tuple[li
     raise AssertionError("a topic is followed without end")
 
 
-async def null_episodes(where: Where, scale: float) -> list[Figure]:
+async def null_episodes(cluster: ClusterConfig, scale: float) -> list[Figure]:
     """Latency of a turn at 1 and 16 live episodes, and episodes a second at 256."""
     figures = []
     recipe = null_recipe({"turns": TURNS}, live=1024, turns=TURNS, seconds=120)
-    async with deployed(where, recipe) as deployment:
+    async with deployed(cluster, recipe) as deployment:
         await deployment.publish_initial()
         driver = Driver(deployment)
         async with deployment.serving(*SERVICES), deployment.following(RESULTS) as results:
             await driver.run(results, max(4, int(WARM_UP * scale)), 16)
             for live, episodes in ((1, 200), (16, 1000)):
                 count = max(8, int(episodes * scale))
-                cpu = CpuWatch(where.state)
+                cpu = CpuWatch(cluster.state)
                 seconds, numbers = await driver.run(results, count, live)
                 spent = cpu.text(count)
                 turns = await turn_milliseconds(deployment, set(numbers))
                 figures += _latency(live, turns, f"{rate(count, seconds)} episodes; {spent}")
             count = max(32, int(3000 * scale))
-            cpu = CpuWatch(where.state)
+            cpu = CpuWatch(cluster.state)
             seconds, _ = await driver.run(results, count, 256)
             figures.append(
                 Figure(
@@ -151,17 +151,17 @@ def _latency(live: int, turns: tuple[list[float], ...], spent: str) -> list[Figu
     ]
 
 
-async def live_episodes(where: Where, scale: float) -> list[Figure]:
+async def live_episodes(cluster: ClusterConfig, scale: float) -> list[Figure]:
     """Episodes of two steps that sleep, all live at once in one agent worker."""
     live = max(16, int(10_000 * scale))
     sleep_s = 40.0 * min(1.0, scale) + 1.0
     environment = {"turns": 1, "delay_ms": sleep_s * 1000}
     recipe = null_recipe(environment, live=live, turns=1, seconds=600)
-    async with deployed(where, recipe) as deployment:
+    async with deployed(cluster, recipe) as deployment:
         await deployment.publish_initial()
         driver = Driver(deployment)
         async with deployment.serving(*SERVICES), deployment.following(RESULTS) as results:
-            memory = asyncio.create_task(_peak_memory(CpuWatch(where.state), ("agent", "env")))
+            memory = asyncio.create_task(_peak_memory(CpuWatch(cluster.state), ("agent", "env")))
             seconds, _ = await driver.run(results, live, live)
             memory.cancel()
             peaks = await memory

@@ -19,7 +19,7 @@ from dataclasses import replace
 from headrace.schemas.events import Blob, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import BATCHES
-from headrace.services.namespace.cluster_config import Where, write_resolved
+from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from tests.bench.cpu import CpuWatch
 from tests.bench.deployment import Deployment, deployed
 from tests.bench.report import Figure, rate
@@ -45,21 +45,21 @@ def pipeline_recipe() -> Recipe:
     )
 
 
-async def durable_trajectories(where: Where, scale: float) -> list[Figure]:
+async def durable_trajectories(cluster: ClusterConfig, scale: float) -> list[Figure]:
     """Every stage by itself over the backlog of the one before it, then all at once."""
     batches = max(2, int(96 * scale))
-    figures = await _stages(where, batches)
+    figures = await _stages(cluster, batches)
     for jobs in (1, 2):
-        figures.append(await _all_at_once(where, batches, jobs))
+        figures.append(await _all_at_once(cluster, batches, jobs))
     return figures
 
 
-async def _stages(where: Where, batches: int) -> list[Figure]:
+async def _stages(cluster: ClusterConfig, batches: int) -> list[Figure]:
     count = batches * BATCH
-    async with deployed(where, pipeline_recipe()) as deployment:
+    async with deployed(cluster, pipeline_recipe()) as deployment:
         await _publish_start(deployment)
         async with _Work(deployment, "produce") as producer:
-            cpu = CpuWatch(where.state)
+            cpu = CpuWatch(cluster.state)
             await producer.run(first_task=0, groups=0)
             produced = await producer.run(first_task=0, groups=batches * GROUPS_A_BATCH)
             spent = cpu.text(count)
@@ -79,10 +79,10 @@ async def _stages(where: Where, batches: int) -> list[Figure]:
     ]
 
 
-async def _all_at_once(where: Where, batches: int, jobs: int) -> Figure:
+async def _all_at_once(cluster: ClusterConfig, batches: int, jobs: int) -> Figure:
     count = batches * BATCH
     warm_up = WARM_UP // BATCH
-    async with deployed(where, pipeline_recipe()) as deployment:
+    async with deployed(cluster, pipeline_recipe()) as deployment:
         await _publish_start(deployment)
         async with (
             deployment.serving(*("assemble-groups",) * jobs, "assemble-batches"),
@@ -92,7 +92,7 @@ async def _all_at_once(where: Where, batches: int, jobs: int) -> Figure:
             groups = warm_up * GROUPS_A_BATCH
             await producer.run(first_task=0, groups=groups)
             await loader.run(batches=warm_up)
-            cpu = CpuWatch(where.state)
+            cpu = CpuWatch(cluster.state)
             loading = asyncio.create_task(loader.run(batches=batches))
             produced = await producer.run(first_task=groups, groups=batches * GROUPS_A_BATCH)
             loaded = await loading
@@ -137,9 +137,9 @@ class _Work:
     """A process of `tests.bench.work`: an order a line in, what came of it a line out."""
 
     def __init__(self, deployment: Deployment, kind: str) -> None:
-        where = replace(deployment.where, state=deployment.where.state.absolute())
-        recipe = str(write_resolved(deployment.recipe, where.state))
-        self._command = [sys.executable, "-m", "tests.bench.work", kind, recipe, where.to_json()]
+        cluster = replace(deployment.cluster, state=deployment.cluster.state.absolute())
+        recipe = str(write_resolved(deployment.recipe, cluster.state))
+        self._command = [sys.executable, "-m", "tests.bench.work", kind, recipe, cluster.to_json()]
         self._process: Process | None = None
 
     async def __aenter__(self) -> _Work:

@@ -30,7 +30,7 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.trainer.learner import Learner
 from headrace.trainer.losses import MicroBatch
 from headrace.trainer.sequences import Draw, TokenSequence, UpdateBatch
@@ -51,8 +51,8 @@ def cross_entropy(batch: MicroBatch, logprobs: Tensor) -> Tensor:
     return -logprobs.sum() / batch.denominator
 
 
-async def weight_deltas(where: Where, scale: float) -> list[Figure]:
-    """A line a learning rate. `where` is not needed: there is no log in it."""
+async def weight_deltas(cluster: ClusterConfig, scale: float) -> list[Figure]:
+    """A line a learning rate. `cluster` is not needed: there is no log in it."""
     return await asyncio.to_thread(measure, scale)
 
 

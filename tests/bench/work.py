@@ -30,7 +30,7 @@ from headrace.schemas.topics import BATCHES, Topics
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.event_reader import CaughtUp, EventReader
-from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from headrace.services.operate.serve import spare_the_collector
 from tests.bench.trajectories import GROUP
@@ -159,11 +159,11 @@ class Loader:
         await self._reader.aclose()
 
 
-async def work(kind: str, recipe: Recipe, where: Where) -> None:
+async def work(kind: str, recipe: Recipe, cluster: ClusterConfig) -> None:
     """Obeys until stdin ends."""
-    assert where.namespace is not None
-    async with connect(where, f"bench-{kind}") as connection:
-        topics = Topics(where.namespace, tuple(recipe.policies), recipe.partitions)
+    assert cluster.namespace is not None
+    async with connect(cluster, f"bench-{kind}") as connection:
+        topics = Topics(cluster.namespace, tuple(recipe.policies), recipe.partitions)
         log = await connection.writing_log(topics)
         worker = Producer(log) if kind == "produce" else Loader(log)
         try:
@@ -176,4 +176,4 @@ async def work(kind: str, recipe: Recipe, where: Where) -> None:
 
 if __name__ == "__main__":
     spare_the_collector()
-    asyncio.run(work(sys.argv[1], read_recipe(sys.argv[2]), Where.from_json(sys.argv[3])))
+    asyncio.run(work(sys.argv[1], read_recipe(sys.argv[2]), ClusterConfig.from_json(sys.argv[3])))

@@ -11,7 +11,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import apply
-from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from tests.chaos.disks import MIB, Disk
 from tests.chaos.fleet import Clocks, Fleet
@@ -62,7 +62,7 @@ async def deployed(
 
 
 async def _applied(
-    stack: AsyncExitStack, cluster: Cluster, where: Where, recipe: Recipe
+    stack: AsyncExitStack, cluster: Cluster, where: ClusterConfig, recipe: Recipe
 ) -> EventLog:
     """The namespace, made; its log, by the door that nothing troubles."""
     direct = where_in(where.state, cluster.direct, cluster.registry_url)
@@ -72,8 +72,8 @@ async def _applied(
     return log
 
 
-def where_in(state: Path, bootstrap_servers: str, registry_url: str) -> Where:
-    return Where(state, bootstrap_servers, registry_url, namespace=NAMESPACE)
+def where_in(state: Path, bootstrap_servers: str, registry_url: str) -> ClusterConfig:
+    return ClusterConfig(state, bootstrap_servers, registry_url, namespace=NAMESPACE)
 
 
 def _disks(folder: Path, cluster: Cluster, brokers: int) -> dict[str, Disk]:

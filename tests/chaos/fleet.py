@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.namespace.cluster_config import Where, write_resolved
+from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.operate.run.children import child_specs
 from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.supervisor import (
@@ -58,7 +58,7 @@ class Fleet:
     """All services of a recipe, one process each, and those added."""
 
     recipe: Recipe
-    where: Where
+    where: ClusterConfig
     logs: Path
     deaths: list[str] = field(default_factory=list)
     """What the supervisors said of children that ended, last ones."""

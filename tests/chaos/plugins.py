@@ -14,7 +14,13 @@ from time import monotonic
 
 from headrace.errors import InfrastructureError
 from headrace.services.base.types import Observation, TaskView
-from headrace.services.inference.engine import Capacity, EngineSetup, Generation, Prompt, Weights
+from headrace.services.inference.engine import (
+    Capacity,
+    EngineOutput,
+    EnginePrompt,
+    EngineSetup,
+    Weights,
+)
 from headrace.services.inference.engines.scripted import ScriptedEngine
 
 REREAD_S = 0.2
@@ -82,7 +88,7 @@ class FlakyEngine:
         """See Engine."""
         return self._engine.capacity()
 
-    async def generate(self, prompt: Prompt) -> Generation:
+    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
         """See Engine."""
         self._rates.strike("engine")
         generation = await self._engine.generate(prompt)

@@ -16,7 +16,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.event_log import Delivery
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from tests.checker import (
     batches,
@@ -71,9 +71,9 @@ class Report:
         return "\n".join(lines)
 
 
-async def check_namespace(where: Where, *, drained: bool = True) -> Report:
+async def check_namespace(cluster: ClusterConfig, *, drained: bool = True) -> Report:
     """Checks a namespace as it stands on a broker. `drained`: every task must have ended."""
-    async with open_namespace(where, "checker") as (log, life):
+    async with open_namespace(cluster, "checker") as (log, life):
         deliveries, undecodable = await read_all(log)
         return examine(life.recipe(), deliveries, drained=drained, undecodable=undecodable)
 

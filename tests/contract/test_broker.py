@@ -304,7 +304,7 @@ def test_the_undecided_end_counts_what_an_open_transaction_hides(log: Log, names
             reader = place.broker.reader()
             await reader.assign({place.at(): 0})
             assert values(await what_comes(reader)) == []
-            _, end = (await place.broker.ends([place.at()], undecided=True))[place.at()]
+            _, end = (await place.broker.ends([place.at()], include_uncommitted=True))[place.at()]
             assert end == 3
             await place.broker.fenced(f"{namespace}.other")  # Aborts: a mark more.
             assert values(await read_to(reader, End(place.at(), end + 1))) == ["one's own"]

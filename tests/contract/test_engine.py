@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import BlobError, InfrastructureError, UsageError
-from headrace.services.inference.engine import Engine, EngineSetup, Prompt, Weights
+from headrace.services.inference.engine import Engine, EnginePrompt, EngineSetup, Weights
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from tests.contract.engines import KINDS, MakeEngine, hold, make_engine_of, make_model, slow
@@ -47,8 +47,10 @@ def weights(model: Path, version: int, policy: str = "default") -> Weights:
     return Weights(policy, version, model / f"{version % 2}.safetensors")
 
 
-def prompt(max_tokens: int = 5, **settings: Any) -> Prompt:
-    return Prompt(**{"policy": "default", "tokens": [1, 2, 3], "max_tokens": max_tokens} | settings)
+def prompt(max_tokens: int = 5, **settings: Any) -> EnginePrompt:
+    return EnginePrompt(
+        **{"policy": "default", "tokens": [1, 2, 3], "max_tokens": max_tokens} | settings
+    )
 
 
 def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -16,7 +16,13 @@ from safetensors.torch import load_file, save_file
 from headrace.errors import BlobError, InfrastructureError
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Lora
-from headrace.services.inference.engine import Adapter, Engine, Generation, Prompt, Weights
+from headrace.services.inference.engine import (
+    AdapterWeights,
+    Engine,
+    EngineOutput,
+    EnginePrompt,
+    Weights,
+)
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.models.lora import adapter_tensors
 from headrace.services.models.weights import weights_digest
@@ -78,11 +84,11 @@ def weights(model: Path, policy: str, version: int, base: int = 0) -> Weights:
     lora, file = POLICIES[policy], model / f"{base}.safetensors"
     layers = [name.removeprefix("base_model.model.") for name in tensors if "lora_A" in name]
     targets = tuple(name.removesuffix(".lora_A.weight") for name in layers)
-    adapter = Adapter(file, weights_digest(file), lora.rank, lora.alpha, targets)
+    adapter = AdapterWeights(file, weights_digest(file), lora.rank, lora.alpha, targets)
     return Weights(policy, version, path, adapter)
 
 
-def expected(model: Path, version: int, prompt: Prompt, drawn: Sequence[int]) -> Any:
+def expected(model: Path, version: int, prompt: EnginePrompt, drawn: Sequence[int]) -> Any:
     """[drawn]: logprobs by the trainer's own forward and processing."""
     network = trainers_model(model, prompt.policy, version)
     places = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
@@ -102,16 +108,16 @@ def expected(model: Path, version: int, prompt: Prompt, drawn: Sequence[int]) ->
         return drawn_logprobs(processed_distribution(ChosenLogits(network)(inputs), inputs), inputs)
 
 
-def assert_close(generation: Generation, logprobs: Any, first: int = 0) -> None:
+def assert_close(generation: EngineOutput, logprobs: Any, first: int = 0) -> None:
     drawn = torch.tensor(generation.logprobs)
     torch.testing.assert_close(drawn[first:], logprobs[first:], rtol=1e-3, atol=1e-3)
 
 
-def prompts(count: int, **settings: Any) -> list[Prompt]:
+def prompts(count: int, **settings: Any) -> list[EnginePrompt]:
     """Of both policies in turn, the same tokens for either."""
     made = {"max_tokens": 12, "temperature": 0.7, "allowed": ALLOWED} | settings
     return [
-        Prompt(policy=policy, tokens=range(7, 9 + 5 * number), **made)
+        EnginePrompt(policy=policy, tokens=range(7, 9 + 5 * number), **made)
         for number in range(count)
         for policy in POLICIES
     ]
@@ -164,7 +170,7 @@ def test_an_adapter_changes_between_tokens_and_the_others_stay(kind: str, model:
         running = [asyncio.create_task(engine.generate(prompt)) for prompt in asked]
         await asyncio.sleep(0)
         # It came later: once it has ended, the others have drawn a token too.
-        await engine.generate(Prompt("left", [1], 2))
+        await engine.generate(EnginePrompt("left", [1], 2))
         for one in later:
             await engine.load(one)
         answers = await asyncio.gather(*running)
@@ -243,7 +249,7 @@ def test_computed_anew_the_kv_cache_is_the_new_adapters(kind: str, model: Path) 
         asked = prompts(1, max_tokens=400)
         running = [asyncio.create_task(engine.generate(prompt)) for prompt in asked]
         await asyncio.sleep(0)
-        await engine.generate(Prompt("left", [1], 5))
+        await engine.generate(EnginePrompt("left", [1], 5))
         await engine.load(later)
         left, right = await asyncio.gather(*running)
         first = left.versions.index(1)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from headrace.schemas.events import Event, PolicyPublished, Ref
 from headrace.schemas.packed import pack_i32
-from headrace.services.inference.engine import Generation, Prompt, Weights
+from headrace.services.inference.engine import EngineOutput, EnginePrompt, Weights
 from headrace.services.inference.serving import ServedPolicy, Slots
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.inference.weights_follower import WeightsFollower
@@ -54,12 +54,12 @@ def weights(model: Path, version: int) -> Weights:
     return Weights("default", version, model / f"{version % 2}.safetensors")
 
 
-def prompts(count: int, **settings: Any) -> list[Prompt]:
+def prompts(count: int, **settings: Any) -> list[EnginePrompt]:
     """Ragged ones."""
     pick = random.Random(count)
     lengths = [pick.choice([1, 2, 7, 20, 40, 90]) for _ in range(count)]
     return [
-        Prompt(
+        EnginePrompt(
             **{
                 "policy": "default",
                 "tokens": [pick.randrange(VOCABULARY) for _ in range(length)],
@@ -72,7 +72,11 @@ def prompts(count: int, **settings: Any) -> list[Prompt]:
 
 
 def trainer_logprobs(
-    model: Path, version: int, prompt: Prompt, tokens: Iterable[int], vocabulary: int = VOCABULARY
+    model: Path,
+    version: int,
+    prompt: EnginePrompt,
+    tokens: Iterable[int],
+    vocabulary: int = VOCABULARY,
 ) -> Any:
     """[tokens]: as the trainer computes them, by its own loading, forward and processing."""
     network = load_model(model_without_weights(model), seed=0)
@@ -108,7 +112,7 @@ def model_without_weights(model: Path) -> Path:
     return bare
 
 
-def assert_close(generation: Generation, expected: Any, first: int = 0) -> None:
+def assert_close(generation: EngineOutput, expected: Any, first: int = 0) -> None:
     drawn = torch.tensor(generation.logprobs)
     torch.testing.assert_close(drawn[first:], expected[first:], rtol=1e-3, atol=1e-3)
 
@@ -215,11 +219,11 @@ def test_the_kv_cache_is_kept_or_computed_anew(kind: str, kv: str, model: Path) 
     async def main() -> None:
         engine = make_engine_of(kind, model, SLOTS, kv=kv)
         await engine.load(weights(model, 0))
-        prompt = Prompt("default", list(range(1, 100)), 400, temperature=0.7, allowed=ALLOWED)
+        prompt = EnginePrompt("default", list(range(1, 100)), 400, temperature=0.7, allowed=ALLOWED)
         hold(engine, 100)
         running = asyncio.create_task(engine.generate(prompt))
         # It came later: once it has ended, the other has drawn a token too.
-        await engine.generate(Prompt("default", [1], 5))
+        await engine.generate(EnginePrompt("default", [1], 5))
         await engine.load(weights(model, 1))
         answer = await running
         first = answer.versions.index(1)
@@ -247,7 +251,7 @@ def test_of_prompts_that_wait_the_higher_priority_goes_first(kind: str, model: P
         ended: list[int] = []
 
         async def ask(priority: int, tokens: int) -> None:
-            await engine.generate(Prompt("default", [1], tokens, priority=priority))
+            await engine.generate(EnginePrompt("default", [1], tokens, priority=priority))
             ended.append(priority)
 
         running = [asyncio.create_task(ask(99, 300))]
@@ -269,7 +273,7 @@ def test_weights_of_a_wrong_digest_or_shape_are_refused(
     publications: asyncio.Queue[Delivery[Event] | CaughtUp] = asyncio.Queue()
     publish = publications.put_nowait
     old, new = (weights(model, version).path for version in (0, 1))
-    likeliest = Prompt("default", [1], 2, temperature=0.0)
+    likeliest = EnginePrompt("default", [1], 2, temperature=0.0)
 
     async def read() -> AsyncIterator[Delivery[Event] | CaughtUp]:
         while True:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.services.agent.gateway.forced_tool_calls import forced_call, parse_tool_calls
-from headrace.services.inference.engine import Generation, Prompt
+from headrace.services.inference.engine import EngineOutput, EnginePrompt
 from headrace.services.models.weights import model_folder
 from tests.contract.engines import KINDS, drive, make_engine_of, make_model
 from tests.contract.test_engine_numbers import assert_close, trainer_logprobs, weights
@@ -52,22 +52,22 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def asked(number: int, **fields: Any) -> Prompt:
+def asked(number: int, **fields: Any) -> EnginePrompt:
     given = {"tokens": list(b"where to, and when?")[number % 7 :], "max_tokens": 90}
-    return Prompt("default", **(given | {"stop_ids": (END,), "json_schema": SCHEMA} | fields))
+    return EnginePrompt("default", **(given | {"stop_ids": (END,), "json_schema": SCHEMA} | fields))
 
 
-def read(answer: Generation) -> Any:
+def read(answer: EngineOutput) -> Any:
     assert (answer.finish, answer.tokens[-1]) == ("stop", END)
     return json.loads(bytes(answer.tokens[:-1]))
 
 
-def calling(prompt: Prompt) -> Prompt:
+def calling(prompt: EnginePrompt) -> EnginePrompt:
     """The same, of which a call is asked for."""
     return replace(prompt, json_schema=json.dumps(CALL), around=AROUND, max_tokens=170)
 
 
-def called(answer: Generation) -> Any:
+def called(answer: EngineOutput) -> Any:
     """The arguments of the one call that it is."""
     assert (answer.finish, answer.tokens[-1]) == ("stop", END)
     said, (call,) = parse_tool_calls(bytes(answer.tokens[:-1]).decode(), "hermes")

@@ -24,7 +24,7 @@ import psutil
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.broker import Record
 from headrace.services.kafka.client import KafkaBroker
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.following import Follower
 
 LIMIT_S = 240.0
@@ -45,11 +45,11 @@ def run_bounded(test: Coroutine[Any, Any, None], limit_s: float = LIMIT_S) -> No
     asyncio.run(main())
 
 
-def arguments_of(recipe: Path, place: Where) -> tuple[str, ...]:
+def arguments_of(recipe: Path, place: ClusterConfig) -> tuple[str, ...]:
     """Of `headrace`: runs a recipe in a namespace on the stack that is there."""
-    where = (place.namespace, place.bootstrap_servers, place.registry_url)
+    cluster = (place.namespace, place.bootstrap_servers, place.registry_url)
     options = ("--namespace", "--bootstrap-servers", "--registry-url")
-    named = [word for pair in zip(options, where, strict=True) for word in map(str, pair)]
+    named = [word for pair in zip(options, cluster, strict=True) for word in map(str, pair)]
     return ("run", str(recipe), "--state", str(place.state), *named)
 
 

@@ -22,7 +22,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
-from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.lookup import open_namespace
 from tests.checker import Facts, examine, read_all
 from tests.e2e import harness
@@ -53,13 +53,13 @@ def write_recipe(folder: Path, text: str) -> Recipe:
     return read_recipe(str(path))
 
 
-def place(state: Path, stack: local.LocalStack, namespace: str) -> Where:
-    return Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
+def place(state: Path, stack: local.LocalStack, namespace: str) -> ClusterConfig:
+    return ClusterConfig(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
 
 
-async def whole(where: Where) -> Facts:
+async def whole(cluster: ClusterConfig) -> Facts:
     """What is in the log, with which nothing is wrong."""
-    async with open_namespace(where, "checker") as (log, life):
+    async with open_namespace(cluster, "checker") as (log, life):
         deliveries, undecodable = await read_all(log)
     report = examine(life.recipe(), deliveries, undecodable=undecodable)
     print(report)
@@ -104,10 +104,12 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
         training = {{ device = "cpu" }}
         """,
     )
-    where = place(tmp_path, local_stack, namespace)
+    cluster = place(tmp_path, local_stack, namespace)
 
     async def main() -> None:
-        async with harness.headrace(*harness.arguments_of(tmp_path / "recipe.toml", where)) as run:
+        async with harness.headrace(
+            *harness.arguments_of(tmp_path / "recipe.toml", cluster)
+        ) as run:
             await run.says("running", BOUND_S)
             topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
             async with harness.watching(local_stack.bootstrap_servers, topics):
@@ -119,7 +121,7 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
                 harness.child_of(tmp_path, "agent").kill()
                 assert not psutil.wait_procs(doomed, timeout=60)[1]
                 assert await run.ends(BOUND_S) == 0, run.said
-        facts = await whole(where)
+        facts = await whole(cluster)
         trained = [
             facts.resolve(sample.trajectory)
             for batch in facts.events(BatchAssembled)
@@ -177,13 +179,15 @@ def test_200_clients_from_outside_play_at_once(
         engine = {{ use = "scripted", options = {{ text = "fine", count = 4 }} }}
         """,
     )
-    where = place(tmp_path, local_stack, namespace)
+    cluster = place(tmp_path, local_stack, namespace)
     port = free_port()
     monkeypatch.setenv("HEADRACE_GATEWAY_KEY", KEY)
     monkeypatch.setenv("HEADRACE_GATEWAY_LISTEN", f"127.0.0.1:{port}")
 
     async def main() -> None:
-        async with harness.headrace(*harness.arguments_of(tmp_path / "recipe.toml", where)) as run:
+        async with harness.headrace(
+            *harness.arguments_of(tmp_path / "recipe.toml", cluster)
+        ) as run:
             await run.says("running", BOUND_S)
             async with harness.watching(
                 local_stack.bootstrap_servers, Topics(namespace, ("default",), recipe.partitions)
@@ -191,7 +195,7 @@ def test_200_clients_from_outside_play_at_once(
                 await watch.count("episodes", CLIENTS_AT_ONCE, BOUND_S)
             await play_at_once(f"http://127.0.0.1:{port}/v1")
             assert await run.ends(BOUND_S) == 0, run.said
-        facts = await whole(where)
+        facts = await whole(cluster)
         outcomes = facts.events(EpisodeEnded)
         assert len(outcomes) == CLIENTS_AT_ONCE
         assert {one.ending for one in outcomes} == {"finished"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
-from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from tests.checker import Report, check_namespace
 from tests.e2e import harness
 
@@ -50,7 +50,7 @@ def assert_whole(report: Report) -> None:
 def test_each_process_is_killed_and_the_run_learns(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
-    place = Where(
+    place = ClusterConfig(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace
     )
     recipe = read_recipe("quickstart", ["stop.reward_versions=10"])

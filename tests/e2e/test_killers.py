@@ -6,7 +6,7 @@ from pathlib import Path
 
 from headrace.infra import local
 from headrace.schemas.events import EpisodeEnded
-from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.lookup import open_namespace
 from tests.checker import Facts, examine, read_all
 from tests.e2e import harness
@@ -19,7 +19,7 @@ RUN_S = 200.0
 def test_what_kills_its_worker_ends_as_poison_and_the_run_ends_well(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
-    place = Where(
+    place = ClusterConfig(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace
     )
     recipe = read_recipe(str(RECIPE), [])

@@ -14,7 +14,7 @@ from headrace.infra import local
 from headrace.infra.local import stack_record as record
 from headrace.infra.local.detached import free_port
 from headrace.schemas.topics import Topics
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.checker import Report, check_namespace
 from tests.e2e import harness
 
@@ -42,7 +42,9 @@ def check(state: Path, *, drained: bool = True) -> Report:
     """Starts the stack again, on the log that is there, and checks that."""
     stack = local.up(state, kafka_port=free_port(), registry_port=free_port())
     try:
-        place = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=NAMESPACE)
+        place = ClusterConfig(
+            state, stack.bootstrap_servers, stack.registry_url, namespace=NAMESPACE
+        )
         report = asyncio.run(check_namespace(place, drained=drained))
         print(report)
         return report

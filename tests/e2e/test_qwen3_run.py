@@ -10,7 +10,7 @@ from headrace.infra import local
 from headrace.schemas.events import GenerationCompleted, PolicyPublished
 from headrace.schemas.packed import unpack_i32
 from headrace.schemas.topics import Topics
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from tests.checker import Facts, check_namespace, read_all
 from tests.e2e import harness, qwen3
@@ -42,7 +42,7 @@ def test_versions_are_trained_published_as_deltas_and_served(
 
 
 def run_recipe(state: Path, stack: local.LocalStack, namespace: str, model: Path) -> None:
-    place = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
+    place = ClusterConfig(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
     settings = (*SMALL, f"policies.default.model={model}")
     arguments = (
         *("run", "qwen3-0.6b-vllm", "--state", str(state), "--namespace", namespace),

@@ -19,7 +19,7 @@ from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
 from headrace.schemas.topics import BATCHES, DEAD_LETTERS, GROUPS, POLICIES, Topics
 from headrace.services.kafka.broker import Partition, Record
 from headrace.services.kafka.client import KafkaBroker
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.replay.recording import read_topic
 from tests.e2e import harness
@@ -47,7 +47,9 @@ class Recorded:
     def __init__(self, state: Path, stack: local.LocalStack, namespace: str) -> None:
         self.state = state
         self.namespace = namespace
-        self.where = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
+        self.cluster = ClusterConfig(
+            state, stack.bootstrap_servers, stack.registry_url, namespace=namespace
+        )
         self.environment = {
             "HEADRACE_STATE": str(state),
             "HEADRACE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
@@ -94,9 +96,9 @@ async def _record(run: Recorded) -> None:
     arguments = [part for setting in settings for part in ("--set", setting)]
     async with harness.headrace("run", str(RECIPE), *arguments) as command:
         await command.says("running", RUN_S)
-        assert run.where.bootstrap_servers is not None
+        assert run.cluster.bootstrap_servers is not None
         topics = Topics(run.namespace, ("default",), 4)
-        async with harness.watching(run.where.bootstrap_servers, topics) as watch:
+        async with harness.watching(run.cluster.bootstrap_servers, topics) as watch:
             await watch.count("policies", 4, RUN_S)
             harness.kill(harness.child_of(run.state, "trainer").pid)
             assert await command.ends(RUN_S) == 0, command.said
@@ -106,8 +108,8 @@ def records(run: Recorded, namespace: str) -> dict[Partition, list[tuple[bytes |
     """All that a namespace holds, as bytes."""
 
     async def read() -> dict[Partition, list[tuple[bytes | None, bytes]]]:
-        assert run.where.bootstrap_servers is not None
-        broker = KafkaBroker(run.where.bootstrap_servers, client_id="test")
+        assert run.cluster.bootstrap_servers is not None
+        broker = KafkaBroker(run.cluster.bootstrap_servers, client_id="test")
         places = [
             Partition(placed.name, number)
             for placed in Topics(namespace, ("default",), 4)
@@ -133,10 +135,10 @@ def records(run: Recorded, namespace: str) -> dict[Partition, list[tuple[bytes |
 
 def events(run: Recorded, namespace: str, topic: Any, kind: type[Any]) -> list[Any]:
     async def read() -> list[Any]:
-        where = Where(
-            run.state, run.where.bootstrap_servers, run.where.registry_url, namespace=namespace
+        cluster = ClusterConfig(
+            run.state, run.cluster.bootstrap_servers, run.cluster.registry_url, namespace=namespace
         )
-        async with open_namespace(where, "test") as (log, _):
+        async with open_namespace(cluster, "test") as (log, _):
             return [one.event async for one in read_topic(log, topic) if type(one.event) is kind]
 
     return asyncio.run(asyncio.wait_for(read(), 60))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headrace.infra import local
 from headrace.schemas.topics import Topics
-from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from headrace.services.namespace.run_life import enter
 from tests.checker import check_namespace
@@ -34,7 +34,7 @@ WINDOW_S = 5.0
 class Workers:
     """Processes of `headrace serve` in one namespace."""
 
-    def __init__(self, place: Where, stack: AsyncExitStack) -> None:
+    def __init__(self, place: ClusterConfig, stack: AsyncExitStack) -> None:
         self._place = place
         self._stack = stack
         self._by_service: dict[str, list[harness.Command]] = {}
@@ -57,7 +57,7 @@ class Workers:
         return [command for commands in self._by_service.values() for command in commands]
 
 
-def arguments_of(place: Where) -> list[str]:
+def arguments_of(place: ClusterConfig) -> list[str]:
     assert place.bootstrap_servers is not None
     assert place.registry_url is not None
     assert place.namespace is not None
@@ -86,7 +86,7 @@ def assert_shared(watch: harness.LogWatch, since: float) -> None:
             assert all(len(pids) == 1 for pids in writers.values()), f"{service}: {writers}"
 
 
-async def end_the_run(place: Where, topics: Topics) -> None:
+async def end_the_run(place: ClusterConfig, topics: Topics) -> None:
     """Says that the run is over, as its operator."""
     recipe = read_recipe(str(RECIPE))
     async with connect(place, "operator-0") as connection:
@@ -98,7 +98,7 @@ async def end_the_run(place: Where, topics: Topics) -> None:
 def test_two_of_each_share_the_work_and_one_more_env_worker_does_more(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
-    place = Where(
+    place = ClusterConfig(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace
     )
     topics = Topics(namespace, ("default",), 4)

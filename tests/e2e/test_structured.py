@@ -13,7 +13,7 @@ from headrace.schemas.events import (
     PolicyPublished,
     TrajectoryRecorded,
 )
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from tests.checker import Facts, examine, read_all
 from tests.e2e import harness
@@ -25,7 +25,7 @@ DIRECTIONS = {"left", "down", "right", "up"}
 def test_a_policy_learns_what_to_say_within_a_schema(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
-    place = Where(
+    place = ClusterConfig(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.infra import local
 from headrace.schemas.events import BatchAssembled, PolicyPublished
 from headrace.schemas.topics import Topics
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from tests.checker import Facts, check_namespace, read_all
 from tests.e2e import harness
@@ -21,7 +21,7 @@ TASKS, VERSIONS = 128, 32
 def test_demonstrations_are_learned_before_anything_is_rewarded(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
-    place = Where(
+    place = ClusterConfig(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace
     )
 

@@ -11,7 +11,7 @@ from headrace.schemas.events import PolicyPublished
 from headrace.schemas.topics import POLICIES
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_reader import read_all
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from tests.checker import check_namespace
 from tests.integration.test_other_teams import headrace
@@ -72,13 +72,13 @@ def test_two_adapters_of_one_base_are_trained_and_served(
     assert (summary["failures"], summary["restarts"]) == (0, 0), summary
 
     servers, registry = local_stack.bootstrap_servers, local_stack.registry_url
-    where = Where(tmp_path, servers, registry, namespace=namespace)
-    report = asyncio.run(check_namespace(where))
+    cluster = ClusterConfig(tmp_path, servers, registry, namespace=namespace)
+    report = asyncio.run(check_namespace(cluster))
     assert report.violations == []
     # Whose samples are at most one version behind: so versions up to 2, at least, were served.
     assert min(report.versions["left"], report.versions["right"]) >= 4
 
-    published = asyncio.run(publications(where))
+    published = asyncio.run(publications(cluster))
     newest = [one for one in published if one.version == 4]
     assert {one.policy for one in newest} == {"left", "right"}
     assert len({one.digest for one in newest}) == 2
@@ -91,8 +91,8 @@ def test_two_adapters_of_one_base_are_trained_and_served(
     assert f"{whole.base.sha256.hex()}, {whole.base.size:,} bytes, in the blob store" in page
 
 
-async def publications(where: Where) -> list[PolicyPublished]:
-    async with open_namespace(where, "test") as (log, _):
+async def publications(cluster: ClusterConfig) -> list[PolicyPublished]:
+    async with open_namespace(cluster, "test") as (log, _):
         place = Partition(log.topics.name(POLICIES), 0)
         events = [delivery.event async for delivery in read_all(log, {place: "first"})]
         return [event for event in events if isinstance(event, PolicyPublished)]

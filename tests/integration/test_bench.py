@@ -6,17 +6,17 @@ import asyncio
 from pathlib import Path
 
 from headrace.infra.local import LocalStack
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.bench.report import machine
 from tests.bench.trajectories import durable_trajectories
 from tests.bench.weights import measure
 
 
 def test_trajectories_pass_from_producer_to_decoded_batch(local_stack: LocalStack) -> None:
-    where = Where(Path(local_stack.state)).connected(
+    cluster = ClusterConfig(Path(local_stack.state)).connected(
         local_stack.bootstrap_servers, local_stack.registry_url
     )
-    figures = asyncio.run(durable_trajectories(where, scale=0.01))
+    figures = asyncio.run(durable_trajectories(cluster, scale=0.01))
     assert [figure.what.strip() for figure in figures] == [
         "produce alone",
         "assemble groups and batches alone",

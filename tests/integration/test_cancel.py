@@ -22,7 +22,7 @@ from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.event_reader import EventReader
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.namespace.apply import apply
-from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from headrace.services.scheduler import service as scheduler
 from headrace.services.tasks.task_maker import Item, TaskMaker
@@ -118,14 +118,14 @@ def test_tasks_are_cancelled_wherever_they_are(
         "HEADRACE_NAMESPACE": namespace,
     }
     recipe = read_recipe("null", SETTINGS)
-    where = Where(tmp_path, local_stack.bootstrap_servers, local_stack.registry_url)
+    cluster = ClusterConfig(tmp_path, local_stack.bootstrap_servers, local_stack.registry_url)
 
     async def cancel(*arguments: str) -> list[tuple[int | None, str]]:
         told = await headrace("cancel", *arguments, environment=environment)
         return [(one["task"], one["state"]) for one in told]
 
     async def main() -> None:
-        async with connect(where, "test") as connection:
+        async with connect(cluster, "test") as connection:
             log = await connection.writing_log(Topics(namespace, ("default",), recipe.partitions))
             await apply(log, recipe)
             for number in range(5):

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from headrace.infra import local
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.checker import check_namespace
 from tests.integration.test_other_teams import headrace
 
@@ -37,7 +37,7 @@ def test_versions_are_evaluated_in_the_run_and_after_it(
     assert measured.keys() <= {"0", "2", "4"}
     whole = {"items": ITEMS, "samples": SAMPLES, "failed": 0}
     assert {name: measured["0"][name] for name in whole} == whole
-    place = Where(tmp_path, servers, registry, namespace=namespace)
+    place = ClusterConfig(tmp_path, servers, registry, namespace=namespace)
     assert asyncio.run(check_namespace(place)).violations == []
 
     told = headrace(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.schemas.recipe.policy import Policy
-from headrace.services.inference.engine import EngineSetup, Generation, Prompt, Weights
+from headrace.services.inference.engine import EngineOutput, EnginePrompt, EngineSetup, Weights
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.models.weights import model_folder
 from headrace.trainer.learner import Learner
@@ -50,13 +50,13 @@ def drawn(tokens: list[int], logprobs: list[float], advantage: float) -> TokenSe
     )
 
 
-async def served(folder: Path, weights: bytes, dtype: str) -> Generation:
+async def served(folder: Path, weights: bytes, dtype: str) -> EngineOutput:
     engine = TorchEngine(EngineSetup(folder, 2, device="cpu", dtype=dtype))
     path = folder / "served.safetensors"
     path.write_bytes(weights)
     try:
         await engine.load(Weights("p", 0, path))
-        return await engine.generate(Prompt("p", PROMPT, max_tokens=20, temperature=0.7))
+        return await engine.generate(EnginePrompt("p", PROMPT, max_tokens=20, temperature=0.7))
     finally:
         await engine.close(0)
         path.unlink()

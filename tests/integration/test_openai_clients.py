@@ -12,7 +12,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from headrace.schemas.events import Event, GenerationRequested
-from headrace.services.agent.gateway.chat_session import Session
+from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.server import GatewayServer
 from tests.unit.agent.gateway.test_command import Chatting
 from tests.unit.agent.gateway.test_session import TOOL, converse, parents, user
@@ -34,7 +34,7 @@ class Adding(Chatting):
         return found.model_copy(update={"text": " and ".join(told) if told else CALLS})
 
 
-async def serve(session: Session, client: Any) -> None:
+async def serve(session: ChatSession, client: Any) -> None:
     """Lets a client talk to a session, by an AsyncOpenAI."""
     server = GatewayServer()
     url = await server.start("127.0.0.1", 0)

@@ -113,19 +113,21 @@ def test_a_companion_whose_records_are_gone_ends_the_worker(
         main = [Partition(topics.name(ACTIONS), number) for number in range(2)]
         await broker.commit_first(group, main)
         await stand_at(kafka, group, main[0], "[1]")
-        companion = Partition(topics.name(OBSERVATIONS), 0)
+        side_partition = Partition(topics.name(OBSERVATIONS), 0)
         for _ in range(4):
-            await broker.send(Outgoing(companion.topic, b"k", b"never read", partition=0))
-        await delete_records(kafka, companion, 4)
+            await broker.send(Outgoing(side_partition.topic, b"k", b"never read", partition=0))
+        await delete_records(kafka, side_partition, 4)
         worker = Worker(
             bench.log,
             topics=[main[0].topic],
             consumer_group=group,
             make_shard=Shard,
             stopping=asyncio.Event(),
-            companions=lambda place: {Partition(companion.topic, place.number): "committed"},
+            side_partitions=lambda place: {
+                Partition(side_partition.topic, place.number): "committed"
+            },
         )
-        with pytest.raises(RecordsLost, match=f"{companion.topic}/0: 3 .* offsets 1 to 3: "):
+        with pytest.raises(RecordsLost, match=f"{side_partition.topic}/0: 3 .* offsets 1 to 3: "):
             await worker.run()
 
     on_kafka(kafka, test)

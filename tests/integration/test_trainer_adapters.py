@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from headrace.errors import BlobError, UsageError
 from headrace.schemas.events import Adapter, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.inference.engine import EngineSetup, Prompt
+from headrace.services.inference.engine import EnginePrompt, EngineSetup
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.weights import model_folder, weights_digest
@@ -67,7 +67,7 @@ def test_versions_are_adapters_of_one_base_that_is_stored_once(tmp_path: Path) -
         for one in (fixed, published[3]):
             await engine.load(LocalWeights(bench.blobs, bench.state / one.policy).weights(one))
         answers = [
-            await engine.generate(Prompt(policy, [97, 98], 8, temperature=0.0))
+            await engine.generate(EnginePrompt(policy, [97, 98], 8, temperature=0.0))
             for policy in ("fixed", "learner")
         ]
         assert [answer.versions for answer in answers] == [[0] * 8, [3] * 8]

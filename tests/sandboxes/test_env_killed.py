@@ -25,7 +25,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.event_reader import CaughtUp, EventReader
 from headrace.services.namespace.apply import apply
-from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from headrace.services.processes.docker.docker_engine import Engine
 
@@ -124,7 +124,7 @@ async def kill_again_and_again(
     host: str, stack: local.LocalStack, namespace: str, state: Path, kills: int
 ) -> tuple[int, int]:
     """Steps answered in all, and attempts lost."""
-    where = Where(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
+    cluster = ClusterConfig(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
     recipe = read_recipe(RECIPE)
     workers = Workers(
         {
@@ -139,7 +139,7 @@ async def kill_again_and_again(
     )
     engine, draw, answered = Engine(host), random.Random(kills), 0
     await engine.open()
-    async with connect(where, "test") as connection:
+    async with connect(cluster, "test") as connection:
         topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
         log = await connection.writing_log(topics)
         await apply(log, recipe)

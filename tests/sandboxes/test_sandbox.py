@@ -84,7 +84,7 @@ def test_another_worker_finds_it_and_the_first_can_do_nothing_more(engine: str) 
         mine = claim(task=3)
         first = await made.fresh(mine)
         await first.step("echo 1 > n")
-        await first.let_go()
+        await first.release()
         second = await made.take(mine)
         await second.resume(view(), done=1)
         assert (await second.step("cat n")).text == "1\n"

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from headrace.errors import TooLarge
 from headrace.schemas.events import Event, Ref
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.agent.crash_isolation.isolation import Suspect
+from headrace.services.agent.crash_isolation.isolation import IsolatedEpisode
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.requests import Answer
 from headrace.services.agent.service import load_agents
@@ -23,7 +23,7 @@ class LoopChild:
 
     def __init__(self, recipe: Recipe) -> None:
         self._agents = load_agents(recipe)
-        self._runs: dict[Suspect, EpisodeRun] = {}
+        self._runs: dict[IsolatedEpisode, EpisodeRun] = {}
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -39,39 +39,39 @@ class LoopChild:
         for run in self._runs.values():
             run.stop()
 
-    async def run(self, suspects: Sequence[Suspect]) -> str | None:
+    async def run(self, isolated_episodes: Sequence[IsolatedEpisode]) -> str | None:
         """As Child has it."""
         child.set(self)
-        for suspect in suspects:
-            setup = self._agents[suspect.started.submitted.agent]
-            outlet = _Relay(suspect)
-            started, at = suspect.started, suspect.recorded_at
-            run = EpisodeRun(outlet, started, at, setup, {suspect.attempt: {}})
-            self._runs[suspect] = run
-            suspect.host = self
-            if suspect.cancelled is not None:
-                run.cancel(suspect.cancelled)
-            run.task = asyncio.create_task(self._run(suspect, run))
+        for isolated in isolated_episodes:
+            setup = self._agents[isolated.started.submitted.agent]
+            outlet = _Relay(isolated)
+            started, at = isolated.started, isolated.recorded_at
+            run = EpisodeRun(outlet, started, at, setup, {isolated.attempt: {}})
+            self._runs[isolated] = run
+            isolated.host = self
+            if isolated.cancelled is not None:
+                run.cancel(isolated.cancelled)
+            run.task = asyncio.create_task(self._run(isolated, run))
         child.set(None)
         tasks = [run.task for run in self._runs.values() if run.task is not None]
         await asyncio.wait(tasks)
         return self._death.result() if self._death.done() else None
 
-    async def _run(self, suspect: Suspect, run: EpisodeRun) -> None:
+    async def _run(self, isolated: IsolatedEpisode, run: EpisodeRun) -> None:
         await run.run()
-        suspect.ended = True
+        isolated.ended = True
 
-    def answer(self, suspect: Suspect, answer: Answer) -> None:
+    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None:
         """Hands an answer on."""
-        self._runs[suspect].on_answer(answer)
+        self._runs[isolated].on_answer(answer)
 
-    def cancel(self, suspect: Suspect, reason: str) -> None:
+    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None:
         """Has an episode end as cancelled."""
-        self._runs[suspect].cancel(reason)
+        self._runs[isolated].cancel(reason)
 
-    def stop(self, suspect: Suspect) -> None:
+    def stop(self, isolated: IsolatedEpisode) -> None:
         """Has an episode end without a word."""
-        self._runs[suspect].stop()
+        self._runs[isolated].stop()
 
     async def aclose(self) -> None:
         """Ends what runs."""
@@ -80,8 +80,8 @@ class LoopChild:
 
 
 class _Relay:
-    def __init__(self, suspect: Suspect) -> None:
-        self._suspect = suspect
+    def __init__(self, isolated: IsolatedEpisode) -> None:
+        self._suspect = isolated
 
     async def send(self, event: Event) -> Ref:
         sent: asyncio.Future[Ref] = asyncio.get_running_loop().create_future()

@@ -16,7 +16,7 @@ from headrace.schemas.topics import (
     PROMPTS,
     Topic,
 )
-from headrace.services.agent.service import COMPANIONS
+from headrace.services.agent.service import SIDE_TOPICS
 from headrace.services.kafka.broker import Partition
 from headrace.services.namespace.apply import shared_partitions
 from tests.simulation.processes import Run
@@ -39,9 +39,9 @@ def needed(run: Run) -> dict[Partition, int]:
             need(partition, place.offset)
             noted = json.loads(place.metadata) if place.metadata else []
             offsets = noted if isinstance(noted, list) else noted["at"]
-            places = _companions(run, service, partition)
-            for companion, offset in zip(places, offsets or [0] * len(places), strict=True):
-                need(companion, offset)
+            places = _side_partitions(run, service, partition)
+            for side_partition, offset in zip(places, offsets or [0] * len(places), strict=True):
+                need(side_partition, offset)
     return {
         place: offset
         for place, offset in oldest.items()
@@ -49,11 +49,11 @@ def needed(run: Run) -> dict[Partition, int]:
     }
 
 
-def _companions(run: Run, service: str, main: Partition) -> list[Partition]:
+def _side_partitions(run: Run, service: str, main: Partition) -> list[Partition]:
     """What a service's commit notes positions of, in the note's order."""
     topics, own, every = run.topics, [main.number], range(run.topics.partitions)
     read: dict[str, list[tuple[Topic[Any], Iterable[int]]]] = {
-        "agent": [(topic, own) for topic in COMPANIONS],
+        "agent": [(topic, own) for topic in SIDE_TOPICS],
         "env": [(OBSERVATIONS, own)],
         "scheduler": [(EPISODES, every), (OUTCOMES, every), (GROUPS, [0])],
     }

@@ -17,7 +17,7 @@ from headrace.errors import DependencyError, InfrastructureError
 from headrace.services.agent.agents import multi_turn
 from headrace.services.agent.episode import Episode
 from headrace.services.base.types import Observation, TaskView
-from headrace.services.inference.engine import EngineSetup, Generation, Prompt
+from headrace.services.inference.engine import EngineOutput, EnginePrompt, EngineSetup
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.stream_jobs.filters import Group
 from tests.simulation.virtual_time import OWNER, Owner, loop
@@ -43,7 +43,7 @@ class Dice(ScriptedEngine):
         super().__init__(EngineSetup(**{**_fields(setup), **changed}))
         self._random = loop().random
 
-    async def _continue(self, prompt: Prompt) -> Generation:
+    async def _continue(self, prompt: EnginePrompt) -> EngineOutput:
         await asyncio.sleep(self._random.uniform(0.005, 0.2))
         if self._slow and self._random.random() < self._slow:
             await asyncio.sleep(self._random.uniform(0.2, 5.0))
@@ -205,7 +205,7 @@ async def debater(episode: Episode) -> None:
     said = []
     while not observation.done:
         text = observation.text
-        one, other = (episode.new_context(), episode.new_context())
+        one, other = (episode.new_conversation(), episode.new_conversation())
         answers = await episode.gather(lambda: one.generate(text), lambda: other.generate(text))  # noqa: B023
         said.append(episode.random.choice(answers).text)
         observation = await episode.step(said[-1])

@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError, TooLarge
 from headrace.schemas.events import Ref
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.crash_isolation.frames import Frame, FrameCodec
-from headrace.services.agent.crash_isolation.isolation import HANG_S, Suspect
+from headrace.services.agent.crash_isolation.isolation import HANG_S, IsolatedEpisode
 from headrace.services.agent.requests import Answer
 from headrace.services.base.clock import now
 
@@ -41,7 +41,7 @@ class ChildProcess:
         self._reader = reader
         self._writer = writer
         self._codec = FrameCodec()
-        self._numbers: dict[Suspect, int] = {}
+        self._numbers: dict[IsolatedEpisode, int] = {}
 
     @classmethod
     async def start(cls, recipe: Recipe) -> ChildProcess:
@@ -81,45 +81,45 @@ class ChildProcess:
                 f"log"
             )
 
-    async def run(self, suspects: Sequence[Suspect]) -> str | None:
+    async def run(self, isolated_episodes: Sequence[IsolatedEpisode]) -> str | None:
         """As Child has it. One that hangs past all deadlines counts as dead."""
-        for number, suspect in enumerate(suspects):
-            self._numbers[suspect] = number
-            suspect.host = self
+        for number, isolated in enumerate(isolated_episodes):
+            self._numbers[isolated] = number
+            isolated.host = self
             self._write(
                 Frame(
                     "start",
                     number,
-                    number=suspect.attempt,
-                    at=suspect.recorded_at,
-                    event=suspect.started,
+                    number=isolated.attempt,
+                    at=isolated.recorded_at,
+                    event=isolated.started,
                 )
             )
-            if suspect.cancelled is not None:
-                self.cancel(suspect, suspect.cancelled)
-        last = max(suspect.started.deadline for suspect in suspects) / 1000
+            if isolated.cancelled is not None:
+                self.cancel(isolated, isolated.cancelled)
+        last = max(isolated.started.deadline for isolated in isolated_episodes) / 1000
         try:
             async with asyncio.timeout(max(0.0, last - now()) + HANG_S):
-                while not all(suspect.ended for suspect in suspects):
+                while not all(isolated.ended for isolated in isolated_episodes):
                     frame = await self._codec.read_async(self._reader)
                     if frame is None:
                         return await self._death()
-                    self._on_frame(suspects[frame.run], frame)
+                    self._on_frame(isolated_episodes[frame.run], frame)
         except TimeoutError:
             return "it hung"
         return None
 
-    def answer(self, suspect: Suspect, answer: Answer) -> None:
+    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None:
         """Hands an answer on."""
-        self._write(Frame("answer", self._numbers[suspect], event=answer))
+        self._write(Frame("answer", self._numbers[isolated], event=answer))
 
-    def cancel(self, suspect: Suspect, reason: str) -> None:
+    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None:
         """Has an episode end as cancelled."""
-        self._write(Frame("cancel", self._numbers[suspect], text=reason))
+        self._write(Frame("cancel", self._numbers[isolated], text=reason))
 
-    def stop(self, suspect: Suspect) -> None:
+    def stop(self, isolated: IsolatedEpisode) -> None:
         """Has an episode end without a word."""
-        self._write(Frame("stop", self._numbers[suspect]))
+        self._write(Frame("stop", self._numbers[isolated]))
 
     async def aclose(self) -> None:
         """Kills it, with all that it started."""
@@ -128,11 +128,11 @@ class ChildProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
-    def _on_frame(self, suspect: Suspect, frame: Frame) -> None:
+    def _on_frame(self, isolated: IsolatedEpisode, frame: Frame) -> None:
         if frame.kind == "ended":
-            suspect.ended = True
+            isolated.ended = True
         elif frame.event is not None:
-            suspect.relay(frame.event, partial(self._on_sent, frame))
+            isolated.relay(frame.event, partial(self._on_sent, frame))
 
     def _on_sent(self, sent: Frame, result: Ref | TooLarge) -> None:
         if isinstance(result, Ref):

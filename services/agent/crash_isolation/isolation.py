@@ -39,17 +39,17 @@ HANG_S = 10.0
 """Seconds after the last deadline of a child's episodes: it hangs then, and is killed."""
 
 
-class SuspectHost(Protocol):
+class IsolationHost(Protocol):
     """Where suspects run: told of each what happens to it from outside."""
 
-    def answer(self, suspect: Suspect, answer: Answer) -> None: ...
+    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None: ...
 
-    def cancel(self, suspect: Suspect, reason: str) -> None: ...
+    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None: ...
 
-    def stop(self, suspect: Suspect) -> None: ...
+    def stop(self, isolated: IsolatedEpisode) -> None: ...
 
 
-class Suspect:
+class IsolatedEpisode:
     """One episode that is run apart, as its shard and its child see it."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Suspect:
         self.attempt = max(started.attempt, *answers, 0)
         self.cancelled: str | None = None
         """Why it is cancelled, where it is."""
-        self.host: SuspectHost | None = None
+        self.host: IsolationHost | None = None
         """The child that it runs in at the moment."""
         self.ended = False
         self._context = context
@@ -114,9 +114,9 @@ class Suspect:
 
     async def end_as_poison(self, death: str) -> None:
         """Ends the episode in its code's stead."""
-        where = f"task {self.started.task}, sample {self.started.sample}"
+        cluster = f"task {self.started.task}, sample {self.started.sample}"
         message = f"the agent's code killed {DEATHS} workers, then a process of its own ({death})"
-        logger.error("poison: %s: %s", where, message)
+        logger.error("poison: %s: %s", cluster, message)
         if self._action is not None:
             await self._context.send(close_after(self._action, None))
         outcome = outcome_of(
@@ -142,10 +142,10 @@ _NOWHERE = Ref(topic="", partition=0, offset=0, digest=bytes(16))
 """Of a request that was not sent: nobody refers to one."""
 
 
-class Child(SuspectHost, Protocol):
+class IsolationChild(IsolationHost, Protocol):
     """A process of its own for suspects."""
 
-    async def run(self, suspects: Sequence[Suspect]) -> str | None:
+    async def run(self, isolated_episodes: Sequence[IsolatedEpisode]) -> str | None:
         """Runs them until all have ended; says how the process died where it did before."""
 
     async def aclose(self) -> None:
@@ -155,7 +155,7 @@ class Child(SuspectHost, Protocol):
 class MakeChild(Protocol):
     """Starts a child. HeadraceError where none comes up."""
 
-    async def __call__(self) -> Child: ...
+    async def __call__(self) -> IsolationChild: ...
 
 
 class Isolation:
@@ -165,21 +165,23 @@ class Isolation:
         self._make_child = make_child
         self._room = asyncio.Semaphore(CHILDREN)
 
-    async def run(self, context: ShardContext, suspects: Sequence[Suspect]) -> None:
+    async def run(
+        self, context: ShardContext, isolated_episodes: Sequence[IsolatedEpisode]
+    ) -> None:
         """Runs suspects of one shard apart, until the child has ended; its halves go on alone."""
         async with self._room:
             child = await self._make_child()
             try:
-                death = await child.run(suspects)
+                death = await child.run(isolated_episodes)
             finally:
-                for suspect in suspects:
-                    suspect.host = None
+                for isolated in isolated_episodes:
+                    isolated.host = None
                 await child.aclose()
-        left = [suspect for suspect in suspects if not suspect.ended]
+        left = [isolated for isolated in isolated_episodes if not isolated.ended]
         if death is None or not left:
             return
-        logger.warning("a child with %d suspects died (%s)", len(suspects), death)
-        if len(suspects) == 1:
+        logger.warning("a child with %d suspects died (%s)", len(isolated_episodes), death)
+        if len(isolated_episodes) == 1:
             await left[0].end_as_poison(death)
             return
         middle = len(left) // 2

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.errors import UsageError
 from headrace.schemas import packed
-from headrace.services.agent.conversation import Context, Generation
+from headrace.services.agent.conversation import Conversation, Generation
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_messages import Message, extend, start_of
 from headrace.services.agent.gateway.chat_requests import ChatRequest
@@ -88,7 +88,7 @@ class Choice:
         return [f"call_{path}_{index}" for index in range(len(self.tool_calls))]
 
 
-class Session:
+class ChatSession:
     """A client's way into an episode. Made inside the agent's coroutine."""
 
     def __init__(self, episode: Episode, dialect: Dialect) -> None:
@@ -100,7 +100,7 @@ class Session:
         self._heard_at = self._loop.time()
         self._episode = episode
         self._dialect = dialect
-        self._answered: dict[bytes, Context] = {}
+        self._answered: dict[bytes, Conversation] = {}
         """By the digest of a conversation that ends with an answer of the policy."""
         self._running: set[asyncio.Task[Generation]] = set()
         self._reserved = 0
@@ -199,7 +199,9 @@ class Session:
         except (ValueError, RecursionError) as error:
             raise bad_request(f"tool_choice: {error}") from error
 
-    def _place(self, role: str, request: ChatRequest) -> tuple[Context, tuple[Message, ...], bytes]:
+    def _place(
+        self, role: str, request: ChatRequest
+    ) -> tuple[Conversation, tuple[Message, ...], bytes]:
         """The longest conversation that a request goes on with, what is new, and its digest."""
         digests = [start_of(role, request.tools)]
         for message in request.messages:
@@ -209,11 +211,11 @@ class Session:
         for said in range(len(request.messages) - 1, 0, -1):
             if (known := self._answered.get(digests[said])) is not None:
                 return known, request.messages[said:], digests[-1]
-        return self._episode.new_context(role), request.messages, digests[-1]
+        return self._episode.new_conversation(role), request.messages, digests[-1]
 
     async def _ask(
-        self, context: Context, new: tuple[Message, ...], request: ChatRequest, form: _Form
-    ) -> tuple[Context, Generation]:
+        self, context: Conversation, new: tuple[Message, ...], request: ChatRequest, form: _Form
+    ) -> tuple[Conversation, Generation]:
         """Has the policy answer, within what the episode's tokens leave to the others."""
         most = await self._reserve(context.role, request.max_tokens)
         tools = () if context.tokens else request.tools
@@ -256,7 +258,9 @@ class Session:
             raise bad_request(f"the episode ends: {error.ending}", code)
         raise ApiError(503, f"the attempt has failed: {error}", "attempt_failed")
 
-    def _choice(self, context: Context, generation: Generation, request: ChatRequest) -> Choice:
+    def _choice(
+        self, context: Conversation, generation: Generation, request: ChatRequest
+    ) -> Choice:
         assert context.last_call is not None
         turn = self._episode.turns[context.last_call].turn
         content, calls = generation.text, NO_CALLS

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
-from headrace.services.agent.gateway.chat_session import Session, describe, make_dialect
+from headrace.services.agent.gateway.chat_session import ChatSession, describe, make_dialect
 from headrace.services.agent.gateway.forced_tool_calls import Format
 
 
@@ -25,33 +25,33 @@ class ClientFailed(Exception):
 
 
 @dataclass(eq=False)
-class Offer:
+class PendingEpisode:
     """An attempt that waits for a client, or has one."""
 
-    session: Session
+    session: ChatSession
     token: str
     task: Mapping[str, Any]
     taken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Door:
+class EpisodeQueue:
     """The attempts of a worker that wait for clients."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Offer, None] = OrderedDict()
+        self._waiting: OrderedDict[PendingEpisode, None] = OrderedDict()
         self._came = asyncio.Event()
 
     @contextmanager
-    def offering(self, offer: Offer) -> Iterator[None]:
+    def offering(self, pending: PendingEpisode) -> Iterator[None]:
         """Has an attempt wait, within."""
-        self._waiting[offer] = None
+        self._waiting[pending] = None
         self._came.set()
         try:
             yield
         finally:
-            self._waiting.pop(offer, None)
+            self._waiting.pop(pending, None)
 
-    async def take(self, wait_s: float) -> Offer | None:
+    async def take(self, wait_s: float) -> PendingEpisode | None:
         """Takes the attempt that has waited longest; None where none comes in time."""
         try:
             async with asyncio.timeout(wait_s):
@@ -60,24 +60,24 @@ class Door:
                     await self._came.wait()
         except TimeoutError:
             return None
-        offer, _ = self._waiting.popitem(last=False)
-        offer.taken.set()
-        return offer
+        pending, _ = self._waiting.popitem(last=False)
+        pending.taken.set()
+        return pending
 
-    def give_back(self, offer: Offer) -> None:
+    def give_back(self, pending: PendingEpisode) -> None:
         """Has an attempt wait again, before all others: who took it never heard of it."""
-        offer.taken.clear()
-        self._waiting[offer] = None
-        self._waiting.move_to_end(offer, last=False)
+        pending.taken.clear()
+        self._waiting[pending] = None
+        self._waiting.move_to_end(pending, last=False)
         self._came.set()
 
 
 class Entrance(Protocol):
     """Where clients come in: the gateway's server."""
 
-    door: Door
+    queue: EpisodeQueue
 
-    def admitting(self, session: Session) -> AbstractContextManager[str]: ...
+    def admitting(self, session: ChatSession) -> AbstractContextManager[str]: ...
 
 
 class Client:
@@ -106,24 +106,24 @@ class Client:
     async def __call__(self, episode: Episode) -> None:
         """Waits for a client, and for its end."""
         assert self.entrance is not None, "only a gateway runs clients' episodes"
-        session = Session(episode, self._dialect)
+        session = ChatSession(episode, self._dialect)
         try:
             with self.entrance.admitting(session) as token:
-                offer = Offer(session, token, describe(episode))
-                with self.entrance.door.offering(offer):
-                    await self._play(offer)
+                pending = PendingEpisode(session, token, describe(episode))
+                with self.entrance.queue.offering(pending):
+                    await self._play(pending)
                 await session.drain()
                 session.raise_failure()
         finally:
             session.close()
 
-    async def _play(self, offer: Offer) -> None:
-        session = offer.session
+    async def _play(self, pending: PendingEpisode) -> None:
+        session = pending.session
         while not session.ended.done():
             session.raise_failure()
             left_s = self._idle_s - session.silent_s
-            if not offer.taken.is_set():
-                await offer.taken.wait()
+            if not pending.taken.is_set():
+                await pending.taken.wait()
                 session.heard()
             elif left_s > 0:
                 first: set[asyncio.Future[Any]] = {session.ended, session.failed}

@@ -16,8 +16,8 @@ from typing import Any
 from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_session import (
+    ChatSession,
     Report,
-    Session,
     describe,
     make_dialect,
     read_report,
@@ -76,7 +76,7 @@ class Command:
 
     async def __call__(self, episode: Episode) -> None:
         """Runs the program to its end, and takes its report."""
-        session = Session(episode, self._dialect)
+        session = ChatSession(episode, self._dialect)
         server = GatewayServer()
         given = json.dumps(describe(episode), ensure_ascii=False).encode() + b"\n"
         try:
@@ -125,7 +125,7 @@ class Command:
         except OSError as error:
             raise CommandFailed(f"can't run {self._command[0]}: {error.strerror}") from error
 
-    async def _end_of(self, program: asyncio.Task[Ended], session: Session) -> Ended:
+    async def _end_of(self, program: asyncio.Task[Ended], session: ChatSession) -> Ended:
         """The program's end. Raises what ended the attempt where that came first."""
         first: set[asyncio.Future[Any]] = {program, session.failed}
         await asyncio.wait(first, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)

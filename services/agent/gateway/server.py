@@ -12,8 +12,8 @@ from typing import Any
 from headrace.errors import DependencyError, UsageError
 from headrace.services.agent.gateway import chat_answers as answers
 from headrace.services.agent.gateway.chat_requests import read_object, read_request
-from headrace.services.agent.gateway.chat_session import Session, read_report
-from headrace.services.agent.gateway.clients import Door
+from headrace.services.agent.gateway.chat_session import ChatSession, read_report
+from headrace.services.agent.gateway.clients import EpisodeQueue
 from headrace.services.agent.gateway.refusals import ApiError, bad_request
 
 BODY_BYTES = 16 << 20
@@ -29,11 +29,11 @@ CLOSE_S = 0.5
 class GatewayServer:
     """Serves sessions at one address."""
 
-    def __init__(self, door: Door | None = None, key: str = "") -> None:
-        """With a `door`, whoever has the `key` takes the episodes that wait there."""
-        self.door = door or Door()
+    def __init__(self, queue: EpisodeQueue | None = None, key: str = "") -> None:
+        """With a `queue`, whoever has the `key` takes the episodes that wait there."""
+        self.queue = queue or EpisodeQueue()
         self._key = key
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, ChatSession] = {}
         self._started = int(time.time())
         self._runner: Any = None
 
@@ -47,12 +47,12 @@ class GatewayServer:
         """Listens on a Unix socket. DependencyError where it can't."""
         await self._listen(_web().UnixSite(await self._prepare(), str(socket)), str(socket))
 
-    async def _listen(self, site: Any, where: str) -> None:
+    async def _listen(self, site: Any, cluster: str) -> None:
         try:
             await site.start()
         except OSError as error:
             await self.aclose()
-            raise DependencyError(f"can't listen on {where}: {error.strerror}") from error
+            raise DependencyError(f"can't listen on {cluster}: {error.strerror}") from error
 
     async def _prepare(self) -> Any:
         web = _web()
@@ -78,7 +78,7 @@ class GatewayServer:
             self._runner = None
 
     @contextmanager
-    def admitting(self, session: Session) -> Iterator[str]:
+    def admitting(self, session: ChatSession) -> Iterator[str]:
         """The token of a session, good within."""
         token = secrets.token_urlsafe(32)
         self._sessions[token] = session
@@ -114,7 +114,7 @@ class GatewayServer:
         ):
             raise ApiError(401, "this is not the gateway's key", "invalid_api_key")
 
-    def _session_of(self, request: Any) -> Session:
+    def _session_of(self, request: Any) -> ChatSession:
         """The session whose token a request bears. ApiError 401 where there is none."""
         session = self._sessions.get(_bearer(request))
         if session is None:
@@ -129,7 +129,7 @@ class GatewayServer:
         with session.serving():
             return await self._answer(session, http)
 
-    async def _answer(self, session: Session, http: Any) -> Any:
+    async def _answer(self, session: ChatSession, http: Any) -> Any:
         request = read_request(await http.read())
         choices = await session.complete(request)
         head = f"chatcmpl-{secrets.token_hex(8)}", int(time.time()), request, choices
@@ -179,16 +179,18 @@ class GatewayServer:
         return _web().json_response({})
 
     async def _take(self, http: Any) -> Any:
-        offer = await self.door.take(TAKE_S)
-        if offer is None:
+        pending = await self.queue.take(TAKE_S)
+        if pending is None:
             raise ApiError(503, f"no episode came to wait within {TAKE_S:g} s: ask again")
         if http.transport is None or http.transport.is_closing():
-            self.door.give_back(offer)
-        tree = {"base_url": f"{http.url.origin()}/v1", "api_key": offer.token}
-        return _web().json_response({**tree, "model": offer.session.models[0], "task": offer.task})
+            self.queue.give_back(pending)
+        tree = {"base_url": f"{http.url.origin()}/v1", "api_key": pending.token}
+        return _web().json_response(
+            {**tree, "model": pending.session.models[0], "task": pending.task}
+        )
 
 
-def _take_report(session: Session, tree: dict[str, Any]) -> None:
+def _take_report(session: ChatSession, tree: dict[str, Any]) -> None:
     try:
         session.report(read_report(tree))
     except ValueError as error:

@@ -6,7 +6,7 @@ import os
 
 from headrace.errors import UsageError
 from headrace.services.agent import service
-from headrace.services.agent.gateway.clients import Door
+from headrace.services.agent.gateway.clients import EpisodeQueue
 from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.worker.service_context import ServiceContext
 
@@ -30,7 +30,7 @@ async def run(context: ServiceContext, listen: str) -> None:
             f"{KEY}: set it to a secret of at least {KEY_CHARACTERS} characters; who has it may "
             "take episodes"
         )
-    server = GatewayServer(Door(), key)
+    server = GatewayServer(EpisodeQueue(), key)
     await server.start(host.strip("[]"), int(port))
     try:
         await service.run(context, entrance=server)

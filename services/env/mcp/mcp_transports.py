@@ -136,11 +136,11 @@ class _Bounded(httpx2.AsyncHTTPTransport):
         response = await super().handle_async_request(request)
         if "text/event-stream" not in response.headers.get("content-type", ""):
             assert isinstance(response.stream, httpx2.AsyncByteStream)
-            response.stream = _Counted(response.stream, self._most)
+            response.stream = _CountedStream(response.stream, self._most)
         return response
 
 
-class _Counted(httpx2.AsyncByteStream):
+class _CountedStream(httpx2.AsyncByteStream):
     def __init__(self, stream: httpx2.AsyncByteStream, most: int) -> None:
         self._stream = stream
         self._left = most

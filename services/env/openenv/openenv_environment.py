@@ -19,7 +19,7 @@ from headrace.services.env.openenv.openenv_messages import (
     read_object,
     render,
 )
-from headrace.services.env.openenv.openenv_session import Session
+from headrace.services.env.openenv.openenv_session import OpenEnvSession
 from headrace.services.env.tool_calls import BadCall, Call, read_calls
 
 SEEDS = 2**31
@@ -80,7 +80,9 @@ class OpenEnvEnvironment:
         self._render = (render,) if isinstance(render, str) else tuple(render)
         self._reset = dict(reset or {})
         headers = authorization(token_variable)
-        self._session = Session(f"{url.rstrip('/')}/ws", headers, timeout_s, answer_kb * 1024)
+        self._session = OpenEnvSession(
+            f"{url.rstrip('/')}/ws", headers, timeout_s, answer_kb * 1024
+        )
         self._name = ""
         self._described: dict[str, JsonValue] = {}
         """The server's tools by name, as chat templates take them."""

@@ -23,7 +23,7 @@ class BadAction(ValueError):
     """What a policy wrote is no action: it is told."""
 
 
-class Problem(BaseModel):
+class OpenEnvProblem(BaseModel):
     """One thing that pydantic, by which servers read actions, finds wrong."""
 
     type: str = ""
@@ -39,7 +39,7 @@ class Problem(BaseModel):
 class Refused(Exception):
     """The server takes no such action; nothing was done. Its message says why."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[OpenEnvProblem]) -> None:
         said = (f"{'.'.join(map(str, each.loc))}: {each.msg}" for each in problems)
         super().__init__("; ".join(said)[:REFUSAL_CHARACTERS])
         self.problems = problems
@@ -59,7 +59,7 @@ class _Message(BaseModel):
 class _Error(BaseModel):
     code: str = ""
     message: str = ""
-    errors: list[Problem] = []
+    errors: list[OpenEnvProblem] = []
 
 
 class Step(BaseModel):

@@ -25,7 +25,7 @@ LONGEST_PAUSE_S = 2.0
 """Between two times that a full server is asked for a session; doubled from the first on."""
 
 
-class Session:
+class OpenEnvSession:
     """At most one connection at a time. Whatever goes wrong ends it."""
 
     def __init__(

@@ -48,7 +48,7 @@ class DockerEnvironment:
         await self.sandbox.begin()
         return await self._guarded(self._tool.act(action, self.sandbox.name.begun))
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """The container stays as it is."""
 
     async def aclose(self) -> None:

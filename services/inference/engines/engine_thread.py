@@ -20,14 +20,14 @@ from typing import Any, ClassVar
 from headrace.errors import BlobError, HeadraceError, InfrastructureError
 from headrace.services.inference.engine import (
     Capacity,
+    EngineOutput,
+    EnginePrompt,
     EngineSetup,
-    Generation,
-    Prompt,
     Weights,
     check_prompt,
 )
+from headrace.services.inference.engines.grammar_states import GrammarCompiler
 from headrace.services.inference.engines.row import Outcome, Row
-from headrace.services.inference.engines.schema_walks import SchemaWalks
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,8 @@ class ThreadedEngine(ABC):
         self._vocabulary = 0
         self._policies: dict[str, tuple[object, ...]] = {}
         """Those that have weights, and of what kind these are."""
-        self._walks: SchemaWalks | None = None
-        self._in_flight: set[asyncio.Future[Generation]] = set()
+        self._grammars: GrammarCompiler | None = None
+        self._in_flight: set[asyncio.Future[EngineOutput]] = set()
         self._loading = asyncio.Lock()
         self._changing: asyncio.Future[None] | None = None
         self._closed = False
@@ -74,13 +74,13 @@ class ThreadedEngine(ABC):
         free = 0 if self._closed else self._setup.slots - len(self._in_flight)
         return Capacity(free_slots=max(0, free), context=self._context)
 
-    async def generate(self, prompt: Prompt) -> Generation:
+    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
         """See Engine."""
         check_prompt(prompt, self._vocabulary)
-        walk = None
+        grammar = None
         if prompt.json_schema:
-            self._walks = self._walks or SchemaWalks(self._setup.model, self._vocabulary)
-            walk = await self._walks.begin(prompt)
+            self._grammars = self._grammars or GrammarCompiler(self._setup.model, self._vocabulary)
+            grammar = await self._grammars.begin(prompt)
         if self._closed:
             raise InfrastructureError("engine_closed", "the engine takes no prompts any more")
         if self._death is not None:
@@ -89,14 +89,14 @@ class ThreadedEngine(ABC):
             raise InfrastructureError("no_weights", f"no weights of policy {prompt.policy!r} yet")
         room = self._context - len(prompt.tokens)
         if room <= 0:
-            return Generation([], [], [], "overflow")
-        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+            return EngineOutput([], [], [], "overflow")
+        future: asyncio.Future[EngineOutput] = asyncio.get_running_loop().create_future()
         row = Row(
             prompt,
             future,
             limit=min(prompt.max_tokens, room),
             at_limit="length" if prompt.max_tokens <= room else "overflow",
-            walk=walk,
+            grammar=grammar,
         )
         self._in_flight.add(future)
         self._put(row)
@@ -271,7 +271,7 @@ def _deliver(outcomes: Sequence[Outcome]) -> None:
     for row, outcome in outcomes:
         if row.future.done():
             continue
-        if isinstance(outcome, Generation):
+        if isinstance(outcome, EngineOutput):
             row.future.set_result(outcome)
         else:
             row.future.set_exception(outcome)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.errors import InfrastructureError
-from headrace.services.inference.engine import Generation, Prompt
-from headrace.services.models.json_schema import Walk
+from headrace.services.inference.engine import EngineOutput, EnginePrompt
+from headrace.services.models.json_schema import GrammarState
 
 Finish = Literal["stop", "length", "overflow", "interrupted"]
 
@@ -18,13 +18,13 @@ Finish = Literal["stop", "length", "overflow", "interrupted"]
 class Row:
     """A sequence in the making."""
 
-    prompt: Prompt
-    future: asyncio.Future[Generation]
+    prompt: EnginePrompt
+    future: asyncio.Future[EngineOutput]
     limit: int
     """Most tokens to draw."""
     at_limit: Literal["length", "overflow"]
     """How it finishes there."""
-    walk: Walk | None = None
+    grammar: GrammarState | None = None
     """Where it stands in its JSON schema, if it follows one."""
     generator: Any = None
     """The torch engine's, of a prompt with a seed of its own."""
@@ -51,8 +51,8 @@ class Row:
             )
         if self.kv_version is None:
             self.kv_version = version
-        if self.walk is not None:
-            self.walk.accept(token)
+        if self.grammar is not None:
+            self.grammar.accept(token)
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
@@ -60,12 +60,12 @@ class Row:
             return "stop"
         return self.at_limit if len(self.tokens) == self.limit else None
 
-    def generation(self, finish: Finish) -> Generation:
+    def generation(self, finish: Finish) -> EngineOutput:
         """What it is so far."""
         mixed = bool(self.versions) and self.kv_version != self.versions[-1]
-        return Generation(
+        return EngineOutput(
             self.tokens, self.logprobs, self.versions, finish, mixed, self.cached_tokens
         )
 
 
-Outcome = tuple[Row, Generation | InfrastructureError]
+Outcome = tuple[Row, EngineOutput | InfrastructureError]

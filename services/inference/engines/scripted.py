@@ -12,9 +12,9 @@ from typing import Any, Literal
 from headrace.errors import InfrastructureError, UsageError
 from headrace.services.inference.engine import (
     Capacity,
+    EngineOutput,
+    EnginePrompt,
     EngineSetup,
-    Generation,
-    Prompt,
     Weights,
     check_prompt,
 )
@@ -57,7 +57,7 @@ class ScriptedEngine:
         free = 0 if self._closed else max(0, self._setup.slots - self._in_flight)
         return Capacity(free, self._context)
 
-    async def generate(self, prompt: Prompt) -> Generation:
+    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
         """See Engine."""
         if self._closed:
             raise InfrastructureError("engine_closed", "the engine takes no prompts any more")
@@ -94,7 +94,7 @@ class ScriptedEngine:
                 self._interrupt.set()
                 await self._idle.wait()
 
-    async def _continue(self, prompt: Prompt) -> Generation:
+    async def _continue(self, prompt: EnginePrompt) -> EngineOutput:
         room = self._context - len(prompt.tokens)
         limit = min(prompt.max_tokens, room)
         finish: Literal["stop", "length", "overflow", "interrupted"]
@@ -114,7 +114,7 @@ class ScriptedEngine:
                 finish = "stop"
                 break
         mixed = bool(versions) and versions[0] != versions[-1]
-        return Generation(tokens, [0.0] * len(tokens), versions, finish, mixed)
+        return EngineOutput(tokens, [0.0] * len(tokens), versions, finish, mixed)
 
     async def _interrupted(self) -> bool:
         """Waits for the delay; True at once where the engine is closed meanwhile."""

@@ -133,7 +133,7 @@ class PolicyBatch:
     def _draw(
         self, logits: Tensor, plan: SamplingPlan, rows: Sequence[Row]
     ) -> list[tuple[int, float]]:
-        scores = masked(logits[:, -1], [row.walk for row in rows])
+        scores = masked(logits[:, -1], [row.grammar for row in rows])
         ids, logprobs = draw(scores, plan, [row.generator for row in rows])
         return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headrace.errors import BlobError, InfrastructureError, UsageError
-from headrace.services.inference.engine import Adapter, EngineSetup, Weights
+from headrace.services.inference.engine import AdapterWeights, EngineSetup, Weights
 from headrace.services.inference.engines.engine_thread import Change, ThreadedEngine
 from headrace.services.inference.engines.row import Outcome, Row
 from headrace.services.inference.engines.torch_batch import PolicyBatch
@@ -63,7 +63,7 @@ class TorchEngine(ThreadedEngine):
         model = self._model()
         return PolicyBatch(model, model.state_dict(keep_vars=True))
 
-    def _adapted(self, adapter: Adapter) -> PolicyBatch:
+    def _adapted(self, adapter: AdapterWeights) -> PolicyBatch:
         """A policy's model on a base, which is read where no policy had it before."""
         base = self._bases.get(adapter.digest)
         if base is None:

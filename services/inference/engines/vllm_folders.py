@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from headrace.services.inference.engine import Adapter
+from headrace.services.inference.engine import AdapterWeights
 from headrace.services.models.weights import ADAPTER
 
 
@@ -25,7 +25,7 @@ def model_folder(model: Path, base: Path) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def adapter_folder(weights: Path, adapter: Adapter) -> Iterator[str]:
+def adapter_folder(weights: Path, adapter: AdapterWeights) -> Iterator[str]:
     """A folder with an adapter as PEFT saves it, as long as vLLM reads it."""
     told = {
         "peft_type": "LORA",

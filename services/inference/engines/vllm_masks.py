@@ -13,13 +13,13 @@ import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 from headrace.services.inference.engines.row import Row
-from headrace.services.models.json_schema import Walk, masked
+from headrace.services.models.json_schema import GrammarState, masked
 
 SCHEMA_OF = "headrace_row"
 """The sampling's own argument that tells a row by its number."""
 
 
-class SchemaMasks(LogitsProcessor):  # type: ignore[misc]
+class VllmSchemaMasks(LogitsProcessor):  # type: ignore[misc]
     """Those of one of vLLM's engines. Rows are advanced between its steps, in its thread."""
 
     rows: ClassVar[WeakValueDictionary[int, Row]] = WeakValueDictionary()
@@ -32,7 +32,7 @@ class SchemaMasks(LogitsProcessor):  # type: ignore[misc]
         return id(row)
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._walks: dict[int, Walk] = {}
+        self._grammars: dict[int, GrammarState] = {}
         """By place in vLLM's batch."""
 
     def is_argmax_invariant(self) -> bool:
@@ -44,19 +44,19 @@ class SchemaMasks(LogitsProcessor):  # type: ignore[misc]
         if batch_update is None:
             return
         for place in batch_update.removed:
-            self._walks.pop(place, None)
+            self._grammars.pop(place, None)
         for place, parameters, *_ in batch_update.added:
-            self._walks.pop(place, None)
+            self._grammars.pop(place, None)
             row = self.rows.get((parameters.extra_args or {}).get(SCHEMA_OF, 0))
-            if row is not None and row.walk is not None:
-                self._walks[place] = row.walk
+            if row is not None and row.grammar is not None:
+                self._grammars[place] = row.grammar
         for source, target, direction in batch_update.moved:
-            left, right = self._walks.pop(source, None), self._walks.pop(target, None)
+            left, right = self._grammars.pop(source, None), self._grammars.pop(target, None)
             if left is not None:
-                self._walks[target] = left
+                self._grammars[target] = left
             if right is not None and direction == MoveDirectionality.SWAP:
-                self._walks[source] = right
+                self._grammars[source] = right
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Masks logits [n, V]."""
-        return masked(logits, [self._walks.get(place) for place in range(len(logits))])
+        return masked(logits, [self._grammars.get(place) for place in range(len(logits))])

@@ -33,7 +33,7 @@ from headrace.services.kafka.broker import (
     Subscription,
 )
 from headrace.services.kafka.memory.memory_faults import Faults
-from headrace.services.kafka.memory.memory_process import DELIVERY_S, Process, heard
+from headrace.services.kafka.memory.memory_process import DELIVERY_S, MemoryProcess, heard
 from headrace.services.kafka.memory.memory_reading import MemoryReader, MemorySubscription
 from headrace.services.kafka.memory.memory_state import State
 
@@ -56,17 +56,17 @@ class MemoryCluster:
         self.session_s = session_s
         self.faults = faults or Faults()
         self.surroundings = copy_context()
-        self._processes: list[Process] = []
+        self._processes: list[MemoryProcess] = []
 
     def client(self, name: str, faults: Faults | None = None) -> MemoryBroker:
         """The log as one more process sees it; with faults of its own, if it has some."""
         return MemoryBroker(self, name, faults)
 
-    def add_process(self, name: str, faults: Faults | None = None) -> Process:
+    def add_process(self, name: str, faults: Faults | None = None) -> MemoryProcess:
         """One more process's line to the log."""
         self._processes = [process for process in self._processes if not process.gone]
         faults = faults or self.faults
-        process = Process(name, self.session_s, self.state, faults, self.surroundings)
+        process = MemoryProcess(name, self.session_s, self.state, faults, self.surroundings)
         self._processes.append(process)
         return process
 
@@ -182,10 +182,12 @@ class MemoryBroker:
         return await self._process.call(lambda: self._state.settings(topics))
 
     async def ends(
-        self, partitions: Sequence[Partition], *, undecided: bool = False
+        self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
     ) -> dict[Partition, tuple[int, int]]:
         """Each partition's first offset and the end of what is committed; or of all."""
-        return await self._process.call(lambda: self._state.ends(partitions, undecided=undecided))
+        return await self._process.call(
+            lambda: self._state.ends(partitions, include_uncommitted=include_uncommitted)
+        )
 
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float
@@ -223,7 +225,7 @@ class MemoryBroker:
 class MemoryFencedWriter:
     """A sole writer. Its writes follow one after the other."""
 
-    def __init__(self, process: Process, state: State, writer: str, epoch: int) -> None:
+    def __init__(self, process: MemoryProcess, state: State, writer: str, epoch: int) -> None:
         self._process = process
         self._state = state
         self._writer = writer

@@ -30,7 +30,7 @@ class Member:
     expelled: bool = False
 
 
-class Group:
+class MemoryGroup:
     """One consumer group."""
 
     def __init__(self, name: str, partitions: Callable[[Sequence[str]], list[Partition]]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from headrace.errors import DependencyError, HeadraceError
 from headrace.services.kafka.memory.memory_faults import Faults
-from headrace.services.kafka.memory.memory_group import Group, Member
+from headrace.services.kafka.memory.memory_group import Member, MemoryGroup
 from headrace.services.kafka.memory.memory_state import State
 
 DELIVERY_S = 30.0
@@ -28,17 +28,17 @@ R = TypeVar("R")
 
 
 @dataclass(eq=False, slots=True)
-class _Message:
+class _WireMessage:
     """A request, or an answer, on its way. `sent`: it arrives whatever becomes of its sender."""
 
     arrive: Callable[[], None]
     sent: bool = False
 
 
-_Line = deque[_Message]
+_Line = deque[_WireMessage]
 
 
-class Process:
+class MemoryProcess:
     """One process's line to the cluster."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Process:
         self._answers: dict[Hashable, _Line] = {}
         self._waiting: dict[asyncio.Future[Any], None] = {}
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._members: dict[Member, Group] = {}
+        self._members: dict[Member, MemoryGroup] = {}
         self._expulsions: list[asyncio.TimerHandle] = []
         self._wakes: dict[asyncio.Event, None] = {}
 
@@ -110,7 +110,7 @@ class Process:
         task.add_done_callback(heard)
         return task
 
-    def keep_session(self, group: Group, member: Member) -> None:
+    def keep_session(self, group: MemoryGroup, member: Member) -> None:
         """Sends heartbeats for a member from now on."""
         self._members[member] = group
         if self._gone or not self._running.is_set():  # It joins late: its request was on its way.
@@ -196,7 +196,7 @@ class Process:
         self, lines: dict[Hashable, _Line], lane: Hashable, arrive: Callable[[], None]
     ) -> None:
         """Sends a message off: it arrives later, and overtakes none of its lane."""
-        lines.setdefault(lane, deque()).append(_Message(arrive))
+        lines.setdefault(lane, deque()).append(_WireMessage(arrive))
         self._travel(lines, lane)
 
     def _travel(self, lines: dict[Hashable, _Line], lane: Hashable) -> None:
@@ -226,7 +226,7 @@ class Process:
         for member, group in self._members.items():
             self._expel_in(self._session_s, group, member)
 
-    def _expel_in(self, seconds: float, group: Group, member: Member) -> None:
+    def _expel_in(self, seconds: float, group: MemoryGroup, member: Member) -> None:
         """Lets a session run out; a log that is away counts it anew once it is back."""
 
         def expel() -> None:

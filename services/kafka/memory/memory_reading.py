@@ -10,7 +10,7 @@ from headrace.errors import DependencyError
 from headrace.services.kafka.broker import Committed, End, OnAssigned, OnRevoked, Partition, Record
 from headrace.services.kafka.memory.memory_faults import Faults
 from headrace.services.kafka.memory.memory_group import Member
-from headrace.services.kafka.memory.memory_process import Process
+from headrace.services.kafka.memory.memory_process import MemoryProcess
 from headrace.services.kafka.memory.memory_state import State
 
 ASSIGN_S = 30.0
@@ -95,7 +95,7 @@ class Cursor:
 class MemoryReader:
     """Reads partitions that it is told to, without a consumer group."""
 
-    def __init__(self, process: Process, state: State) -> None:
+    def __init__(self, process: MemoryProcess, state: State) -> None:
         self._process = process
         self._wake = asyncio.Event()
         self._cursor = Cursor(state, self._wake, process.faults)
@@ -148,7 +148,7 @@ class MemorySubscription:
 
     def __init__(
         self,
-        process: Process,
+        process: MemoryProcess,
         state: State,
         topics: Sequence[str],
         consumer_group: str,

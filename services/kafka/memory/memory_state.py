@@ -9,7 +9,7 @@ from contextlib import suppress
 from headrace.errors import DependencyError, UsageError
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Committed, Outgoing, Partition, Position
-from headrace.services.kafka.memory.memory_group import Group, check_metadata
+from headrace.services.kafka.memory.memory_group import MemoryGroup, check_metadata
 from headrace.services.kafka.memory.memory_log import PartitionLog, SoleWriter, Transaction
 from headrace.services.kafka.murmur2 import partition_of
 
@@ -26,7 +26,7 @@ class State:
         self.topics: dict[str, list[PartitionLog]] = {}
         self.configurations: dict[str, dict[str, str]] = {}
         """What each topic was made with; nothing here heeds it."""
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, MemoryGroup] = {}
         self._writers: dict[str, SoleWriter] = {}
         self._back_at = 0.0
 
@@ -40,7 +40,7 @@ class State:
             return 0.0
         return max(0.0, self._back_at - asyncio.get_running_loop().time())
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[MemoryGroup]:
         """All consumer groups."""
         return list(self._groups.values())
 
@@ -81,12 +81,13 @@ class State:
         return logs[partition.number]
 
     def ends(
-        self, partitions: Sequence[Partition], *, undecided: bool
+        self, partitions: Sequence[Partition], *, include_uncommitted: bool
     ) -> dict[Partition, tuple[int, int]]:
         """Each partition's first offset and its last stable offset, or its last of all."""
         logs = [self.log(partition) for partition in partitions]
         return {
-            log.partition: (log.first, log.end if undecided else log.stable_end) for log in logs
+            log.partition: (log.first, log.end if include_uncommitted else log.stable_end)
+            for log in logs
         }
 
     async def decided(self, positions: Sequence[Position], limit_s: float) -> None:
@@ -109,9 +110,9 @@ class State:
         log = self.route(outgoing)
         return Position(log.partition, log.append(outgoing, now()))
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> MemoryGroup:
         """A consumer group; made where it is not there yet."""
-        return self._groups.setdefault(name, Group(name, self._partitions))
+        return self._groups.setdefault(name, MemoryGroup(name, self._partitions))
 
     def committed(
         self, consumer_group: str, partitions: Sequence[Partition]

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
     explain,
     json_option,
     print_json,
     print_table,
-    where_of,
-    where_options,
 )
 
 if TYPE_CHECKING:
     from headrace.services.log.event_log import EventLog
     from headrace.services.namespace.run_life import RunLife
-    from headrace.services.operate.dead_letters.dead_letters import Letter
+    from headrace.services.operate.dead_letters.dead_letters import DeadLetter
 
 SHOWN_BYTES = 512
 REASON = 90
@@ -43,8 +43,8 @@ def dead_letters() -> None:
 
 @dead_letters.command("list")
 @json_option
-@where_options
-def list_letters(as_json: bool, **options: Any) -> None:
+@cluster_options
+def list_dead_letters(as_json: bool, **options: Any) -> None:
     """Count the letters by topic and reason.
 
     \b
@@ -87,8 +87,8 @@ def list_letters(as_json: bool, **options: Any) -> None:
 @dead_letters.command("show")
 @click.argument("number", type=click.IntRange(min=0))
 @json_option
-@where_options
-def show_letter(number: int, as_json: bool, **options: Any) -> None:
+@cluster_options
+def show_dead_letter(number: int, as_json: bool, **options: Any) -> None:
     """Show letter NUMBER: where it lay, why it was parked, its bytes, and if it decodes now.
 
     \b
@@ -98,47 +98,47 @@ def show_letter(number: int, as_json: bool, **options: Any) -> None:
     """
     import asyncio
 
-    from headrace.services.operate.dead_letters.dead_letters import letter_tree
+    from headrace.services.operate.dead_letters.dead_letters import dead_letter_tree
 
-    async def read() -> tuple[Letter, str]:
+    async def read() -> tuple[DeadLetter, str]:
         from headrace.services.log.scan import Patience
-        from headrace.services.operate.dead_letters.dead_letters import find_letter, why_not
+        from headrace.services.operate.dead_letters.dead_letters import find_dead_letter, why_not
 
         async with _namespace(options) as (log, _):
-            letter = await find_letter(log, number, Patience(explain))
-            return letter, await why_not(log, letter)
+            dead_letter = await find_dead_letter(log, number, Patience(explain))
+            return dead_letter, await why_not(log, dead_letter)
 
-    letter, refused = asyncio.run(read())
+    dead_letter, refused = asyncio.run(read())
     if as_json:
-        print_json(letter_tree(letter, refused))
+        print_json(dead_letter_tree(dead_letter, refused))
     else:
-        for line in _lines(letter, refused):
+        for line in _lines(dead_letter, refused):
             click.echo(line)
 
 
-def _lines(letter: Letter, refused: str) -> list[str]:
+def _lines(dead_letter: DeadLetter, refused: str) -> list[str]:
     from headrace.services.operate.dead_letters.dead_letters import place, text
     from headrace.services.operate.show.facts import iso
 
     told = {
-        "lay at": place(letter.origin),
-        "parked": f"{iso(letter.at)} by {letter.reader or '?'}",
-        "reason": letter.reason,
+        "lay at": place(dead_letter.origin),
+        "parked": f"{iso(dead_letter.at)} by {dead_letter.reader or '?'}",
+        "reason": dead_letter.reason,
         "retry": f"refused: {refused}" if refused else "can be put back",
-        "key": _bytes(letter.key),
+        "key": _bytes(dead_letter.key),
     }
-    told |= {f"header {name}": _bytes(value) for name, value in letter.headers}
-    told["value"] = f"{len(letter.value):,} bytes"
-    lines = [f"dead letter {letter.number}"]
+    told |= {f"header {name}": _bytes(value) for name, value in dead_letter.headers}
+    told["value"] = f"{len(dead_letter.value):,} bytes"
+    lines = [f"dead letter {dead_letter.number}"]
     lines += [f"  {name:<12} {what}" for name, what in told.items()]
-    head = letter.value[:SHOWN_BYTES]
+    head = dead_letter.value[:SHOWN_BYTES]
     for at in range(0, len(head), 16):
         row = head[at : at + 16]
         shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
         lines.append(f"    {at:06x}  {row.hex(' '):<47}  {shown}")
-    if len(letter.value) > len(head):
-        lines.append(f"    … and {len(letter.value) - len(head):,} more: --json has all")
-    elif (whole := text(letter.value)) is not None:
+    if len(dead_letter.value) > len(head):
+        lines.append(f"    … and {len(dead_letter.value) - len(head):,} more: --json has all")
+    elif (whole := text(dead_letter.value)) is not None:
         lines.append(f"  {'text':<12} {whole!r}")
     return lines
 
@@ -154,8 +154,10 @@ def _bytes(data: bytes) -> str:
 @click.argument("numbers", metavar="NUMBER...", nargs=-1, type=click.IntRange(min=0))
 @click.option("--all", "every", is_flag=True, help="Every letter that can be put back.")
 @json_option
-@where_options
-def retry_letters(numbers: tuple[int, ...], every: bool, as_json: bool, **options: Any) -> int:
+@cluster_options
+def redrive_dead_letters(
+    numbers: tuple[int, ...], every: bool, as_json: bool, **options: Any
+) -> int:
     """Put letters back into their topics, as they were, once they decode.
 
     Each is put back once, under its own key and headers, with the header `headrace.retry_of`
@@ -201,5 +203,5 @@ async def _retry(options: dict[str, Any], numbers: tuple[int, ...] | None) -> li
 async def _namespace(options: dict[str, Any]) -> AsyncGenerator[tuple[EventLog, RunLife]]:
     from headrace.services.namespace.lookup import open_namespace
 
-    async with open_namespace(where_of(options), "dead-letters") as opened:
+    async with open_namespace(cluster_of(options), "dead-letters") as opened:
         yield opened

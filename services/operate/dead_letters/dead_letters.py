@@ -55,7 +55,7 @@ Origin = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """A record that was no event. Its number is its offset in `dead-letters`."""
 
     number: int
@@ -103,7 +103,7 @@ def place(origin: Origin) -> str:
     return f"{origin[0]}/{origin[1]}@{origin[2]}"
 
 
-def read_letter(record: Record) -> Letter | int:
+def read_dead_letter(record: Record) -> DeadLetter | int:
     """The letter in a record of `dead-letters`, or the number of the one that a mark names.
 
     A record of another kind is a letter that lay nowhere.
@@ -111,7 +111,7 @@ def read_letter(record: Record) -> Letter | int:
     headers = {name: value.decode(errors="replace") for name, value in record.headers}
     if headers.get(RETRIED, "").isdigit():
         return int(headers[RETRIED])
-    return Letter(
+    return DeadLetter(
         record.offset,
         record.timestamp,
         (
@@ -147,32 +147,39 @@ async def list_kinds(log: EventLog, patience: Patience) -> list[Kind]:
     return sorted(kinds.values(), key=lambda kind: kind.last_at)
 
 
-async def find_letter(log: EventLog, number: int, patience: Patience) -> Letter:
+async def find_dead_letter(log: EventLog, number: int, patience: Patience) -> DeadLetter:
     """Letter `number`. UsageError where there is none."""
     at = _place(log.topics)
     async with aclosing(scan(log.broker, {at: (number, number + 1)}, patience)) as records:
         async for record in records:
-            letter = read_letter(record)
-            if isinstance(letter, Letter):
-                return letter
-            raise UsageError(f"{number} is no letter, but the mark that {letter} was put back")
+            dead_letter = read_dead_letter(record)
+            if isinstance(dead_letter, DeadLetter):
+                return dead_letter
+            raise UsageError(f"{number} is no letter, but the mark that {dead_letter} was put back")
     first, end = (await log.broker.ends([at]))[at]
     there = f"holds {first} to {end - 1}" if first < end else "is empty"
     raise UsageError(f"no dead letter {number}: {at.topic} {there}")
 
 
-async def why_not(log: EventLog, letter: Letter) -> str:
+async def why_not(log: EventLog, dead_letter: DeadLetter) -> str:
     """Why a letter can't be put back now; empty where it can."""
-    refused = refuse_topic(log.topics, letter.origin[0])
+    refused = refuse_topic(log.topics, dead_letter.origin[0])
     if refused:
         return refused
-    lay = Partition(letter.origin[0], letter.origin[1])
-    record = Record(lay, letter.origin[2], letter.at, letter.key, letter.value, letter.headers)
+    lay = Partition(dead_letter.origin[0], dead_letter.origin[1])
+    record = Record(
+        lay,
+        dead_letter.origin[2],
+        dead_letter.at,
+        dead_letter.key,
+        dead_letter.value,
+        dead_letter.headers,
+    )
     try:
         event = (await log.decode(record)).event
     except DecodeError as error:
         return f"it still does not decode: {error.reason}"
-    return refuse_event(event, letter.key, now())
+    return refuse_event(event, dead_letter.key, now())
 
 
 def refuse_topic(topics: Topics, topic: str) -> str:
@@ -180,7 +187,7 @@ def refuse_topic(topics: Topics, topic: str) -> str:
     try:
         placed = topics.by_name(topic)
     except KeyError:
-        return f"{topic or 'where it lay'} is no topic of {topics.namespace}"
+        return f"{topic or 'cluster it lay'} is no topic of {topics.namespace}"
     return REFUSED.get(placed.topic.name, "")
 
 
@@ -206,37 +213,44 @@ async def retry(
     """
     if numbers is not None:
         for number in sorted(set(numbers)):
-            await find_letter(log, number, patience)
+            await find_dead_letter(log, number, patience)
     writer = await log.broker.fenced(f"{log.topics.namespace}.dead-letters")
     try:
         # Only now is what was put back known for certain: nobody else puts any back from here on.
-        done = await _put_back(log, patience)
-        async for letter in _read_all(log, patience):
-            if isinstance(letter, int) or not (numbers is None or letter.number in numbers):
+        done = await _redrive(log, patience)
+        async for dead_letter in _read_all(log, patience):
+            if isinstance(dead_letter, int) or not (
+                numbers is None or dead_letter.number in numbers
+            ):
                 continue
-            refused = await why_not(log, letter)
-            if letter.origin in done:
-                refused = f"it was put back already, as letter {done[letter.origin]}"
+            refused = await why_not(log, dead_letter)
+            if dead_letter.origin in done:
+                refused = f"it was put back already, as letter {done[dead_letter.origin]}"
             if not refused:
-                await writer.write(outgoing(log.topics, letter))
-                done[letter.origin] = letter.number
-            yield Retry(letter.number, letter.origin, refused)
+                await writer.write(outgoing(log.topics, dead_letter))
+                done[dead_letter.origin] = dead_letter.number
+            yield Retry(dead_letter.number, dead_letter.origin, refused)
     finally:
         await writer.close()
 
 
-def outgoing(topics: Topics, letter: Letter) -> list[Outgoing]:
+def outgoing(topics: Topics, dead_letter: DeadLetter) -> list[Outgoing]:
     """The record as it was, and the mark that it was put back."""
-    letters = topics.name(DEAD_LETTERS)
-    back = f"{letters}/0@{letter.number}".encode()
-    mark = [(RETRIED, str(letter.number).encode())]
+    dead_letters = topics.name(DEAD_LETTERS)
+    back = f"{dead_letters}/0@{dead_letter.number}".encode()
+    mark = [(RETRIED, str(dead_letter.number).encode())]
     return [
-        Outgoing(letter.origin[0], letter.key, letter.value, [*letter.headers, (RETRY_OF, back)]),
-        Outgoing(letters, letter.key, b"", mark),
+        Outgoing(
+            dead_letter.origin[0],
+            dead_letter.key,
+            dead_letter.value,
+            [*dead_letter.headers, (RETRY_OF, back)],
+        ),
+        Outgoing(dead_letters, dead_letter.key, b"", mark),
     ]
 
 
-async def _put_back(log: EventLog, patience: Patience) -> dict[Origin, int]:
+async def _redrive(log: EventLog, patience: Patience) -> dict[Origin, int]:
     """Where letters lay that were put back, each with its number.
 
     Several readers may have parked one record: it is put back once.
@@ -244,17 +258,17 @@ async def _put_back(log: EventLog, patience: Patience) -> dict[Origin, int]:
     origins: dict[int, Origin] = {}
     done: dict[Origin, int] = {}
     async for one in _read_all(log, patience):
-        if isinstance(one, Letter):
+        if isinstance(one, DeadLetter):
             origins[one.number] = one.origin
         elif one in origins:
             done[origins[one]] = one
     return done
 
 
-async def _read_all(log: EventLog, patience: Patience) -> AsyncGenerator[Letter | int]:
+async def _read_all(log: EventLog, patience: Patience) -> AsyncGenerator[DeadLetter | int]:
     async with aclosing(scan_whole(log.broker, [_place(log.topics)], patience)) as records:
         async for record in records:
-            yield read_letter(record)
+            yield read_dead_letter(record)
 
 
 def _place(topics: Topics) -> Partition:
@@ -265,18 +279,18 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def letter_tree(letter: Letter, refused: str) -> dict[str, Any]:
+def dead_letter_tree(dead_letter: DeadLetter, refused: str) -> dict[str, Any]:
     """A letter for JSON: bytes as hex, and as text where they are UTF-8."""
     return {
-        "letter": letter.number,
-        "at": letter.at,
-        "from": place(letter.origin),
-        "reason": letter.reason,
-        "reader": letter.reader,
-        "headers": {name: text(value) for name, value in letter.headers},
-        "key": letter.key.hex(),
-        "value": letter.value.hex(),
-        "text": text(letter.value),
+        "letter": dead_letter.number,
+        "at": dead_letter.at,
+        "from": place(dead_letter.origin),
+        "reason": dead_letter.reason,
+        "reader": dead_letter.reader,
+        "headers": {name: text(value) for name, value in dead_letter.headers},
+        "key": dead_letter.key.hex(),
+        "value": dead_letter.value.hex(),
+        "text": text(dead_letter.value),
         "refused": refused,
     }
 

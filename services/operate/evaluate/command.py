@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
     json_option,
     print_json,
     set_option,
-    where_of,
-    where_options,
 )
 
 
@@ -26,7 +26,7 @@ from headrace.services.operate.options import (
 )  # fmt: skip
 @click.option("--quiet", is_flag=True, help="No live view.")
 @json_option
-@where_options
+@cluster_options
 def evaluate(
     recipe: str,
     settings: tuple[str, ...],
@@ -54,8 +54,8 @@ def evaluate(
 
     if version is not None and weights is not None:
         raise click.UsageError("--version is of a run: give it or --weights")
-    where, resolved = where_of(options), read_recipe(recipe, settings)
-    measured = asyncio.run(run_evaluation(resolved, where, version, weights, quiet=quiet))
+    cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
+    measured = asyncio.run(run_evaluation(resolved, cluster, version, weights, quiet=quiet))
     if as_json:
         print_json({name: measured.of(name)[0].to_tree() for name in resolved.policies})
         return

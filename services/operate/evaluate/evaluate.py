@@ -20,11 +20,11 @@ from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_reader import CaughtUp, EventReader
 from headrace.services.models.weights import ADAPTER, model_folder
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.evaluation import Evaluations
 from headrace.services.operate.run.live_view import Status, make_view
-from headrace.services.operate.run.run import Run, RunOptions
+from headrace.services.operate.run.run import LocalRun, RunOptions
 
 MODEL_FILES = "*.json", "*.jinja"
 """What a model's folder holds beside its weights."""
@@ -51,12 +51,12 @@ def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     return parse_recipe(tree, "the recipe's evaluation")
 
 
-async def fetch_models(where: Where, version: int | None, folder: Path) -> dict[str, str]:
+async def fetch_models(cluster: ClusterConfig, version: int | None, folder: Path) -> dict[str, str]:
     """Each trained policy of a run at a version, or its newest, as a model folder under `folder`.
 
     UsageError where there is no such run or version, BlobError where its weights are gone.
     """
-    async with open_namespace(where, "evaluate") as (log, life):
+    async with open_namespace(cluster, "evaluate") as (log, life):
         recipe = life.recipe()
         found: dict[str, PolicyPublished] = {}
         reader = EventReader(log, {Partition(log.topics.name(POLICIES), 0): "first"})
@@ -72,7 +72,7 @@ async def fetch_models(where: Where, version: int | None, folder: Path) -> dict[
         if missing := sorted(recipe.policies.keys() - found.keys()):
             which = "a version" if version is None else f"version {version}"
             raise UsageError(f"{log.topics.namespace}: policy {missing[0]!r} has not {which}")
-        blobs = where.open_blobs()
+        blobs = cluster.open_blobs()
         models = {}
         for name, published in found.items():
             made = folder / f"{name}-{published.version}"
@@ -92,13 +92,18 @@ async def fetch_models(where: Where, version: int | None, folder: Path) -> dict[
 
 
 async def evaluate(
-    recipe: Recipe, where: Where, version: int | None, weights: Path | None, *, quiet: bool
+    recipe: Recipe,
+    cluster: ClusterConfig,
+    version: int | None,
+    weights: Path | None,
+    *,
+    quiet: bool,
 ) -> Evaluations:
     """Runs the evaluation to its end. Nothing of it is left, however it ends."""
     with tempfile.TemporaryDirectory(prefix="headrace-evaluate-") as name:
         folder = Path(name)
         if weights is None:
-            models = await fetch_models(where, version, folder / "models")
+            models = await fetch_models(cluster, version, folder / "models")
         elif len(recipe.policies) > 1:
             raise UsageError("--weights is of one policy, and the recipe has several")
         else:
@@ -106,8 +111,8 @@ async def evaluate(
         derived = evaluation_recipe(recipe, models)
         status = Status(recipe.name)
         view = make_view(status, Console(stderr=True), quiet=quiet)
-        place = replace(Where(state=folder / "state"), namespace=recipe.name)
-        run = Run(derived, place, RunOptions(), status, view)
+        place = replace(ClusterConfig(state=folder / "state"), namespace=recipe.name)
+        run = LocalRun(derived, place, RunOptions(), status, view)
         try:
             await run.execute()
         finally:

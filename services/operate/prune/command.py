@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
     explain,
     json_option,
     print_json,
     print_table,
-    where_of,
-    where_options,
 )
 
 if TYPE_CHECKING:
-    from headrace.services.operate.prune.needs import Item
+    from headrace.services.operate.prune.needs import Prunable
 
 
 @click.command()
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     help="Also an ended namespace whole: its topics, its folder, its weights. Repeatable.",
 )  # fmt: skip
 @json_option
-@where_options
+@cluster_options
 def prune(
     yes: bool, keep: int, unnamed: bool, forget: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
@@ -53,7 +53,7 @@ def prune(
     """
     import asyncio
 
-    items = asyncio.run(_prune(where_of(options), yes, keep, unnamed, forget))
+    items = asyncio.run(_prune(cluster_of(options), yes, keep, unnamed, forget))
     if as_json:
         print_json({"removed": yes, "items": [item.to_tree() for item in items]})
         return
@@ -70,15 +70,15 @@ def prune(
 
 
 async def _prune(
-    where: Any, yes: bool, keep: int, unnamed: bool, forget: tuple[str, ...]
-) -> list[Item]:
+    cluster: Any, yes: bool, keep: int, unnamed: bool, forget: tuple[str, ...]
+) -> list[Prunable]:
     from headrace.services.log.scan import Patience
     from headrace.services.namespace.connect import connect, locate
     from headrace.services.operate.prune.pruner import Pruner
 
-    where = locate(where)
-    async with connect(where, "prune") as connection:
-        blobs = where.open_blobs()
-        pruner = Pruner(connection, blobs, where, Patience(explain))
+    cluster = locate(cluster)
+    async with connect(cluster, "prune") as connection:
+        blobs = cluster.open_blobs()
+        pruner = Pruner(connection, blobs, cluster, Patience(explain))
         items = await pruner.plan(keep, unnamed, forget)
         return await pruner.carry_out(items) if yes else items

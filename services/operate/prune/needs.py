@@ -101,7 +101,7 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Prunable:
     """One thing that may go."""
 
     kind: Kind
@@ -166,7 +166,7 @@ def needless_blobs(
     needed: Collection[str],
     named: Collection[str] | None,
     now_s: float,
-) -> Iterator[Item]:
+) -> Iterator[Prunable]:
     """The blobs that may go: what was published and nobody needs; given `named`, what it lacks."""
     for blob in stored:
         if blob.name in needed:
@@ -180,4 +180,4 @@ def needless_blobs(
         else:
             continue
         if blob.put_at < before:
-            yield Item("blob", blob.name or blob.path.name, blob.size, why, blob, before)
+            yield Prunable("blob", blob.name or blob.path.name, blob.size, why, blob, before)

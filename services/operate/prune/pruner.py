@@ -34,13 +34,13 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.scan import Patience, scan_whole
 from headrace.services.models.blobs import BlobStore
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
 from headrace.services.namespace.lookup import namespaces_in, topics_in
 from headrace.services.operate.prune.needs import (
     ENDED_S,
-    Item,
     Namespace,
+    Prunable,
     needed_blobs,
     needless_blobs,
 )
@@ -57,12 +57,12 @@ class Pruner:
 
     connection: Connection
     blobs: BlobStore
-    where: Where
+    cluster: ClusterConfig
     patience: Patience
     clock: Callable[[], float] = time.time
     """Epoch seconds."""
 
-    async def plan(self, keep: int, unnamed: bool, forget: Collection[str]) -> list[Item]:
+    async def plan(self, keep: int, unnamed: bool, forget: Collection[str]) -> list[Prunable]:
         """All that may go. UsageError where a namespace to forget is not there, or still runs."""
         # Before the log is read: what is put from here on is not known to be named yet.
         now_s = self.clock()
@@ -91,7 +91,7 @@ class Pruner:
                 items += self._folder(space, "checkpoints", "its run has ended, and never goes on")
         return items
 
-    async def carry_out(self, items: Sequence[Item]) -> list[Item]:
+    async def carry_out(self, items: Sequence[Prunable]) -> list[Prunable]:
         """Removes these. Returns what went: a blob that was put again meanwhile stays."""
         gone = []
         for item in items:
@@ -151,24 +151,24 @@ class Pruner:
                     yield await fact_of(logs[record.partition.topic], record)
 
     def _checkpoints(self, namespace: Namespace) -> dict[str, list[int]]:
-        folder = self.where.folder(namespace.name) / "checkpoints"
+        folder = self.cluster.folder(namespace.name) / "checkpoints"
         policies = {one.policy for one in namespace.publications}
         return {policy: Checkpoints(folder / policy, 1).versions() for policy in policies}
 
-    def _whole(self, namespace: Namespace, existing: Mapping[str, int]) -> Iterator[Item]:
+    def _whole(self, namespace: Namespace, existing: Mapping[str, int]) -> Iterator[Prunable]:
         """An ended namespace itself: its folder, then its topics."""
         yield from self._folder(namespace, "", "the namespace is to be forgotten")
         ours = "|".join(topic.name for topic in TOPICS)
         named = re.compile(rf"{re.escape(namespace.name)}\.({ours})(\.[a-z0-9_-]+)?\.v1")
         topics = tuple(name for name in existing if named.fullmatch(name))
         why = "the namespace is to be forgotten"
-        yield Item("topics", f"{namespace.name}.*", 0, why, topics=topics)
+        yield Prunable("topics", f"{namespace.name}.*", 0, why, topics=topics)
 
-    def _folder(self, namespace: Namespace, inside: str, why: str) -> Iterator[Item]:
-        path = self.where.folder(namespace.name) / inside
+    def _folder(self, namespace: Namespace, inside: str, why: str) -> Iterator[Prunable]:
+        path = self.cluster.folder(namespace.name) / inside
         if path.is_dir():
             size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            yield Item("checkpoints" if inside else "folder", str(path), size, why, path=path)
+            yield Prunable("checkpoints" if inside else "folder", str(path), size, why, path=path)
 
 
 def _require_ended(namespaces: Sequence[Namespace], forget: Collection[str], now_s: float) -> None:

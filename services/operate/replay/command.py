@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
     explain,
     json_option,
     print_json,
     print_table,
     set_option,
-    where_of,
-    where_options,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _TASKS = click.option(
 )  # fmt: skip
 
 
-class Progress:
+class ReplayProgress:
     """Tells on stderr how far long work is."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ def replay() -> None:
 @click.option("--until", type=click.IntRange(min=1), metavar="VERSION", help="The last version.")
 @_INTO
 @json_option
-@where_options
+@cluster_options
 def batches(
     policy: str | None, until: int | None, into: str | None, as_json: bool, **options: Any
 ) -> None:
@@ -129,10 +129,10 @@ def batches(
     from headrace.services.operate.replay.recording import open_recording
     from headrace.services.operate.replay.replay_batches import replay_batches
 
-    where, progress = where_of(options), Progress()
+    cluster, progress = cluster_of(options), ReplayProgress()
 
     async def run() -> BatchesReplayed:
-        async with open_recording(where) as recording:
+        async with open_recording(cluster) as recording:
             return await replay_batches(
                 recording, policy, until=until, into=into, say=explain, progress=progress
             )
@@ -186,7 +186,7 @@ def _print_versions(replayed: BatchesReplayed, as_json: bool) -> None:
 @_TASKS
 @_INTO
 @json_option
-@where_options
+@cluster_options
 def trajectories(
     path: str | None,
     settings: tuple[str, ...],
@@ -215,10 +215,10 @@ def trajectories(
     from headrace.services.operate.replay.recording import change_recorded, open_recording
     from headrace.services.operate.replay.replay_trajectories import CHANGEABLE, replay_trajectories
 
-    where, progress = where_of(options), Progress()
+    cluster, progress = cluster_of(options), ReplayProgress()
 
     async def run() -> TrajectoriesReplayed:
-        async with open_recording(where) as recording:
+        async with open_recording(cluster) as recording:
             recipe = change_recorded(recording.recipe, path, settings, CHANGEABLE)
             return await replay_trajectories(
                 recording, recipe, policy, tasks=tasks, into=into, say=explain, progress=progress
@@ -270,7 +270,7 @@ def _number(value: float | None) -> str:
     help="Most episodes: their records are held in memory.",
 )  # fmt: skip
 @json_option
-@where_options
+@cluster_options
 def episodes(
     path: str | None,
     settings: tuple[str, ...],
@@ -298,10 +298,10 @@ def episodes(
     from headrace.services.operate.replay.recording import change_recorded, open_recording
     from headrace.services.operate.replay.replay_episodes import CHANGEABLE, replay_episodes
 
-    where, progress = where_of(options), Progress()
+    cluster, progress = cluster_of(options), ReplayProgress()
 
     async def run() -> EpisodesReplayed:
-        async with open_recording(where) as recording:
+        async with open_recording(cluster) as recording:
             recipe = change_recorded(recording.recipe, path, settings, CHANGEABLE)
             return await replay_episodes(
                 recording, recipe, tasks=tasks, limit=limit, progress=progress

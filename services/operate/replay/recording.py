@@ -20,7 +20,7 @@ from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.event_reader import read_all
 from headrace.services.log.positions import Start
 from headrace.services.namespace.apply import apply
-from headrace.services.namespace.cluster_config import Where, read_recipe
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.lookup import find_namespace
 from headrace.services.namespace.run_life import RunLife, differing_keys
@@ -41,7 +41,7 @@ T = TypeVar("T")
 class Recording:
     """A run to replay, and where it lies."""
 
-    where: Where
+    cluster: ClusterConfig
     connection: Connection
     log: EventLog
     """Of the run's namespace. It can't write."""
@@ -67,12 +67,12 @@ class Recording:
 
 
 @asynccontextmanager
-async def open_recording(where: Where) -> AsyncIterator[Recording]:
+async def open_recording(cluster: ClusterConfig) -> AsyncIterator[Recording]:
     """The run of the namespace asked for, or else the last one that is no replay itself."""
-    where = locate(where)
-    async with connect(where, "replay") as connection:
-        topics, life = await find_namespace(connection, where.namespace, _is_original)
-        yield Recording(where, connection, connection.log(topics), life.recipe())
+    cluster = locate(cluster)
+    async with connect(cluster, "replay") as connection:
+        topics, life = await find_namespace(connection, cluster.namespace, _is_original)
+        yield Recording(cluster, connection, connection.log(topics), life.recipe())
 
 
 def _is_original(life: RunLife) -> bool:
@@ -121,7 +121,7 @@ async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> 
     first = f"{recording.namespace}-replay"
     names = chain([first], (f"{first}-{number}" for number in count(2)))
     name = into or next(name for name in names if name not in taken)
-    replace(recording.where, namespace=name)  # which checks the name
+    replace(recording.cluster, namespace=name)  # which checks the name
     topics = Topics(name, tuple(recipe.policies), recipe.partitions)
     log = await recording.connection.writing_log(topics)
     await apply(log, recipe, f"{REPLAY_OF}{recording.namespace}")

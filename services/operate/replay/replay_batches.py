@@ -110,7 +110,7 @@ async def replay_batches(
         await train(
             log,
             recording.recipe,
-            recording.where,
+            recording.cluster,
             policy,
             until=last,
             skipped=skipped,

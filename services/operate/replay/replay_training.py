@@ -16,7 +16,7 @@ from headrace.schemas.topics import POLICIES
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.event_reader import CaughtUp, EventReader
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.run_life import enter
 from headrace.services.operate.run.run import Interrupted
 from headrace.services.operate.serve import SERVICES, ServeOptions, set_threads
@@ -28,7 +28,7 @@ OnVersion = Callable[[PolicyPublished], None]
 async def train(
     log: EventLog,
     recipe: Recipe,
-    where: Where,
+    cluster: ClusterConfig,
     policy: str,
     *,
     until: int,
@@ -45,9 +45,9 @@ async def train(
     context = ServiceContext(
         log,
         recipe,
-        where.open_blobs(),
+        cluster.open_blobs(),
         f"replay-{socket.gethostname()}-{os.getpid()}",
-        where.folder(log.topics.namespace),
+        cluster.folder(log.topics.namespace),
         asyncio.Event(),
         asyncio.Event(),
     )

@@ -263,4 +263,4 @@ async def _train(
         one.versions.append(published)
         progress("versions trained", published.version, one.batches)
 
-    await train(log, recipe, recording.where, policy, until=one.batches, on_version=on_version)
+    await train(log, recipe, recording.cluster, policy, until=one.batches, on_version=on_version)

@@ -21,7 +21,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import apply, find_run, lags
-from headrace.services.namespace.cluster_config import Where, write_resolved
+from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import Connection, connect
 from headrace.services.namespace.run_life import RunLife, enter
 from headrace.services.operate.run.children import child_specs
@@ -29,7 +29,7 @@ from headrace.services.operate.run.live_view import Status, View
 from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
 from headrace.services.operate.run.report import Summary
-from headrace.services.operate.run.run_stack import Stack
+from headrace.services.operate.run.run_stack import RunStack
 from headrace.services.operate.run.supervisor import Supervisor
 from headrace.services.operate.run.watch import follow_progress
 
@@ -62,11 +62,11 @@ class RunOptions:
 
 
 @dataclass
-class Run:
+class LocalRun:
     """One `headrace run`."""
 
     recipe: Recipe
-    where: Where
+    cluster: ClusterConfig
     options: RunOptions
     status: Status
     view: View
@@ -76,12 +76,12 @@ class Run:
 
     async def execute(self) -> Summary:
         """Runs to the end, however it comes. Raises what failed the run."""
-        launch = new_launch_folder(self.where.state)
-        path = write_resolved(self.recipe, self.where.state)
+        launch = new_launch_folder(self.cluster.state)
+        path = write_resolved(self.recipe, self.cluster.state)
         specs = child_specs(self.recipe, path, self.options.metrics_port)
         preloader = Preloader(path, [spec.command for spec in specs], on_change=self.view.note)
         supervisor = Supervisor(specs, launch, preloader=preloader, on_change=self.view.note)
-        stack = Stack(self.where, on_progress=self._phase, on_restart=self.view.note)
+        stack = RunStack(self.cluster, on_progress=self._phase, on_restart=self.view.note)
         self._supervisor = supervisor
         try:
             await supervisor.start()
@@ -110,7 +110,9 @@ class Run:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
-    async def _run_on(self, place: Where, supervisor: Supervisor, stack: Stack) -> Summary:
+    async def _run_on(
+        self, place: ClusterConfig, supervisor: Supervisor, stack: RunStack
+    ) -> Summary:
         async with connect(place, f"run-{os.getpid()}") as connection:
             self._phase("preparing the namespace")
             namespace = await self._choose_namespace(connection)
@@ -133,7 +135,7 @@ class Run:
 
     async def _choose_namespace(self, connection: Connection) -> str:
         """The recipe's own name, or the next one after it that has no run that has ended."""
-        first = self.where.namespace or self.recipe.name
+        first = self.cluster.namespace or self.recipe.name
         for number in range(1, MOST_RUNS):
             name = first if number == 1 else f"{first}-{number}"
             life = await find_run(connection.log(self._topics(name)))
@@ -147,7 +149,7 @@ class Run:
 
     def _settle_logs(self, supervisor: Supervisor, namespace: str) -> None:
         """Moves the children's logs to the namespace's folder; those of earlier commands stay."""
-        logs = self.where.folder(namespace).absolute() / "logs"
+        logs = self.cluster.folder(namespace).absolute() / "logs"
         logs.parent.mkdir(parents=True, exist_ok=True)
         if logs.exists():
             number = next(n for n in range(1, MOST_RUNS) if not Path(f"{logs}-{n}").exists())
@@ -157,7 +159,12 @@ class Run:
 
     @asynccontextmanager
     async def _following(
-        self, log: EventLog, progress: Progress, supervisor: Supervisor, stack: Stack, place: Where
+        self,
+        log: EventLog,
+        progress: Progress,
+        supervisor: Supervisor,
+        stack: RunStack,
+        place: ClusterConfig,
     ) -> AsyncIterator[list[asyncio.Task[None]]]:
         """What runs beside the children. Any of these that ends, ends the run with its error."""
         tasks = [

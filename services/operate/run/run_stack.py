@@ -8,29 +8,29 @@ import signal
 from collections.abc import Callable
 
 from headrace.errors import DependencyError
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import locate
 
 WATCH_INTERVAL_S = 1.0
 
 
-class Stack:
+class RunStack:
     """Brings the local stack up where none is named, mends it, and takes down what it began."""
 
     def __init__(
         self,
-        where: Where,
+        cluster: ClusterConfig,
         *,
         on_progress: Callable[[str], None],
         on_restart: Callable[[str], None],
     ) -> None:
-        self._where = where
+        self._where = cluster
         self._on_progress = on_progress
         self._on_restart = on_restart
-        self._local = where.bootstrap_servers is None
+        self._local = cluster.bootstrap_servers is None
         self._ours = False
 
-    def up(self) -> Where:
+    def up(self) -> ClusterConfig:
         """Where broker and registry are, once they answer. Blocks.
 
         Ctrl-C raises KeyboardInterrupt, and leaves nothing behind.
@@ -53,7 +53,7 @@ class Stack:
         self._ours = stack.owner_pid == os.getpid()
         return self._where.connected(stack.bootstrap_servers, stack.registry_url)
 
-    async def watch(self, place: Where) -> None:
+    async def watch(self, place: ClusterConfig) -> None:
         """Starts a local broker or registry again where one died, on the same log and ports."""
         if not self._ours:
             await asyncio.Event().wait()  # not this run's to mend

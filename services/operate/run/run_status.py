@@ -9,7 +9,7 @@ from headrace.schemas.topics import DEAD_LETTERS, OUTCOMES, RESULTS, TASKS
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import lags, shared_partitions
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.run.live_view import published, sparkline
@@ -21,7 +21,7 @@ RECENT = 1_000
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """A run, as its topics have it."""
 
     namespace: str
@@ -75,13 +75,13 @@ class Standing:
         return lines
 
 
-async def read_standing(where: Where) -> Standing:
+async def read_run_status(cluster: ClusterConfig) -> RunStatus:
     """Reads it all. UsageError where there is no such run."""
-    async with open_namespace(where, "status") as (log, life):
-        return await standing_of(log, life)
+    async with open_namespace(cluster, "status") as (log, life):
+        return await run_status_of(log, life)
 
 
-async def standing_of(log: EventLog, life: RunLife, recent: int = RECENT) -> Standing:
+async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> RunStatus:
     """Where a run stands, by the last `recent` offsets of each partition. Leaves no trace.
 
     What lies before them is counted by offset, so a record that was written twice counts twice.
@@ -95,7 +95,7 @@ async def standing_of(log: EventLog, life: RunLife, recent: int = RECENT) -> Sta
     for place, begin in begins.items():
         before[place.topic] += begin
     tasks, results = log.topics.name(TASKS), log.topics.name(RESULTS)
-    return Standing(
+    return RunStatus(
         namespace=log.topics.namespace,
         recipe=recipe.name,
         state=life.state,

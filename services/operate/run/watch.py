@@ -11,7 +11,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.event_reader import CaughtUp, EventReader
 from headrace.services.log.positions import Start
-from headrace.services.log.scan import Patience, Stretch, scan
+from headrace.services.log.scan import OffsetRange, Patience, scan
 from headrace.services.operate.run.progress import Progress
 
 BATCH_OFFSETS = 128
@@ -66,8 +66,8 @@ async def read_recent(log: EventLog, progress: Progress, recent: int) -> dict[Pa
     return begins
 
 
-async def _fold(log: EventLog, progress: Progress, stretches: Mapping[Partition, Stretch]) -> None:
-    async with aclosing(scan(log.broker, stretches, Patience(lambda line: None))) as records:
+async def _fold(log: EventLog, progress: Progress, ranges: Mapping[Partition, OffsetRange]) -> None:
+    async with aclosing(scan(log.broker, ranges, Patience(lambda line: None))) as records:
         async for record in records:
             with suppress(DecodeError):
                 event = (await log.decode(record)).event

@@ -7,19 +7,19 @@ from typing import Any
 import click
 
 from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
     explain,
     json_option,
     print_json,
     print_page,
-    where_of,
-    where_options,
 )
 
 
 @click.command()
 @click.argument("identity", metavar="ID")
 @json_option
-@where_options
+@cluster_options
 def show(identity: str, as_json: bool, **options: Any) -> None:
     """Tell the whole story of a task, an episode, a batch or a version, from the log.
 
@@ -50,7 +50,7 @@ def show(identity: str, as_json: bool, **options: Any) -> None:
 
     from headrace.services.operate.show.show import find_story
 
-    story = asyncio.run(find_story(where_of(options), identity, explain))
+    story = asyncio.run(find_story(cluster_of(options), identity, explain))
     if as_json:
         print_json(story.to_tree())
     else:

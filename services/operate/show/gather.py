@@ -39,8 +39,8 @@ from headrace.schemas.topics import (
 from headrace.services.kafka.broker import Partition
 from headrace.services.kafka.murmur2 import partition_of
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.scan import Patience, Stretch, scan
-from headrace.services.operate.evaluation import Evaluation, Evaluations
+from headrace.services.log.scan import OffsetRange, Patience, scan
+from headrace.services.operate.evaluation import EvaluationResult, Evaluations
 from headrace.services.operate.show.facts import Fact, fact_of
 
 SKEW_S = 60.0
@@ -134,7 +134,7 @@ class Gatherer:
 
     async def evaluation(
         self, policy: str, version: int, since: float, passing: float
-    ) -> Evaluation | None:
+    ) -> EvaluationResult | None:
         """What tasks that ended from a time on say of a version; None where none evaluates it."""
         places = [self._place(RESULTS, number) for number in range(self._log.topics.partitions)]
         starts = await self._log.broker.offsets_at(places, since - SKEW_S)
@@ -190,9 +190,9 @@ class Gatherer:
         ends = dict.fromkeys(places, LAST)
         if until is not None:
             ends = await self._log.broker.offsets_at(places, until + SKEW_S)
-        stretches = {place: (starts[place], ends[place]) for place in places}
+        ranges = {place: (starts[place], ends[place]) for place in places}
         found = []
-        async for fact in self._facts(stretches, key, held=True):
+        async for fact in self._facts(ranges, key, held=True):
             if sample is None or getattr(fact.event, "sample", sample) == sample:
                 found.append(fact)
         return found
@@ -236,13 +236,13 @@ class Gatherer:
 
     async def _facts(
         self,
-        stretches: Mapping[Partition, Stretch],
+        ranges: Mapping[Partition, OffsetRange],
         key: bytes | None = None,
         *,
         held: bool = False,
     ) -> AsyncGenerator[Fact[Event]]:
-        """What these stretches hold of one key, or of all. `held`: all of it is kept in memory."""
-        async with aclosing(scan(self._log.broker, stretches, self._patience)) as records:
+        """What these offset ranges hold of one key, or of all. `held`: all of it is kept in memory."""
+        async with aclosing(scan(self._log.broker, ranges, self._patience)) as records:
             async for record in records:
                 if key is not None and record.key != key:
                     continue

@@ -21,10 +21,10 @@ from headrace.schemas.events import (
 from headrace.services.operate.show.facts import Fact, iso
 from headrace.services.operate.show.step_story import StepStory, TrainedSample
 from headrace.services.operate.show.task_story import (
-    Attempt,
+    AttemptStory,
     EpisodeStory,
     Exchange,
-    Learned,
+    LearnedIn,
     TaskStory,
 )
 from headrace.services.operate.show.unpacked import floats_in, ids_in, versions_in
@@ -140,7 +140,7 @@ def _submission(submitted: Fact[TaskSubmitted]) -> Iterable[Part]:
     yield _line("payload", task.payload)
 
 
-def _learning(task: int, one: Learned) -> Iterable[Part]:
+def _learning(task: int, one: LearnedIn) -> Iterable[Part]:
     if one.group is not None:
         group = one.group.event
         told = f"{group.verdict} by {group.estimator}" if group.estimator else group.verdict
@@ -205,7 +205,7 @@ def _advantages(story: TaskStory, sample: int) -> Iterable[Part]:
 
 
 def _attempt(
-    attempt: Attempt,
+    attempt: AttemptStory,
     counting: Fact[TrajectoryRecorded] | None,
     text_of: TextOf,
     *,

@@ -15,7 +15,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.scan import Patience, fetch_each, scan
 from headrace.services.models.blobs import BlobStore
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.show.facts import Fact
 from headrace.services.operate.show.gather import Gatherer, only_policy
@@ -42,14 +42,14 @@ class Story(Protocol):
         """For people."""
 
 
-async def find_story(where: Where, text: str, tell: Callable[[str], None]) -> Story:
+async def find_story(cluster: ClusterConfig, text: str, tell: Callable[[str], None]) -> Story:
     """The story of what `text` names. UsageError where there is no such thing.
 
     `tell` hears how far the reading is, where it takes a while.
     """
     wanted = parse_id(text)
-    async with open_namespace(where, "show") as (log, life):
-        finder = _Finder(log, life.recipe(), where.open_blobs(), Patience(tell))
+    async with open_namespace(cluster, "show") as (log, life):
+        finder = _Finder(log, life.recipe(), cluster.open_blobs(), Patience(tell))
         return await finder.find(wanted)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TrajectoryRecorded
-from headrace.services.operate.evaluation import Evaluation
+from headrace.services.operate.evaluation import EvaluationResult
 from headrace.services.operate.show.facts import Fact, of_type, place_of
 from headrace.services.operate.show.unpacked import floats_in, versions_in
 
@@ -52,7 +52,7 @@ class StepStory:
     """Of this version, in log order: the last one counts."""
     weights: dict[str, bool]
     """Whether each weights blob, by its SHA-256, is in the blob store."""
-    evaluation: Evaluation | None = None
+    evaluation: EvaluationResult | None = None
     """Of this version, as far as its tasks have ended."""
 
     def to_tree(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def tell_step(
     facts: Sequence[Fact[Event]],
     samples: Sequence[TrainedSample],
     weights: dict[str, bool],
-    evaluation: Evaluation | None = None,
+    evaluation: EvaluationResult | None = None,
 ) -> StepStory:
     """The story of a step. Facts of other versions and policies are left out."""
     batches = of_type(facts, BatchAssembled)

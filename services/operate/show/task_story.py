@@ -41,7 +41,7 @@ class Exchange:
 
 
 @dataclass(slots=True)
-class Attempt:
+class AttemptStory:
     """One attempt of an episode. The exchanges are kept for days, the trajectory for longer."""
 
     number: int
@@ -64,7 +64,7 @@ class EpisodeStory:
 
     sample: int
     started: Fact[EpisodeStarted] | None = None
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[AttemptStory] = field(default_factory=list)
     outcome: Fact[EpisodeEnded] | None = None
 
     @property
@@ -85,7 +85,7 @@ class EpisodeStory:
 
 
 @dataclass(slots=True)
-class Learned:
+class LearnedIn:
     """What one policy made of a task."""
 
     policy: str
@@ -128,7 +128,7 @@ class TaskStory:
     """None where retention removed it."""
     episodes: list[EpisodeStory]
     result: Fact[TaskEnded] | None
-    learned: list[Learned]
+    learned: list[LearnedIn]
     duplicates: int
     """Records that say again what was said before: no reader counts them."""
     remarks: list[str] = field(default_factory=list)
@@ -176,13 +176,13 @@ def tell_task(number: int, facts: Sequence[Fact[Event]], sample: int | None = No
 
 def _add_attempts(facts: Sequence[Fact[Event]], episodes: dict[int, EpisodeStory]) -> None:
     """Requests, answers and trajectories, each to its attempt."""
-    attempts: dict[tuple[int, int], Attempt] = {}
+    attempts: dict[tuple[int, int], AttemptStory] = {}
     exchanges: dict[tuple[int, int, str], Exchange] = {}
 
-    def attempt(event: Request | Answer | TrajectoryRecorded) -> Attempt:
+    def attempt(event: Request | Answer | TrajectoryRecorded) -> AttemptStory:
         key = (event.sample, event.attempt)
         if key not in attempts:
-            attempts[key] = Attempt(event.attempt)
+            attempts[key] = AttemptStory(event.attempt)
             episode = episodes.setdefault(event.sample, EpisodeStory(event.sample))
             episode.attempts.append(attempts[key])
             episode.attempts.sort(key=lambda one: one.number)
@@ -214,13 +214,13 @@ def _asked_at(exchange: Exchange) -> tuple[float, str]:
     return (known.recorded_at if known else 0.0, exchange.call)
 
 
-def _learned(facts: Sequence[Fact[Event]]) -> list[Learned]:
+def _learned(facts: Sequence[Fact[Event]]) -> list[LearnedIn]:
     """Per policy: group, batch, and the last publication of the batch's version."""
-    learned: dict[str, Learned] = {}
+    learned: dict[str, LearnedIn] = {}
     for group in of_type(facts, GroupClosed):
-        learned.setdefault(group.event.policy, Learned(group.event.policy)).group = group
+        learned.setdefault(group.event.policy, LearnedIn(group.event.policy)).group = group
     for batch in of_type(facts, BatchAssembled):
-        learned.setdefault(batch.event.policy, Learned(batch.event.policy)).batch = batch
+        learned.setdefault(batch.event.policy, LearnedIn(batch.event.policy)).batch = batch
     for published in of_type(facts, PolicyPublished):
         one = learned.get(published.event.policy)
         if one and one.batch and one.batch.event.version == published.event.version:

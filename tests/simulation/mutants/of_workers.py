@@ -1,4 +1,4 @@
-"""Mutants of what all workers share: take-over, commits, dead letters, sole writers."""
+"""Mutants of what all workers share: take-over, commits, dead dead_letters, sole writers."""
 
 from tests.simulation.mutants.mutant import Mutant
 
@@ -7,8 +7,8 @@ OF_WORKERS = (
         name="commit_past_what_is_held",
         sentence="The commit is the oldest start whose task has no delivered TaskEnded.",
         file="services/worker/shard.py",
-        old="        let_go = self._ledger.hold(delivery.offset)\n",
-        new="        let_go = lambda: None\n",
+        old="        release = self._open_records.hold(delivery.offset)\n",
+        new="        release = lambda: None\n",
         caught_by=("I1: ", "I8: "),
     ),
     Mutant(
@@ -38,11 +38,11 @@ OF_WORKERS = (
     ),
     Mutant(
         name="undecodable_skipped",
-        sentence="What is no event goes to dead-letters, whole, with the reason.",
+        sentence="What is no event goes to dead-dead_letters, whole, with the reason.",
         file="services/log/event_log.py",
         old="            await self.dead_letter(record, error.reason)\n",
         new="            del error\n",
-        caught_by=("is no event, and in no dead letter",),
+        caught_by=("is no event, and in no dead dead_letter",),
         faults=("garbage",),
     ),
     Mutant(

@@ -14,7 +14,7 @@ from headrace.errors import HeadraceError, TooLarge
 from headrace.schemas.events import EpisodeEnded, Event, Ref, TrajectoryRecorded
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.crash_isolation.episode_process import ChildProcess
-from headrace.services.agent.crash_isolation.isolation import Suspect
+from headrace.services.agent.crash_isolation.isolation import IsolatedEpisode
 from tests.unit.agent.test_isolation import SETUP, Context
 from tests.unit.agent.test_run import World, start, task
 
@@ -31,20 +31,20 @@ class Log(Context):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        self.suspects: dict[int, Suspect] = {}
+        self.isolated_episodes: dict[int, IsolatedEpisode] = {}
 
     async def send(self, event: Event) -> Ref:
         await super().send(event)
         answer = self.world.answer(event)
         if answer is not None:
-            self.suspects[answer.sample].on_answer(answer)
+            self.isolated_episodes[answer.sample].on_answer(answer)
         return Ref(topic="t", partition=0, offset=len(self.sent), digest=bytes(16))
 
-    def suspect(self, sample: int, how: str) -> None:
+    def isolated(self, sample: int, how: str) -> None:
         started = start(task(payload=json.dumps({"how": how}), attempts=1))
         started = started.model_copy(update={"sample": sample})
-        suspect = Suspect(self, started, 0.0, SETUP, {})  # type: ignore[arg-type]
-        self.suspects[sample] = suspect
+        isolated = IsolatedEpisode(self, started, 0.0, SETUP, {})  # type: ignore[arg-type]
+        self.isolated_episodes[sample] = isolated
 
     def ended(self) -> dict[int, EpisodeEnded]:
         return {one.sample: one for one in self.sent if isinstance(one, EpisodeEnded)}
@@ -57,10 +57,10 @@ def run_child(
 
     async def main() -> tuple[str | None, int]:
         for sample, how in enumerate(hows):
-            log.suspect(sample, how)
+            log.isolated(sample, how)
         child = await ChildProcess.start(recipe())
         try:
-            running = asyncio.create_task(child.run(list(log.suspects.values())))
+            running = asyncio.create_task(child.run(list(log.isolated_episodes.values())))
             if meanwhile is not None:
                 await meanwhile()
             return await asyncio.wait_for(running, 20), child._process.pid
@@ -75,7 +75,7 @@ def run_child(
 def test_episodes_run_in_a_child_as_in_a_worker() -> None:
     log = Log()
     assert run_child(log, "", "", "") is None
-    assert all(suspect.ended for suspect in log.suspects.values())
+    assert all(isolated.ended for isolated in log.isolated_episodes.values())
     for sample, outcome in log.ended().items():
         assert (outcome.ending, outcome.reward) == ("finished", 0.0)
         ref = outcome.trajectory
@@ -103,10 +103,10 @@ def test_what_exits_politely_fails_alone_and_what_waits_can_be_cancelled_and_sto
     async def meanwhile() -> None:
         while len(log.ended()) < 1:
             await asyncio.sleep(0.01)
-        log.suspects[1].cancel("enough")
+        log.isolated_episodes[1].cancel("enough")
         while len(log.ended()) < 2:
             await asyncio.sleep(0.01)
-        log.suspects[2].stop()
+        log.isolated_episodes[2].stop()
 
     assert run_child(log, "sys.exit", "wait", "wait", meanwhile=meanwhile) is None
     endings = {sample: outcome.ending for sample, outcome in log.ended().items()}

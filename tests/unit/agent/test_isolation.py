@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import TooLarge
 from headrace.schemas.events import ActionRequested, EpisodeEnded, Event, ObservationRecorded, Ref
-from headrace.services.agent.crash_isolation.isolation import CHILDREN, Isolation, Suspect
+from headrace.services.agent.crash_isolation.isolation import CHILDREN, IsolatedEpisode, Isolation
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.requests import Answer
 from tests.unit.agent.test_run import World, play, start, task
@@ -46,13 +46,13 @@ class Host:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def answer(self, suspect: Suspect, answer: Answer) -> None:
+    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None:
         self.told.append(answer)
 
-    def cancel(self, suspect: Suspect, reason: str) -> None:
+    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None:
         self.told.append(reason)
 
-    def stop(self, suspect: Suspect) -> None:
+    def stop(self, isolated: IsolatedEpisode) -> None:
         self.told.append("stop")
 
 
@@ -70,12 +70,12 @@ class Children:
         children.most = max(children.most, children.live)
 
         class Fake:
-            async def run(self, suspects: Sequence[Suspect]) -> str | None:
-                for suspect in suspects:
+            async def run(self, isolated_episodes: Sequence[IsolatedEpisode]) -> str | None:
+                for isolated in isolated_episodes:
                     await asyncio.sleep(0)
-                    if suspect.started.sample in children.killers:
+                    if isolated.started.sample in children.killers:
                         return "SIGSEGV"
-                    suspect.ended = True
+                    isolated.ended = True
                 return None
 
             async def aclose(self) -> None:
@@ -84,9 +84,9 @@ class Children:
         return Fake()
 
 
-def suspect_of(context: Context, sample: int = 2, answers: Any = None) -> Suspect:
+def suspect_of(context: Context, sample: int = 2, answers: Any = None) -> IsolatedEpisode:
     started = start(task()).model_copy(update={"sample": sample})
-    return Suspect(context, started, 0.0, SETUP, answers or {})  # type: ignore[arg-type]
+    return IsolatedEpisode(context, started, 0.0, SETUP, answers or {})  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 60), st.sets(st.integers(0, 59), max_size=4))
@@ -94,13 +94,13 @@ def test_those_that_kill_end_as_poison_and_all_others_go_on(count: int, chosen: 
     killers = {sample for sample in chosen if sample < count}
     children, context = Children(killers), Context()
 
-    async def main() -> list[Suspect]:
-        suspects = [suspect_of(context, sample) for sample in range(count)]
-        context.spawn(Isolation(children).run(context, suspects), "")  # type: ignore[arg-type]
+    async def main() -> list[IsolatedEpisode]:
+        isolated_episodes = [suspect_of(context, sample) for sample in range(count)]
+        context.spawn(Isolation(children).run(context, isolated_episodes), "")  # type: ignore[arg-type]
         await context.finished()
-        return suspects
+        return isolated_episodes
 
-    suspects = asyncio.run(main())
+    isolated_episodes = asyncio.run(main())
     ended = {event.sample: event for event in context.sent if isinstance(event, EpisodeEnded)}
     assert ended.keys() == killers
     for outcome in ended.values():
@@ -108,7 +108,9 @@ def test_those_that_kill_end_as_poison_and_all_others_go_on(count: int, chosen: 
         assert (outcome.failure.origin, outcome.failure.code) == ("operator", "poison")
         assert "SIGSEGV" in outcome.failure.message
         assert (outcome.ending, outcome.reward, outcome.trajectory) == ("failed", None, None)
-    assert {one.started.sample for one in suspects if one.ended} == set(range(count)) - killers
+    assert {one.started.sample for one in isolated_episodes if one.ended} == set(
+        range(count)
+    ) - killers
     assert children.live == 0
     assert children.most <= CHILDREN
     assert children.made <= 1 + len(killers) * 2 * (log2(count) + 1)
@@ -124,17 +126,17 @@ def test_what_was_answered_is_not_asked_again_and_the_rest_is() -> None:
 
     async def main() -> None:
         context, host = Context(), Host()
-        suspect = suspect_of(context, answers={0: {recorded.call: recorded}})
-        suspect.host = host
-        suspect.relay(reset, results.append)
+        isolated = suspect_of(context, answers={0: {recorded.call: recorded}})
+        isolated.host = host
+        isolated.relay(reset, results.append)
         assert (context.sent, host.told) == ([], [recorded])
-        suspect.relay(prompt, results.append)
+        isolated.relay(prompt, results.append)
         await context.finished()
         assert context.sent == [prompt]
         answer = first.answer(prompt)
         assert answer is not None
-        suspect.on_answer(answer)
-        suspect.on_answer(answer)  # another worker's, of the same id
+        isolated.on_answer(answer)
+        isolated.on_answer(answer)  # another worker's, of the same id
         assert host.told == [recorded, answer]
 
     asyncio.run(main())
@@ -148,10 +150,10 @@ def test_the_environment_of_a_poison_is_closed() -> None:
 
     async def main() -> list[Event]:
         context = Context()
-        suspect = suspect_of(context)
-        suspect.relay(step, lambda _: None)
+        isolated = suspect_of(context)
+        isolated.relay(step, lambda _: None)
         await context.finished()
-        await suspect.end_as_poison("SIGKILL")
+        await isolated.end_as_poison("SIGKILL")
         return context.sent
 
     _, close, outcome = asyncio.run(main())
@@ -162,13 +164,13 @@ def test_the_environment_of_a_poison_is_closed() -> None:
 
 def test_a_suspect_that_waits_for_a_child_is_cancelled_and_stopped_all_the_same() -> None:
     async def main() -> None:
-        suspect, host = suspect_of(Context()), Host()
-        suspect.cancel("enough")
-        assert suspect.cancelled == "enough"
-        suspect.host = host
-        suspect.cancel("again")
-        suspect.stop()
+        isolated, host = suspect_of(Context()), Host()
+        isolated.cancel("enough")
+        assert isolated.cancelled == "enough"
+        isolated.host = host
+        isolated.cancel("again")
+        isolated.stop()
         assert host.told == ["enough", "stop"]
-        assert suspect.ended
+        assert isolated.ended
 
     asyncio.run(main())

@@ -516,7 +516,7 @@ class Lived(Counter):
 
     replayable = False
     begun = -1
-    let_gone = 0
+    released = 0
 
     async def reset(self, task: TaskView) -> Observation:
         type(self).begun = 0
@@ -530,8 +530,8 @@ class Lived(Counter):
         if type(self).begun != done:
             raise InfrastructureError("sandbox_lost", f"{type(self).begun} begun, {done} answered")
 
-    async def let_go(self) -> None:
-        type(self).let_gone += 1
+    async def release(self) -> None:
+        type(self).released += 1
 
 
 class Swept(EnvironmentSetup):
@@ -552,7 +552,7 @@ class LastingBench(Bench):
 
     def __init__(self, slots: int = 8) -> None:
         super().__init__(slots)
-        Lived.begun, Lived.let_gone, Lived.closed = -1, 0, 0
+        Lived.begun, Lived.released, Lived.closed = -1, 0, 0
         self.setup = Swept()
         self.context.begins_at = 7
         self.shard = EnvShard(self.context, {"default": self.setup}, "me")  # type: ignore[arg-type]
@@ -581,7 +581,7 @@ def test_what_outlives_its_worker_is_left_with_the_partition_and_found_again() -
         await bench.feed(action(0, "reset"), action(1))
         answers = list(await bench.context.answers(2))
         await bench.end()
-        assert (Lived.closed, Lived.let_gone) == (0, 1)
+        assert (Lived.closed, Lived.released) == (0, 1)
         other = LastingBench()
         Lived.begun = 1
         await other.feed(action(0, "reset"), action(1), *answers, action(2))

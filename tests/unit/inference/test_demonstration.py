@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from headrace.services.inference.demonstration import demonstrate
-from headrace.services.inference.engine import Prompt
+from headrace.services.inference.engine import EnginePrompt
 
 END, OTHER_END = 9, 8
 
 
 def said(ids: list[int], context: int = 100, **fields: Any) -> tuple[list[int], str]:
-    prompt = Prompt("default", **({"tokens": [1, 2], "max_tokens": 4} | fields))
+    prompt = EnginePrompt("default", **({"tokens": [1, 2], "max_tokens": 4} | fields))
     answer = demonstrate(prompt, ids, context)
     assert (answer.logprobs, answer.versions, answer.mixed) == ([], [], False)
     return answer.tokens, answer.finish

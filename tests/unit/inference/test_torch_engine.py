@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from headrace.errors import BlobError, HeadraceError, InfrastructureError, UsageError  # noqa: E402
 from headrace.services.inference.engine import (  # noqa: E402
+    EngineOutput,
+    EnginePrompt,
     EngineSetup,
-    Generation,
-    Prompt,
     Weights,
 )
 from headrace.services.inference.engines.torch_batch import Row, buckets  # noqa: E402
@@ -67,7 +67,7 @@ def reference(folder: Path, version: int) -> Any:
     return model.eval()
 
 
-def expected_logprobs(model: Any, prompt: Prompt, tokens: Sequence[int]) -> Any:
+def expected_logprobs(model: Any, prompt: EnginePrompt, tokens: Sequence[int]) -> Any:
     """[tokens, V]: one plain forward of the whole sequence, then temperature and mask."""
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt.tokens, *tokens]])).logits[0].float()
@@ -79,7 +79,7 @@ def expected_logprobs(model: Any, prompt: Prompt, tokens: Sequence[int]) -> Any:
     return torch.log_softmax(logits / (prompt.temperature or 1.0), -1)
 
 
-def check(model: Any, prompt: Prompt, answer: Generation) -> None:
+def check(model: Any, prompt: EnginePrompt, answer: EngineOutput) -> None:
     expected = expected_logprobs(model, prompt, answer.tokens)
     if prompt.temperature == 0:
         assert answer.tokens == expected.argmax(-1).tolist()
@@ -87,11 +87,11 @@ def check(model: Any, prompt: Prompt, answer: Generation) -> None:
     torch.testing.assert_close(torch.tensor(answer.logprobs), drawn, rtol=1e-4, atol=1e-4)
 
 
-def random_prompts(count: int, seed: int) -> list[Prompt]:
+def random_prompts(count: int, seed: int) -> list[EnginePrompt]:
     """Ragged prompts of all kinds."""
     pick = random.Random(seed)
     return [
-        Prompt(
+        EnginePrompt(
             policy="default",
             tokens=[pick.randrange(VOCABULARY) for _ in range(pick.choice([1, 2, 7, 20, 40, 90]))],
             max_tokens=pick.choice([1, 2, 5, 30]),
@@ -108,12 +108,12 @@ def random_prompts(count: int, seed: int) -> list[Prompt]:
 def test_ragged_batches_equal_a_plain_forward(folder: Path, slots: int, seed: int) -> None:
     prompts = random_prompts(40, seed)
 
-    async def main() -> list[Generation]:
+    async def main() -> list[EngineOutput]:
         engine = TorchEngine(EngineSetup(folder, slots, device="cpu"))
         await engine.load(Weights("default", 0, folder / "0.safetensors"))
         answers = []
 
-        async def late(index: int, prompt: Prompt) -> Generation:
+        async def late(index: int, prompt: EnginePrompt) -> EngineOutput:
             await asyncio.sleep(index * 0.001)  # they join while others are under way
             return await engine.generate(prompt)
 
@@ -151,7 +151,7 @@ def test_other_architectures_equal_a_plain_forward(tmp_path: Path, architecture:
     save_file(model.state_dict(), tmp_path / "0.safetensors")
     prompts = random_prompts(12, 0)
 
-    async def main() -> list[Generation]:
+    async def main() -> list[EngineOutput]:
         engine = TorchEngine(EngineSetup(tmp_path, 8, device="cpu"))
         await engine.load(Weights("default", 0, tmp_path / "0.safetensors"))
         answers = await asyncio.gather(*map(engine.generate, prompts))
@@ -163,9 +163,9 @@ def test_other_architectures_equal_a_plain_forward(tmp_path: Path, architecture:
 
 
 def test_after_a_change_the_kv_of_before_is_kept_and_new_prompts_are_fresh(folder: Path) -> None:
-    prompt = Prompt("default", [1, 2, 3, 4], max_tokens=200, temperature=0.0)
+    prompt = EnginePrompt("default", [1, 2, 3, 4], max_tokens=200, temperature=0.0)
 
-    async def main() -> tuple[Generation, Generation]:
+    async def main() -> tuple[EngineOutput, EngineOutput]:
         engine = TorchEngine(EngineSetup(folder, 4, device="cpu"))
         await engine.load(Weights("default", 0, folder / "0.safetensors"))
         hold(engine, 20)
@@ -208,7 +208,7 @@ def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> N
             save_file(variant, path)
             with pytest.raises(BlobError, match=message):
                 await engine.load(Weights("default", number, path))
-        prompt = Prompt("default", [1, 2, 3], 5, temperature=0.0)
+        prompt = EnginePrompt("default", [1, 2, 3], 5, temperature=0.0)
         check(reference(folder, 0), prompt, await engine.generate(prompt))
         await engine.close(1)
 
@@ -222,13 +222,13 @@ def test_diverged_weights_fail_the_prompt_and_leave_nothing_behind(
     values = state["model.layers.0.self_attn.v_proj.weight"]
     state["model.layers.0.self_attn.v_proj.weight"] = torch.full_like(values, float("nan"))
     save_file(state, tmp_path / "nan.safetensors")
-    prompts = [Prompt("default", [1, 2, 3] * n, 30, temperature=0.0) for n in (1, 5, 25)]
+    prompts = [EnginePrompt("default", [1, 2, 3] * n, 30, temperature=0.0) for n in (1, 5, 25)]
 
-    async def main() -> list[Generation]:
+    async def main() -> list[EngineOutput]:
         engine = TorchEngine(EngineSetup(folder, 4, device="cpu"))
         await engine.load(Weights("default", 0, folder / "0.safetensors"))
         hold(engine, 20)
-        under_way = asyncio.create_task(engine.generate(Prompt("default", [1] * 40, 200)))
+        under_way = asyncio.create_task(engine.generate(EnginePrompt("default", [1] * 40, 200)))
         await engine.load(Weights("default", 1, tmp_path / "nan.safetensors"))
         failing = [under_way, *(asyncio.create_task(engine.generate(prompts[2])) for _ in "abc")]
         for error in await asyncio.gather(*failing, return_exceptions=True):
@@ -254,9 +254,9 @@ def test_a_broken_step_fails_what_is_in_it_and_the_engine_serves_on(folder: Path
         model = engine._batches["default"].model
         hook = model.get_input_embeddings().register_forward_pre_hook(broken)
         with pytest.raises(InfrastructureError, match="out of memory"):
-            await engine.generate(Prompt("default", [1, 2], 3))
+            await engine.generate(EnginePrompt("default", [1, 2], 3))
         hook.remove()
-        assert len((await engine.generate(Prompt("default", [1, 2], 3))).tokens) == 3
+        assert len((await engine.generate(EnginePrompt("default", [1, 2], 3))).tokens) == 3
         assert engine.capacity().free_slots == 4
         await engine.close(1)
 
@@ -274,7 +274,7 @@ def test_a_thread_that_ends_tells_all_who_wait(
             raise RuntimeError("the device is lost")
 
         monkeypatch.setattr(engine._batches["default"], "drop_cancelled", broken)
-        prompt = Prompt("default", [1, 2], 3)
+        prompt = EnginePrompt("default", [1, 2], 3)
         for _ in range(2):
             with pytest.raises(HeadraceError, match="the device is lost") as raised:
                 await engine.generate(prompt)
@@ -290,9 +290,9 @@ def test_a_seed_repeats_the_draw(folder: Path) -> None:
     async def main() -> None:
         engine = TorchEngine(EngineSetup(folder, 4, device="cpu"))
         await engine.load(Weights("default", 0, folder / "0.safetensors"))
-        seeded = Prompt("default", [1, 2], 20, seed=9)
+        seeded = EnginePrompt("default", [1, 2], 20, seed=9)
         first, second = [await engine.generate(seeded) for _ in range(2)]
-        other = await engine.generate(Prompt("default", [1, 2], 20, seed=10))
+        other = await engine.generate(EnginePrompt("default", [1, 2], 20, seed=10))
         assert first.tokens == second.tokens != other.tokens
         await engine.close(1)
 
@@ -319,7 +319,7 @@ def test_bfloat16_serves(folder: Path) -> None:
     async def main() -> None:
         engine = TorchEngine(EngineSetup(folder, 4, device="cpu", dtype="bfloat16"))
         await engine.load(Weights("default", 0, folder / "0.safetensors"))
-        prompts = [Prompt("default", [1] * n, 5) for n in (1, 9, 30)]
+        prompts = [EnginePrompt("default", [1] * n, 5) for n in (1, 9, 30)]
         answers = await asyncio.gather(*map(engine.generate, prompts))
         assert [len(answer.tokens) for answer in answers] == [5, 5, 5]
         await engine.close(1)
@@ -331,7 +331,12 @@ def test_buckets_hold_every_row_once_with_little_padding() -> None:
     loop = asyncio.new_event_loop()
     pick = random.Random(0)
     rows = [
-        Row(Prompt("default", [1] * pick.randint(1, 300), 1), loop.create_future(), 1, "length")
+        Row(
+            EnginePrompt("default", [1] * pick.randint(1, 300), 1),
+            loop.create_future(),
+            1,
+            "length",
+        )
         for _ in range(500)
     ]
     result = buckets(rows, 1_024)

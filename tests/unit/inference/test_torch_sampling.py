@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headrace.services.inference.engine import Prompt  # noqa: E402
+from headrace.services.inference.engine import EnginePrompt  # noqa: E402
 from headrace.services.inference.engines.torch_sampling import draw, plan_sampling  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ ROWS = 20_000
 def drawn(**settings: Any) -> tuple[list[float], dict[int, float]]:
     """How often each id is drawn of LOGITS, and the logprob said of each."""
     torch.manual_seed(0)
-    prompts = [Prompt("default", [1], 1, **settings)] * ROWS
+    prompts = [EnginePrompt("default", [1], 1, **settings)] * ROWS
     ids, logprobs = draw(LOGITS.expand(ROWS, 4), plan_sampling(prompts, 4, CPU), [])
     assert logprobs.dtype == torch.float32
     said = dict(zip(ids.tolist(), logprobs.tolist(), strict=True))
@@ -59,11 +59,11 @@ def test_greedy_takes_the_likeliest_and_says_its_logprob_at_temperature_1() -> N
 
 def test_rows_of_different_settings_share_a_batch() -> None:
     prompts = [
-        Prompt("default", [1], 1, temperature=0.0),
-        Prompt("default", [1], 1, allowed=(3,)),
-        Prompt("default", [1], 1, top_k=1),
-        Prompt("default", [1], 1, min_p=1.0),
-        Prompt("default", [1], 1, temperature=0.0, allowed=(2, 3)),
+        EnginePrompt("default", [1], 1, temperature=0.0),
+        EnginePrompt("default", [1], 1, allowed=(3,)),
+        EnginePrompt("default", [1], 1, top_k=1),
+        EnginePrompt("default", [1], 1, min_p=1.0),
+        EnginePrompt("default", [1], 1, temperature=0.0, allowed=(2, 3)),
     ]
     ids, logprobs = draw(LOGITS.expand(5, 4), plan_sampling(prompts, 4, CPU), [])
     assert ids.tolist() == [0, 3, 0, 0, 2]
@@ -71,6 +71,6 @@ def test_rows_of_different_settings_share_a_batch() -> None:
 
 
 def test_a_plan_of_plain_sampling_costs_nothing() -> None:
-    plan = plan_sampling([Prompt("default", [1], 1)] * 3, 4, CPU)
+    plan = plan_sampling([EnginePrompt("default", [1], 1)] * 3, 4, CPU)
     assert (plan.greedy, plan.temperature, plan.allowed) == (None, None, None)
     assert (plan.top_k, plan.top_p, plan.min_p) == (None, None, None)

@@ -101,7 +101,7 @@ def test_broker_listens_on_loopback_alone_and_takes_8_mib_messages() -> None:
     assert settings["auto.create.topics.enable"] == "false"
 
 
-def prepare(cache: Path, java: str = "/java", *, may_record: bool = True) -> runtime.Runtime:
+def prepare(cache: Path, java: str = "/java", *, may_record: bool = True) -> runtime.JavaRuntime:
     return runtime.prepare(
         "kafka", Path(java), (Path("/a.jar"),), ("-Xmx1m",), cache, may_record=may_record
     )

@@ -17,8 +17,8 @@ from headrace.services.agent import service as agent_service
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway import service as gateway_service
-from headrace.services.agent.gateway.chat_session import Session
-from headrace.services.agent.gateway.clients import Client, Door, Offer
+from headrace.services.agent.gateway.chat_session import ChatSession
+from headrace.services.agent.gateway.clients import Client, EpisodeQueue, PendingEpisode
 from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.operate.run.children import services_of
 from headrace.services.worker.service_context import ServiceContext
@@ -62,7 +62,7 @@ def play(
 
     async def agent(episode: Episode) -> None:
         if client.entrance is None:
-            server = GatewayServer(Door(), KEY)
+            server = GatewayServer(EpisodeQueue(), KEY)
             players.append(asyncio.create_task(visit(server)))
             client.entrance = server
         await client(episode)
@@ -153,23 +153,25 @@ def test_who_comes_for_nothing_is_told_to_come_again(monkeypatch: pytest.MonkeyP
 
 def test_who_waited_longest_is_taken_first_and_what_is_given_back_is_next() -> None:
     async def main() -> None:
-        door = Door()
-        nobody = cast("Session", None)
-        first, second, gone = (Offer(nobody, name, {}) for name in ("first", "second", "gone"))
-        assert await door.take(0.01) is None
-        with door.offering(first), door.offering(second):
-            with door.offering(gone):
+        queue = EpisodeQueue()
+        nobody = cast("ChatSession", None)
+        first, second, gone = (
+            PendingEpisode(nobody, name, {}) for name in ("first", "second", "gone")
+        )
+        assert await queue.take(0.01) is None
+        with queue.offering(first), queue.offering(second):
+            with queue.offering(gone):
                 pass
-            assert await door.take(BOUND_S) is first
+            assert await queue.take(BOUND_S) is first
             assert first.taken.is_set()
-            door.give_back(first)
+            queue.give_back(first)
             assert not first.taken.is_set()
-            assert await door.take(BOUND_S) is first
-            assert await door.take(BOUND_S) is second
-            assert await door.take(0.01) is None
-            waiting = asyncio.create_task(door.take(BOUND_S))
+            assert await queue.take(BOUND_S) is first
+            assert await queue.take(BOUND_S) is second
+            assert await queue.take(0.01) is None
+            waiting = asyncio.create_task(queue.take(BOUND_S))
             await asyncio.sleep(0)
-            with door.offering(gone):
+            with queue.offering(gone):
                 assert await waiting is gone
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from headrace.schemas import packed
 from headrace.schemas.events import EpisodeEnded, Event, GenerationRequested
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_requests import read_request
-from headrace.services.agent.gateway.chat_session import IN_FLIGHT, Choice, Dialect, Session
+from headrace.services.agent.gateway.chat_session import IN_FLIGHT, ChatSession, Choice, Dialect
 from headrace.services.agent.gateway.forced_tool_calls import BEGIN, END, Format, forced_call
 from headrace.services.agent.gateway.refusals import ApiError
 from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer
@@ -30,13 +30,13 @@ def user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-async def ask(session: Session, *messages: dict[str, Any], **fields: Any) -> list[Choice]:
+async def ask(session: ChatSession, *messages: dict[str, Any], **fields: Any) -> list[Choice]:
     tree = {"model": "policy", "messages": messages, **fields}
     return await session.complete(read_request(json.dumps(tree).encode()))
 
 
 def converse(
-    talk: Callable[[Session], Awaitable[None]],
+    talk: Callable[[ChatSession], Awaitable[None]],
     world: Chatting | None = None,
     spelling: Format = "hermes",
     **changes: Any,
@@ -44,7 +44,7 @@ def converse(
     """An episode whose agent is a session that `talk` speaks to."""
 
     async def agent(episode: Episode) -> None:
-        session = Session(episode, Dialect(spelling, models={"gpt-4o": "policy"}))
+        session = ChatSession(episode, Dialect(spelling, models={"gpt-4o": "policy"}))
         await talk(session)
         await session.drain()
         if session.failed.done():
@@ -64,7 +64,7 @@ def parents(world: Chatting) -> list[int]:
 def test_each_request_goes_on_with_the_longest_conversation_that_it_extends() -> None:
     world = Chatting()
 
-    async def talk(session: Session) -> None:
+    async def talk(session: ChatSession) -> None:
         (first,) = await ask(session, user("a"))
         (second,) = await ask(session, user("a"), first.message(), user("b"))
         begun = (user("a"), first.message(), user("b"), second.message())
@@ -86,7 +86,7 @@ def test_each_request_goes_on_with_the_longest_conversation_that_it_extends() ->
 def test_an_answer_of_tool_calls_is_found_again() -> None:
     world = Calling()
 
-    async def talk(session: Session) -> None:
+    async def talk(session: ChatSession) -> None:
         (first,) = await ask(session, user("a"), tools=[TOOL])
         assert (first.content, first.finish) == ("", "tool_calls")
         function = {"name": "add", "arguments": '{ "a": 1}'}
@@ -118,7 +118,7 @@ def test_a_forced_call_is_drawn_by_a_schema_as_the_policy_spells_it(spelling: Fo
     call = '{"name": "add", "arguments": {"a": 1}}'
     world = Calling(f"{BEGIN}\n{call}\n{END}" if spelling == "hermes" else call)
 
-    async def talk(session: Session) -> None:
+    async def talk(session: ChatSession) -> None:
         fields: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required"}
         choices = await ask(session, user("a"), n=2, **fields)
         assert [one.finish for one in choices] == ["tool_calls"] * 2
@@ -140,7 +140,7 @@ def test_a_forced_call_is_drawn_by_a_schema_as_the_policy_spells_it(spelling: Fo
 
 
 def test_where_calls_have_no_spelling_none_is_forced() -> None:
-    async def talk(session: Session) -> None:
+    async def talk(session: ChatSession) -> None:
         with pytest.raises(ApiError, match="tool_calls is none") as caught:
             await ask(session, user("a"), tools=[TOOL], tool_choice="required")
         assert caught.value.status == 400
@@ -150,7 +150,7 @@ def test_where_calls_have_no_spelling_none_is_forced() -> None:
 
 
 def test_a_worker_that_knows_no_forced_calls_is_found_out() -> None:
-    async def talk(session: Session) -> None:
+    async def talk(session: ChatSession) -> None:
         with pytest.raises(ApiError, match="renew it"):
             await ask(session, user("a"), tools=[TOOL], tool_choice="required")
 
@@ -161,7 +161,7 @@ def test_a_worker_that_knows_no_forced_calls_is_found_out() -> None:
 def test_choices_are_branches_and_any_of_them_can_be_gone_on_with() -> None:
     world = Chatting()
 
-    async def talk(session: Session) -> None:
+    async def talk(session: ChatSession) -> None:
         choices = await ask(session, user("a"), n=3)
         await ask(session, user("a"), choices[1].message(), user("b"))
 
@@ -173,7 +173,7 @@ def test_many_at_once_keep_the_task_s_tokens() -> None:
     # Each answer is 2 tokens; 6 may be drawn in all, 4 by one generation.
     world, limit = Chatting(), {"max_tokens": 6, "max_turns": 100}
 
-    async def talk(session: Session) -> None:
+    async def talk(session: ChatSession) -> None:
         asks = [ask(session, user(str(i)), max_tokens=4) for i in range(3)]
         await asyncio.gather(*asks)
         with pytest.raises(ApiError) as caught:
@@ -187,7 +187,7 @@ def test_many_at_once_keep_the_task_s_tokens() -> None:
 
 
 def test_what_cannot_be_asked_is_refused_and_the_episode_goes_on() -> None:
-    async def talk(session: Session) -> None:
+    async def talk(session: ChatSession) -> None:
         (first,) = await ask(session, user("a"), model="gpt-4o", temperature=0)
         for status, fields in (
             (404, {"model": "gpt-5"}),
@@ -206,7 +206,7 @@ def test_more_than_a_session_takes_is_turned_away_for_now() -> None:
     world = Chatting()
     world.silent_after = 0
 
-    async def talk(session: Session) -> None:
+    async def talk(session: ChatSession) -> None:
         asks = [asyncio.create_task(ask(session, user(str(i)))) for i in range(IN_FLIGHT)]
         async with asyncio.timeout(BOUND_S):
             while len(world.of(GenerationRequested)) < IN_FLIGHT:
@@ -227,7 +227,7 @@ def over_http(talk: Callable[[aiohttp.ClientSession, str], Awaitable[None]]) -> 
     """An episode that a client reaches at a base URL, with its token."""
     world = Chatting()
 
-    async def serve(session: Session) -> None:
+    async def serve(session: ChatSession) -> None:
         server = GatewayServer()
         url = await server.start("127.0.0.1", 0)
         with server.admitting(session) as token:
@@ -308,7 +308,7 @@ def test_an_answer_that_nobody_heard_is_not_learned_from() -> None:
     world = Chatting()
     world.silent_after = 0
 
-    async def serve(session: Session) -> None:
+    async def serve(session: ChatSession) -> None:
         server = GatewayServer()
         url = await server.start("127.0.0.1", 0)
         with server.admitting(session) as token:

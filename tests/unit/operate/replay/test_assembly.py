@@ -23,7 +23,7 @@ from headrace.services.operate.replay.replay_trajectories import (
     Assembly,
     check_tokenizers,
 )
-from tests.unit.replay.test_gone import RECIPE, TOPICS, Bench, told
+from tests.unit.operate.replay.test_gone import RECIPE, TOPICS, Bench, told
 from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome
 

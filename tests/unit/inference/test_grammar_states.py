@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from headrace.errors import InfrastructureError
-from headrace.services.inference.engine import Prompt
-from headrace.services.inference.engines import schema_walks
-from headrace.services.inference.engines.schema_walks import SchemaWalks
-from headrace.services.models.json_schema import Schemas, Walk
+from headrace.services.inference.engine import EnginePrompt
+from headrace.services.inference.engines import grammar_states
+from headrace.services.inference.engines.grammar_states import GrammarCompiler
+from headrace.services.models.json_schema import GrammarState, Schemas
 from headrace.services.models.weights import model_folder
 
 VOCABULARY = 258
 END = 257
 
 
-def asked(name: str) -> Prompt:
+def asked(name: str) -> EnginePrompt:
     schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
-    return Prompt("default", [1], 10, stop_ids=(END,), json_schema=json.dumps(schema))
+    return EnginePrompt("default", [1], 10, stop_ids=(END,), json_schema=json.dumps(schema))
 
 
 class Held(Schemas):
@@ -34,7 +34,7 @@ class Held(Schemas):
     at_once = 0
     most_at_once = 0
 
-    def begin(self, schema: str, *form: Any) -> Walk:
+    def begin(self, schema: str, *form: Any) -> GrammarState:
         Held.at_once += 1
         Held.most_at_once = max(Held.most_at_once, Held.at_once)
         if "slow" in schema:
@@ -45,12 +45,12 @@ class Held(Schemas):
 
 
 @pytest.fixture
-def walks(monkeypatch: pytest.MonkeyPatch) -> SchemaWalks:
+def grammars(monkeypatch: pytest.MonkeyPatch) -> GrammarCompiler:
     Held.go.clear()
     Held.slow = Held.at_once = Held.most_at_once = 0
-    monkeypatch.setattr(schema_walks, "Schemas", Held)
-    monkeypatch.setattr(schema_walks, "COMPILE_S", 2.0)  # a busy machine compiles in less
-    return SchemaWalks(model_folder("tiny-llama"), VOCABULARY)
+    monkeypatch.setattr(grammar_states, "Schemas", Held)
+    monkeypatch.setattr(grammar_states, "COMPILE_S", 2.0)  # a busy machine compiles in less
+    return GrammarCompiler(model_folder("tiny-llama"), VOCABULARY)
 
 
 def drive(main: Coroutine[Any, Any, None]) -> None:
@@ -60,33 +60,33 @@ def drive(main: Coroutine[Any, Any, None]) -> None:
         Held.go.set()
 
 
-def test_what_takes_too_long_is_refused_and_known_from_then_on(walks: SchemaWalks) -> None:
+def test_what_takes_too_long_is_refused_and_known_from_then_on(grammars: GrammarCompiler) -> None:
     async def main() -> None:
-        asks = [asyncio.create_task(walks.begin(asked(n))) for n in ("slow", "quick", "slow")]
+        asks = [asyncio.create_task(grammars.begin(asked(n))) for n in ("slow", "quick", "slow")]
         slow, quick, again = await asyncio.gather(*asks, return_exceptions=True)
         for refused in (slow, again):
             assert isinstance(refused, ValueError)
             assert "takes over 2 s to compile" in str(refused)
-        assert isinstance(quick, Walk)
+        assert isinstance(quick, GrammarState)
         assert Held.slow == 1
 
     drive(main())
 
 
 def test_what_was_given_up_is_limited_and_makes_room_at_its_end(
-    walks: SchemaWalks, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema_walks, "GIVEN_UP", 1)
+    monkeypatch.setattr(grammar_states, "GIVEN_UP", 1)
 
     async def main() -> None:
         with pytest.raises(ValueError, match="to compile"):
-            await walks.begin(asked("slow"))
+            await grammars.begin(asked("slow"))
         with pytest.raises(InfrastructureError, match="schemas_busy"):
-            await walks.begin(asked("quick"))
+            await grammars.begin(asked("quick"))
         Held.go.set()
         while True:
             try:
-                assert (await walks.begin(asked("quick"))).allowed().any()
+                assert (await grammars.begin(asked("quick"))).allowed().any()
                 return
             except InfrastructureError:
                 await asyncio.sleep(0.01)
@@ -95,16 +95,16 @@ def test_what_was_given_up_is_limited_and_makes_room_at_its_end(
 
 
 def test_a_cancelled_caller_lets_no_two_compile_at_once(
-    walks: SchemaWalks, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema_walks, "COMPILE_S", 60)
+    monkeypatch.setattr(grammar_states, "COMPILE_S", 60)
 
     async def main() -> None:
-        left = asyncio.create_task(walks.begin(asked("slow")))
+        left = asyncio.create_task(grammars.begin(asked("slow")))
         while not Held.slow:
             await asyncio.sleep(0.01)
         left.cancel()
-        other = asyncio.create_task(walks.begin(asked("quick")))
+        other = asyncio.create_task(grammars.begin(asked("quick")))
         await asyncio.sleep(0.05)
         assert not other.done()
         Held.go.set()

@@ -21,16 +21,16 @@ from headrace.services.log.event_log import WHY, EventLog
 from headrace.services.operate.dead_letters.dead_letters import (
     RETRIED,
     RETRY_OF,
-    Letter,
-    find_letter,
+    DeadLetter,
+    find_dead_letter,
     list_kinds,
-    read_letter,
+    read_dead_letter,
     refuse_event,
     refuse_topic,
     retry,
 )
-from tests.unit.show.world import TOPICS as PLACED
-from tests.unit.show.world import World, in_a_world
+from tests.unit.operate.show.world import TOPICS as PLACED
+from tests.unit.operate.show.world import World, in_a_world
 
 LATE_ID = 77
 TASKS_PLACE = Partition(PLACED.name(TASKS), 0)
@@ -126,7 +126,7 @@ def test_what_is_no_letter_is_said() -> None:
         assert await outcomes(log, world) == [""]
         await outcomes(log, world)  # a committed record is seen a moment later, or by a successor
         with pytest.raises(UsageError, match="the mark that 0 was put back"):
-            await find_letter(log, 1, world.patience)
+            await find_dead_letter(log, 1, world.patience)
 
     in_a_world(test)
 
@@ -163,7 +163,7 @@ def test_a_foreign_record_is_a_letter_that_lay_nowhere(
     headers: list[tuple[str, bytes]], origin: tuple[str, int, int]
 ) -> None:
     place = Partition(PLACED.name(DEAD_LETTERS), 0)
-    letter = read_letter(Record(place, 3, 0.0, None, None, headers))
-    assert isinstance(letter, Letter)
-    assert (letter.number, letter.origin, letter.value) == (3, origin, b"")
-    assert refuse_topic(PLACED, letter.origin[0])
+    dead_letter = read_dead_letter(Record(place, 3, 0.0, None, None, headers))
+    assert isinstance(dead_letter, DeadLetter)
+    assert (dead_letter.number, dead_letter.origin, dead_letter.value) == (3, origin, b"")
+    assert refuse_topic(PLACED, dead_letter.origin[0])

@@ -12,8 +12,8 @@ from headrace.schemas.topics import RETENTION_MS, Topics
 from headrace.services.namespace.apply import _configuration
 from headrace.services.namespace.retention import (
     check_recipe,
-    mending,
     needed_ms,
+    repairing,
     require_kept,
     shortcomings,
 )
@@ -114,4 +114,4 @@ def test_what_is_said_to_mend_mends(changes: dict[str, str]) -> None:
 def test_every_class_of_topics_needs_less_than_it_is_given() -> None:
     for kept, given_ms in RETENTION_MS.items():
         assert needed_ms(kept, recipe()) <= given_ms
-    assert mending([]) == []
+    assert repairing([]) == []

@@ -18,7 +18,7 @@ from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.event_reader import read_all
 from headrace.services.log.trace import enter_trace
-from tests.unit.services.log_bench import RUNS_PLACE, TOPICS, Bench, run, started
+from tests.unit.log.log_bench import RUNS_PLACE, TOPICS, Bench, run, started
 
 
 def test_a_record_says_what_it_is_in_its_headers() -> None:

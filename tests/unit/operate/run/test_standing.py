@@ -12,8 +12,8 @@ from headrace.schemas.topics import DEAD_LETTERS
 from headrace.services.kafka.broker import Outgoing, Partition
 from headrace.services.namespace.apply import commit_first_places
 from headrace.services.namespace.run_life import RunLife
-from headrace.services.operate.run.run_status import standing_of
-from tests.unit.show.world import TOPICS, World, in_a_world
+from headrace.services.operate.run.run_status import run_status_of
+from tests.unit.operate.show.world import TOPICS, World, in_a_world
 
 RECIPE = Recipe.model_validate({"name": "r", "policies": {"default": {"model": "tiny-llama"}}})
 LIFE = RunLife(
@@ -39,15 +39,15 @@ async def a_run(world: World) -> None:
 def test_a_run_stands_where_it_stands_however_little_is_read(recent: int) -> None:
     async def test(world: World) -> None:
         await a_run(world)
-        standing = await standing_of(world.log, LIFE, recent)
-        assert (standing.state, standing.versions) == ("started", {"default": 3})
-        counts = (standing.tasks_submitted, standing.tasks_started, standing.tasks_ended)
-        assert (*counts, standing.episodes, standing.failures) == (7, 0, 6, 12, 0)
-        assert standing.failures_of <= 12
-        assert standing.dead_letters == 1
+        status = await run_status_of(world.log, LIFE, recent)
+        assert (status.state, status.versions) == ("started", {"default": 3})
+        counts = (status.tasks_submitted, status.tasks_started, status.tasks_ended)
+        assert (*counts, status.episodes, status.failures) == (7, 0, 6, 12, 0)
+        assert status.failures_of <= 12
+        assert status.dead_letters == 1
         places = [Partition(one.name, n) for one in TOPICS for n in range(one.partitions)]
         before = await world.log.broker.ends(places)
-        await standing_of(world.log, LIFE, recent)
+        await run_status_of(world.log, LIFE, recent)
         assert await world.log.broker.ends(places) == before, "it leaves no trace"
 
     in_a_world(test)
@@ -56,8 +56,8 @@ def test_a_run_stands_where_it_stands_however_little_is_read(recent: int) -> Non
 def test_what_was_not_counted_one_by_one_is_said() -> None:
     async def test(world: World) -> None:
         await a_run(world)
-        few = await standing_of(world.log, LIFE, 1)
+        few = await run_status_of(world.log, LIFE, 1)
         assert f"failed 0 of the last {few.failures_of}" in "\n".join(few.lines())
-        assert "of the last" not in "\n".join((await standing_of(world.log, LIFE)).lines())
+        assert "of the last" not in "\n".join((await run_status_of(world.log, LIFE)).lines())
 
     in_a_world(test)

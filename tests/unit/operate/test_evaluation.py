@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.schemas.events import EpisodeEnded, Failure, PolicyUse, TaskEnded
 from headrace.services.operate.evaluation import (
-    Evaluation,
+    EvaluationResult,
     Evaluations,
     clustered,
     pass_at_k,
@@ -69,7 +69,7 @@ def test_intervals_hold_what_they_should_19_times_of_20() -> None:
 
 
 def test_an_evaluation_counts_what_says_something_of_the_policy() -> None:
-    evaluation = Evaluation(passing=0.5)
+    evaluation = EvaluationResult(passing=0.5)
     evaluation.add(ended(1.0, 0.0, 0.6, 0.0))
     evaluation.add(ended(0.0, 0.0, None, 0.0))
     evaluation.add(ended(None, None))
@@ -86,7 +86,7 @@ def test_an_evaluation_counts_what_says_something_of_the_policy() -> None:
 
 
 def test_nothing_measured_has_no_figures() -> None:
-    evaluation = Evaluation()
+    evaluation = EvaluationResult()
     evaluation.add(ended(None))
     assert (evaluation.average, evaluation.passes(1)) == (None, None)
     assert str(evaluation) == "0 items   failed 1"

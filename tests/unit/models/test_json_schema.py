@@ -41,11 +41,11 @@ VALUES = st.recursive(
 
 def random_text(schema: Any, seed: int, around: tuple[str, str] = ("", "")) -> list[int]:
     """Up to 400 ids drawn uniformly from what is allowed, the end where it is."""
-    chance, walk, ids = Random(seed), SCHEMAS.begin(json.dumps(schema), [END], around), []
+    chance, grammar, ids = Random(seed), SCHEMAS.begin(json.dumps(schema), [END], around), []
     while len(ids) < 400 and (not ids or ids[-1] != END):
-        allowed = walk.allowed().nonzero().flatten().tolist()
+        allowed = grammar.allowed().nonzero().flatten().tolist()
         ids.append(END if END in allowed else chance.choice(allowed))
-        walk.accept(ids[-1])
+        grammar.accept(ids[-1])
     return ids
 
 
@@ -70,12 +70,12 @@ KINDS = {
 def test_what_json_dumps_writes_follows_its_schema(value: dict[str, Any]) -> None:
     properties = {name: schema for name, (_, schema) in KINDS.items()}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
-    walk = SCHEMAS.begin(json.dumps(schema | {"additionalProperties": False}), [END])
+    grammar = SCHEMAS.begin(json.dumps(schema | {"additionalProperties": False}), [END])
     text = json.dumps({name: value[name] for name in properties}, ensure_ascii=False)
     for token in [*Tokenizer(FOLDER).encode(text), END]:
-        assert walk.allowed()[token]
-        walk.accept(token)
-    assert walk.allowed().all(), "nothing is forbidden after the end"
+        assert grammar.allowed()[token]
+        grammar.accept(token)
+    assert grammar.allowed().all(), "nothing is forbidden after the end"
 
 
 DIGIT = {
@@ -109,16 +109,16 @@ def test_a_forced_call_is_one_of_the_tools_as_it_is_spelled(spelling: Format) ->
 
 def test_what_is_around_is_spelled_as_it_is() -> None:
     around = ('"é😀\\', "\n")
-    walk = SCHEMAS.begin('{"enum": [7]}', [END], around)
+    grammar = SCHEMAS.begin('{"enum": [7]}', [END], around)
     for token in [*f"{around[0]}7{around[1]}".encode(), END]:
-        assert walk.allowed().nonzero().flatten().tolist() == [token]
-        walk.accept(token)
+        assert grammar.allowed().nonzero().flatten().tolist() == [token]
+        grammar.accept(token)
 
 
 def test_a_token_that_does_not_follow_is_refused() -> None:
-    walk = SCHEMAS.begin('{"type": "boolean"}', [END])
+    grammar = SCHEMAS.begin('{"type": "boolean"}', [END])
     with pytest.raises(ValueError, match="token 97 does not follow"):
-        walk.accept(ord("a"))
+        grammar.accept(ord("a"))
 
 
 def test_only_rows_with_a_schema_are_masked_and_padding_is_never_drawn() -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from headrace.errors import InfrastructureError, UsageError
-from headrace.services.inference.engine import Prompt
-from headrace.services.models.json_schema import Schemas, Walk
+from headrace.services.inference.engine import EnginePrompt
+from headrace.services.models.json_schema import GrammarState, Schemas
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ REMEMBERED = 100
 """Schemas known to take too long, each of up to 65,536 characters; the oldest are forgotten."""
 
 
-class SchemaWalks:
+class GrammarCompiler:
     """Those of one model. Belongs to one asyncio loop."""
 
     def __init__(self, folder: Path, vocabulary: int) -> None:
@@ -41,10 +41,10 @@ class SchemaWalks:
         self._schemas: Schemas | None = None
         self._one_at_a_time = asyncio.Lock()
         self._too_long: dict[tuple[str, tuple[str, str]], None] = {}
-        self._given_up: set[asyncio.Future[Walk]] = set()
-        self._beginning: set[asyncio.Task[Walk]] = set()
+        self._given_up: set[asyncio.Future[GrammarState]] = set()
+        self._beginning: set[asyncio.Task[GrammarState]] = set()
 
-    async def begin(self, prompt: Prompt) -> Walk:
+    async def begin(self, prompt: EnginePrompt) -> GrammarState:
         """The beginning of an answer.
 
         ValueError where its schema can't be followed, or takes over COMPILE_S to compile;
@@ -56,7 +56,7 @@ class SchemaWalks:
         task.add_done_callback(self._begun)
         return await asyncio.shield(task)
 
-    async def _begin(self, prompt: Prompt) -> Walk:
+    async def _begin(self, prompt: EnginePrompt) -> GrammarState:
         async with self._one_at_a_time:
             schema = prompt.json_schema, prompt.around
             if schema in self._too_long:
@@ -73,27 +73,29 @@ class SchemaWalks:
                 except UsageError as error:  # other prompts are served all the same
                     raise ValueError(str(error)) from error
             begin = self._schemas.begin
-            walk = _in_thread(lambda: begin(prompt.json_schema, prompt.stop_ids, prompt.around))
-            done, _ = await asyncio.wait([walk], timeout=COMPILE_S)
+            grammar = _in_thread(lambda: begin(prompt.json_schema, prompt.stop_ids, prompt.around))
+            done, _ = await asyncio.wait([grammar], timeout=COMPILE_S)
             if done:
-                return walk.result()
-            self._give_up(schema, walk)
+                return grammar.result()
+            self._give_up(schema, grammar)
             raise _too_long()
 
-    def _give_up(self, schema: tuple[str, tuple[str, str]], walk: asyncio.Future[Walk]) -> None:
+    def _give_up(
+        self, schema: tuple[str, tuple[str, str]], grammar: asyncio.Future[GrammarState]
+    ) -> None:
         logger.warning("a JSON schema of %d characters takes too long", len(schema[0]))
         self._too_long[schema] = None
         if len(self._too_long) > REMEMBERED:
             del self._too_long[next(iter(self._too_long))]
         self._schemas = None  # the thread has it to itself
-        self._given_up.add(walk)
-        walk.add_done_callback(self._ended)
+        self._given_up.add(grammar)
+        grammar.add_done_callback(self._ended)
 
-    def _ended(self, walk: asyncio.Future[Walk]) -> None:
-        self._given_up.discard(walk)
-        walk.exception()  # nobody else asks
+    def _ended(self, grammar: asyncio.Future[GrammarState]) -> None:
+        self._given_up.discard(grammar)
+        grammar.exception()  # nobody else asks
 
-    def _begun(self, task: asyncio.Task[Walk]) -> None:
+    def _begun(self, task: asyncio.Task[GrammarState]) -> None:
         self._beginning.discard(task)
         if not task.cancelled():
             task.exception()  # a cancelled caller doesn't ask

@@ -17,11 +17,11 @@ from headrace.services.kafka.memory.memory_registry import MemoryRegistry
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.scan import Patience
 from headrace.services.models.blobs import LocalBlobStore
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
 from headrace.services.operate.prune.needs import ENDED_S, PUT_S
 from headrace.services.operate.prune.pruner import Pruner
-from tests.unit.show.world import in_a_world
+from tests.unit.operate.show.world import in_a_world
 
 LATER_S = 30 * 86_400.0
 """How far ahead the pruner's clock is: all that was put is old."""
@@ -34,7 +34,7 @@ class Cluster:
         self.broker = MemoryBroker()
         self.registry = MemoryRegistry()
         self.blobs = LocalBlobStore(folder / "blobs")
-        self.where = Where(state=folder)
+        self.cluster = ClusterConfig(state=folder)
 
     def log(self, name: str) -> EventLog:
         topics = Topics(name, ("default",), 1)
@@ -73,7 +73,7 @@ class Cluster:
         connection = Connection(self.broker, self.registry, "test")  # type: ignore[arg-type]
         clock = time.time() + ahead_s
         return Pruner(
-            connection, self.blobs, self.where, Patience(lambda line: None), lambda: clock
+            connection, self.blobs, self.cluster, Patience(lambda line: None), lambda: clock
         )
 
     def held(self, blobs: list[Blob]) -> list[bool]:

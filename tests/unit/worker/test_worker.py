@@ -18,7 +18,7 @@ from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryClu
 from headrace.services.kafka.memory.memory_registry import MemoryRegistry
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.worker.commit_metadata import read_note
-from headrace.services.worker.open_records import Ledger
+from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import CLOSE_S, ShardClosed, ShardContext
 from headrace.services.worker.shard_host import INTAKE, ShardHost
 from headrace.services.worker.worker import COMMIT_INTERVAL_S, Worker
@@ -28,7 +28,7 @@ GROUP = "unit.worker"
 TOPICS = Topics("unit", ("default",), 2)
 MAIN = Partition(TOPICS.name(ACTIONS), 0)
 OTHER = Partition(TOPICS.name(ACTIONS), 1)
-COMPANION = Partition(TOPICS.name(OBSERVATIONS), 0)
+SIDE_TOPIC = Partition(TOPICS.name(OBSERVATIONS), 0)
 COMMITTED = 2 * COMMIT_INTERVAL_S
 """Virtual seconds after which what could be committed is."""
 
@@ -181,8 +181,8 @@ async def fetched_at_once(one: Member, write: Callable[[], Coroutine[Any, Any, N
     await asyncio.sleep(0.1)
 
 
-def with_companion(partition: Partition) -> Mapping[Partition, Any]:
-    return {Partition(COMPANION.topic, partition.number): "committed"}
+def with_side_partition(partition: Partition) -> Mapping[Partition, Any]:
+    return {Partition(SIDE_TOPIC.topic, partition.number): "committed"}
 
 
 @asynccontextmanager
@@ -217,7 +217,7 @@ def test_a_shard_reads_all_there_was_before_it_may_send() -> None:
     async def test(place: Place) -> None:
         await place.write(*map(action, range(3)), *map(observation, range(3)))
         async with member(
-            place, make=lambda context: Eager(context, set()), companions=with_companion
+            place, make=lambda context: Eager(context, set()), side_partitions=with_side_partition
         ) as one:
             shard = await one.shard()
             await shard.until("caught up")
@@ -235,7 +235,7 @@ def test_a_shard_reads_all_there_was_before_it_may_send() -> None:
 def test_a_worker_catches_up_with_companions_first_where_told_to() -> None:
     async def test(place: Place) -> None:
         await place.write(observation(0))
-        settings = {"companions": with_companion, "companions_first": True}
+        settings = {"companions": with_side_partition, "companions_first": True}
         async with member(place, **settings) as one:
             shard = await one.shard()
             await place.write(*map(action, range(3)))
@@ -265,7 +265,7 @@ def test_the_commit_stays_at_the_oldest_record_that_is_held() -> None:
 
 def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read() -> None:
     async def test(place: Place) -> None:
-        settings = {"held": {0, 1}, "companions": with_companion}
+        settings = {"held": {0, 1}, "companions": with_side_partition}
         async with member(place, **settings) as one:
             shard = await one.shard()
             await place.write(*map(observation, range(3)))
@@ -299,7 +299,7 @@ def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read(
 
 def test_a_commits_note_never_goes_back_to_what_retention_may_have_deleted() -> None:
     async def test(place: Place) -> None:
-        settings = {"held": {1}, "companions": with_companion}
+        settings = {"held": {1}, "companions": with_side_partition}
         # All that was there is done once it is read: its companion is needed no more.
         await place.write(action(0), *map(observation, range(3)))
         async with member(place, **settings) as one:
@@ -324,27 +324,29 @@ def test_what_an_owner_before_may_have_acted_on_is_committed_with_where_that_one
     async def test(place: Place) -> None:
         # Given what followed from record 0 since it was first read, and what came later:
         await place.write(action(0), action(1), *map(observation, range(4)))
-        ledger = Ledger()
-        context = ShardContext(cast("Any", None), MAIN, ledger, None)
+        open_records = OpenRecords()
+        context = ShardContext(cast("Any", None), MAIN, open_records, None)
         shard = Successor(context, {0, 1})
-        companion = {COMPANION: 1}
-        behind = {COMPANION: 3}
-        host = ShardHost(place.log, context, shard, 0, companion, behind, [COMPANION], ledger, None)
+        side_partition = {SIDE_TOPIC: 1}
+        behind = {SIDE_TOPIC: 3}
+        host = ShardHost(
+            place.log, context, shard, 0, side_partition, behind, [SIDE_TOPIC], open_records, None
+        )
         pump = asyncio.create_task(host.run())
 
         async def read(partition: Partition, offset: int, then: Any) -> int:
             await host.take(*await place.broker.fetch([Position(partition, offset)]))
             await shard.until(then)
-            return read_note(host.place().metadata, [COMPANION]).positions[COMPANION]
+            return read_note(host.place().metadata, [SIDE_TOPIC]).positions[SIDE_TOPIC]
 
         # When a successor reads that record only after all that it caught up with,
         for offset in (1, 2, 3):
-            assert await read(COMPANION, offset, f"answer {offset}") in (1, offset + 1)
+            assert await read(SIDE_TOPIC, offset, f"answer {offset}") in (1, offset + 1)
         # Then the next one begins where it began: what followed is not to be done again.
         assert await read(MAIN, 0, 0) == 1
         assert await read(MAIN, 1, 1) == 1
         shard.releases[0]()
-        assert read_note(host.place().metadata, [COMPANION]).positions[COMPANION] == 4
+        assert read_note(host.place().metadata, [SIDE_TOPIC]).positions[SIDE_TOPIC] == 4
         await host.close(lost=True)
         pump.cancel()
 
@@ -353,7 +355,7 @@ def test_what_an_owner_before_may_have_acted_on_is_committed_with_where_that_one
 
 def test_what_was_deleted_under_a_companion_ends_the_worker() -> None:
     async def test(place: Place) -> None:
-        settings = {"held": {0}, "companions": with_companion}
+        settings = {"held": {0}, "companions": with_side_partition}
         async with member(place, **settings) as one:
             shard = await one.shard()
             await place.write(*map(observation, range(3)))
@@ -363,9 +365,9 @@ def test_what_was_deleted_under_a_companion_ends_the_worker() -> None:
             await asyncio.sleep(COMMITTED)
             assert await place.commit_of() == Committed(0, "[3]")
         await place.write(*map(observation, range(3, 7)))
-        place.cluster.expire(COMPANION, 5)
+        place.cluster.expire(SIDE_TOPIC, 5)
         async with member(place, "two", **settings) as two:
-            with pytest.raises(RecordsLost, match=f"{COMPANION.topic}/0: 2 .* offsets 3 to 4"):
+            with pytest.raises(RecordsLost, match=f"{SIDE_TOPIC.topic}/0: 2 .* offsets 3 to 4"):
                 await two.running
 
     run(test)
@@ -385,8 +387,8 @@ def test_what_was_deleted_under_a_commit_ends_the_worker() -> None:
 def test_where_nothing_is_noted_companions_are_read_from_what_is_kept() -> None:
     async def test(place: Place) -> None:
         await place.write(*map(observation, range(3)))
-        place.cluster.expire(COMPANION, 2)
-        async with member(place, companions=with_companion) as one:
+        place.cluster.expire(SIDE_TOPIC, 2)
+        async with member(place, side_partitions=with_side_partition) as one:
             shard = await one.shard()
             await shard.until("answer 2")
             assert "answer 1" not in shard.story
@@ -487,7 +489,7 @@ def test_a_sole_writer_that_is_cut_off_ends() -> None:
 
 def test_a_paused_partition_waits_until_it_is_resumed() -> None:
     async def test(place: Place) -> None:
-        async with member(place, companions=with_companion) as one:
+        async with member(place, side_partitions=with_side_partition) as one:
             shard = await one.shard()
             await place.write(action(0))
             await shard.until(0)
@@ -608,7 +610,7 @@ async def killed_with_a_record_open(place: Place, name: str, **settings: Any) ->
 def test_an_owner_is_told_how_many_died_before_it() -> None:
     async def test(place: Place) -> None:
         await place.write(action(0))
-        settings = {"companions": with_companion}
+        settings = {"companions": with_side_partition}
         told = [await killed_with_a_record_open(place, str(n), **settings) for n in range(4)]
         assert told == [0, 1, 2, 3]
         assert await place.commit_of() == Committed(0, '{"at":[0],"owners":4}')
@@ -697,9 +699,9 @@ def test_a_shard_that_ends_keeps_nobody_waiting_for_room(monkeypatch: pytest.Mon
             """Has nothing to say."""
 
     async def main() -> None:
-        place, log, ledger = Partition("topic", 0), cast("Any", None), Ledger()
-        context = ShardContext(cast("Any", None), place, ledger, None)
-        host = ShardHost(log, context, Slow(), 0, {}, {}, [], ledger, None)
+        place, log, open_records = Partition("topic", 0), cast("Any", None), OpenRecords()
+        context = ShardContext(cast("Any", None), place, open_records, None)
+        host = ShardHost(log, context, Slow(), 0, {}, {}, [], open_records, None)
         takes = [asyncio.create_task(host.take(End(place, n))) for n in range(4)]
         await asyncio.sleep(0.01)
         await host.close(lost=True)

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
-from headrace.services.namespace.cluster_config import RECIPES, Where
+from headrace.services.namespace.cluster_config import RECIPES, ClusterConfig
 from headrace.services.operate import cli
 
 COMMANDS = (
@@ -133,7 +133,9 @@ def test_overrides_reach_the_recipe(
 
 
 def test_where_survives_the_pipe() -> None:
-    where = Where(Path("s"), "b:1", "http://r", "blobs", "name", {"security.protocol": "SSL"})
+    cluster = ClusterConfig(
+        Path("s"), "b:1", "http://r", "blobs", "name", {"security.protocol": "SSL"}
+    )
 
-    assert Where.from_json(where.to_json()) == where
-    assert "\n" not in where.to_json()
+    assert ClusterConfig.from_json(cluster.to_json()) == cluster
+    assert "\n" not in cluster.to_json()

@@ -20,7 +20,7 @@ from headrace.services.operate.show.gather import Gatherer, only_policy
 from headrace.services.operate.show.pages import Part, Table, step_page, task_page
 from headrace.services.operate.show.step_story import StepStory, tell_sample, tell_step
 from headrace.services.operate.show.task_story import tell_task
-from tests.unit.show.world import SAMPLES, TOPICS, World, in_a_world
+from tests.unit.operate.show.world import SAMPLES, TOPICS, World, in_a_world
 
 
 async def whole_log(log: EventLog, patience: object) -> list[Fact[Event]]:

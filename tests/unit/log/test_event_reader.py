@@ -14,7 +14,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.event_reader import CaughtUp, EventReader
 from headrace.services.log.positions import TAIL, Back, Start
-from tests.unit.services.log_bench import RUNS_PLACE, TOPICS, Bench, run, started
+from tests.unit.log.log_bench import RUNS_PLACE, TOPICS, Bench, run, started
 
 
 async def read(log: EventLog, starts: dict[Partition, Start]) -> list[Delivery[Any] | CaughtUp]:

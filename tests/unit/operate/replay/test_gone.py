@@ -26,7 +26,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.kafka.memory.memory_broker import MemoryCluster
 from headrace.services.kafka.memory.memory_registry import MemoryRegistry
 from headrace.services.log.event_log import EventLog
-from headrace.services.namespace.cluster_config import Where
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
 from headrace.services.operate.replay.recording import Recording, make_fresh
 from headrace.services.operate.replay.replay_batches import replay_batches
@@ -50,7 +50,9 @@ class Bench:
         registry.prepare(codec, TOPICS)
         self.log = EventLog(self.broker, TOPICS, codec, registry, "test")
         connection = Connection(self.broker, cast("Any", registry), "replay")
-        self.recording = Recording(Where(Path("none")), connection, connection.log(TOPICS), RECIPE)
+        self.recording = Recording(
+            ClusterConfig(Path("none")), connection, connection.log(TOPICS), RECIPE
+        )
 
     def expire(self, topic: Any, before: int, policy: str | None = None) -> None:
         self.cluster.expire(Partition(TOPICS.name(topic, policy), 0), before)
