@@ -235,7 +235,7 @@ def test_a_shard_reads_all_there_was_before_it_may_send() -> None:
 def test_a_worker_catches_up_with_companions_first_where_told_to() -> None:
     async def test(place: Place) -> None:
         await place.write(observation(0))
-        settings = {"companions": with_side_partition, "companions_first": True}
+        settings = {"side_partitions": with_side_partition, "side_partitions_first": True}
         async with member(place, **settings) as one:
             shard = await one.shard()
             await place.write(*map(action, range(3)))
@@ -265,7 +265,7 @@ def test_the_commit_stays_at_the_oldest_record_that_is_held() -> None:
 
 def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read() -> None:
     async def test(place: Place) -> None:
-        settings = {"held": {0, 1}, "companions": with_side_partition}
+        settings = {"held": {0, 1}, "side_partitions": with_side_partition}
         async with member(place, **settings) as one:
             shard = await one.shard()
             await place.write(*map(observation, range(3)))
@@ -299,7 +299,7 @@ def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read(
 
 def test_a_commits_note_never_goes_back_to_what_retention_may_have_deleted() -> None:
     async def test(place: Place) -> None:
-        settings = {"held": {1}, "companions": with_side_partition}
+        settings = {"held": {1}, "side_partitions": with_side_partition}
         # All that was there is done once it is read: its companion is needed no more.
         await place.write(action(0), *map(observation, range(3)))
         async with member(place, **settings) as one:
@@ -355,7 +355,7 @@ def test_what_an_owner_before_may_have_acted_on_is_committed_with_where_that_one
 
 def test_what_was_deleted_under_a_companion_ends_the_worker() -> None:
     async def test(place: Place) -> None:
-        settings = {"held": {0}, "companions": with_side_partition}
+        settings = {"held": {0}, "side_partitions": with_side_partition}
         async with member(place, **settings) as one:
             shard = await one.shard()
             await place.write(*map(observation, range(3)))
@@ -610,7 +610,7 @@ async def killed_with_a_record_open(place: Place, name: str, **settings: Any) ->
 def test_an_owner_is_told_how_many_died_before_it() -> None:
     async def test(place: Place) -> None:
         await place.write(action(0))
-        settings = {"companions": with_side_partition}
+        settings = {"side_partitions": with_side_partition}
         told = [await killed_with_a_record_open(place, str(n), **settings) for n in range(4)]
         assert told == [0, 1, 2, 3]
         assert await place.commit_of() == Committed(0, '{"at":[0],"owners":4}')
