@@ -18,7 +18,7 @@ ACTS = st.lists(st.tuples(st.sampled_from(["begin", "hold", "release", "again"])
 def test_the_oldest_is_the_first_record_that_anyone_holds(acts: list[tuple[str, int]]) -> None:
     open_records = OpenRecords()
     held: list[tuple[int, Callable[[], None]]] = []
-    release: list[Callable[[], None]] = []
+    released: list[Callable[[], None]] = []
     for offset, (act, choice) in enumerate(acts):
         if act == "begin":
             held.append((offset, open_records.begin(offset, {})))
@@ -28,9 +28,9 @@ def test_the_oldest_is_the_first_record_that_anyone_holds(acts: list[tuple[str, 
         elif act == "release" and held:
             _, release = held.pop(choice % len(held))
             release()
-            release.append(release)
-        elif act == "again" and release:
-            release[choice % len(release)]()  # a second time counts for nothing
+            released.append(release)
+        elif act == "again" and released:
+            released[choice % len(released)]()  # a second time counts for nothing
         oldest = open_records.oldest()
         expected = min((place for place, _ in held), default=None)
         assert (oldest.offset if oldest else None) == expected
