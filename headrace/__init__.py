@@ -1,1 +1,125 @@
-"""The event backbone for reinforcement learning of LLM agents, on Apache Kafka."""
+"""The event backbone for reinforcement learning of LLM agents, on Apache Kafka.
+
+This is everything that a plug-in of your own needs, and the client that reads and writes a run:
+
+    from headrace import Episode, Environment, Observation, TaskView, Client
+
+Each name is imported when it is first used, so `import headrace` takes no time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.client import (
+        AsyncClient,
+        Client,
+        PathArrays,
+        SubmittedTask,
+        Trajectory,
+        TurnArrays,
+    )
+    from headrace.errors import (
+        DependencyError,
+        EnvironmentFailed,
+        HeadraceError,
+        InfrastructureError,
+        RecordsLost,
+        UsageError,
+    )
+    from headrace.services.agent.conversation import Conversation, Generation
+    from headrace.services.agent.episode import Episode, NoScore
+    from headrace.services.base.types import Observation, TaskView
+    from headrace.services.env.environment import Environment, Judge, Resumable
+    from headrace.services.env.sandbox.sandbox import Sandbox
+    from headrace.services.env.sandbox.tools import Tool
+    from headrace.services.inference.engine import (
+        AdapterWeights,
+        Capacity,
+        Engine,
+        EngineOutput,
+        EnginePrompt,
+        EngineSetup,
+        Weights,
+    )
+    from headrace.services.tasks.task_maker import Item
+    from headrace.stream_jobs.filters import Group
+    from headrace.trainer.losses import MicroBatch
+
+_MODULES = {
+    "headrace.client": (
+        "AsyncClient", "Client", "PathArrays", "SubmittedTask", "Trajectory", "TurnArrays",
+    ),
+    "headrace.errors": (
+        "DependencyError", "EnvironmentFailed", "HeadraceError", "InfrastructureError",
+        "RecordsLost", "UsageError",
+    ),
+    "headrace.services.agent.conversation": ("Conversation", "Generation"),
+    "headrace.services.agent.episode": ("Episode", "NoScore"),
+    "headrace.services.base.types": ("Observation", "TaskView"),
+    "headrace.services.env.environment": ("Environment", "Judge", "Resumable"),
+    "headrace.services.env.sandbox.sandbox": ("Sandbox",),
+    "headrace.services.env.sandbox.tools": ("Tool",),
+    "headrace.services.inference.engine": (
+        "AdapterWeights", "Capacity", "Engine", "EngineOutput", "EnginePrompt", "EngineSetup",
+        "Weights",
+    ),
+    "headrace.services.tasks.task_maker": ("Item",),
+    "headrace.stream_jobs.filters": ("Group",),
+    "headrace.trainer.losses": ("MicroBatch",),
+}  # fmt: skip
+"""Module to the names that it gives: the imports above, as they are made at run time."""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AdapterWeights",
+    "AsyncClient",
+    "Capacity",
+    "Client",
+    "Conversation",
+    "DependencyError",
+    "Engine",
+    "EngineOutput",
+    "EnginePrompt",
+    "EngineSetup",
+    "Environment",
+    "EnvironmentFailed",
+    "Episode",
+    "Generation",
+    "Group",
+    "HeadraceError",
+    "InfrastructureError",
+    "Item",
+    "Judge",
+    "MicroBatch",
+    "NoScore",
+    "Observation",
+    "PathArrays",
+    "RecordsLost",
+    "Resumable",
+    "Sandbox",
+    "SubmittedTask",
+    "TaskView",
+    "Tool",
+    "Trajectory",
+    "TurnArrays",
+    "UsageError",
+    "Weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name of the façade. Raises AttributeError for any other."""
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"headrace has no {name!r}; it has: {', '.join(__all__)}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The names of the façade."""
+    return sorted(__all__)

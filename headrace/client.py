@@ -1,0 +1,506 @@
+"""A client for other people's Python: submit tasks, wait for results, read trajectories.
+
+    from headrace import Client
+
+    with Client() as client:                       # the local stack in ./.headrace
+        tasks = client.submit([{"payload": {"question": "6 * 7"}, "samples": 4}])
+        for result in client.results(tasks, timeout_s=600):
+            print(result.task, [outcome.reward for outcome in result.outcomes])
+        for trajectory in client.trajectories():
+            print(trajectory.reward, trajectory.turns[-1].text)
+
+`Client` works in a script and in a notebook. `AsyncClient` has the same methods as coroutines and
+asynchronous iterators. Reading leaves no trace in the namespace: no consumer group, no dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace.errors import RecordsLost, UsageError
+from headrace.schemas.events import EpisodeEnded, Ref, TaskEnded, TrajectoryRecorded
+from headrace.schemas.packed import unpack_spans
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import RESULTS
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.positions import Start
+from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.namespace.connect import Connection, connect, locate
+from headrace.services.namespace.lookup import find_namespace
+from headrace.services.operate.show.unpacked import Texts
+from headrace.services.operate.submit import read_tasks, send_tasks
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+FETCHED_AT_ONCE = 64
+"""Trajectories in memory at once."""
+CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedTask:
+    """A task that is in the log."""
+
+    number: int
+    """Its offset in `tasks`, which every event about it carries."""
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnArrays:
+    """One turn of a trajectory. C tokens were added to the context, T tokens were sampled."""
+
+    parent: int
+    """Index of the turn that this one continues, or -1 if it begins a conversation."""
+    role: str
+    policy: str
+    context: NDArray[np.int32]
+    """[C] ids that were added before the sampled ones."""
+    tokens: NDArray[np.int32]
+    """[T] sampled ids, or the ids of a demonstration."""
+    logprobs: NDArray[np.float32]
+    """[T] natural logarithms, after temperature and masks; [0] for a demonstration."""
+    versions: NDArray[np.int64]
+    """[T] the policy version that sampled each token; [0] for a demonstration."""
+    text: str
+    """What the policy said."""
+    context_text: str | None
+    """The text of `context`, or None if the model's tokenizer is not on this machine."""
+    reward: float | None
+    finish: str
+    trainable: bool
+    demonstrated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PathArrays:
+    """One path of a trajectory from its first turn to a leaf, as L tokens."""
+
+    turns: tuple[int, ...]
+    """Indices of its turns."""
+    tokens: NDArray[np.int32]
+    """[L] ids."""
+    sampled: NDArray[np.bool_]
+    """[L] whether the policy sampled the token."""
+    logprobs: NDArray[np.float32]
+    """[L] NaN if the token was not sampled."""
+    versions: NDArray[np.int64]
+    """[L] -1 if the token was not sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One episode, as recorded."""
+
+    recorded: TrajectoryRecorded
+    """The event, with every field."""
+    turns: tuple[TurnArrays, ...]
+
+    @property
+    def task(self) -> int:
+        """The number of its task."""
+        return self.recorded.task
+
+    @property
+    def sample(self) -> int:
+        """Which of the task's episodes it is, from 0."""
+        return self.recorded.sample
+
+    @property
+    def reward(self) -> float | None:
+        """The episode's reward, or None if nothing may be learned from it."""
+        return self.recorded.reward
+
+    def paths(self) -> Iterator[PathArrays]:
+        """Each path from a first turn to a leaf. A trajectory without branches has one."""
+        import numpy as np
+
+        parents = {turn.parent for turn in self.turns}
+        for leaf in (index for index in range(len(self.turns)) if index not in parents):
+            path, index = [], leaf
+            while index >= 0:
+                path.append(index)
+                index = self.turns[index].parent
+            path.reverse()
+            turns = [self.turns[index] for index in path]
+            parts = [(turn, len(turn.context), len(turn.tokens)) for turn in turns]
+            yield PathArrays(
+                tuple(path),
+                np.concatenate([ids for turn in turns for ids in (turn.context, turn.tokens)]),
+                np.concatenate([np.repeat([False, bool(len(turn.logprobs))], [c, t])
+                                for turn, c, t in parts]),
+                np.concatenate([_padded(turn.logprobs, c, t, np.nan) for turn, c, t in parts]),
+                np.concatenate([_padded(turn.versions, c, t, -1) for turn, c, t in parts]),
+            )  # fmt: skip
+
+
+class AsyncClient:
+    """A namespace, as another team sees it. Use it as an asynchronous context manager."""
+
+    def __init__(
+        self,
+        bootstrap: str | None = None,
+        registry: str | None = None,
+        namespace: str | None = None,
+        *,
+        source: str = "client",
+        state: str | Path = ".headrace",
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Connects to nothing yet.
+
+        `bootstrap` is `host:port[,host:port]` and `registry` the URL of a Confluent-compatible
+        schema registry; without both, the local stack of the folder `state` is used. Without
+        `namespace`, the run that started last is used. `source` names who submits: task ids are
+        unique within it. `properties` are librdkafka properties, such as `security.protocol`.
+
+        Raises UsageError if a name is not allowed, or only one of both addresses is given.
+        """
+        if (bootstrap is None) != (registry is None):
+            raise UsageError("give both `bootstrap` and `registry`, or neither for the local stack")
+        self._cluster = ClusterConfig(
+            state=Path(state),
+            bootstrap_servers=bootstrap,
+            registry_url=registry,
+            namespace=namespace,
+            kafka_properties=dict(properties or {}),
+        )
+        self._source = source
+        self._stack = AsyncExitStack()
+        self._connection: Connection | None = None
+        self._log: EventLog | None = None
+        self._writing: EventLog | None = None
+        self._recipe: Recipe | None = None
+        self._texts: Texts | None = None
+        self._first_result: dict[int, dict[Partition, Start]] = {}
+        """Submitted task to where its result can be at the earliest."""
+
+    async def __aenter__(self) -> AsyncClient:
+        """Connects. Raises DependencyError if the broker does not answer within 5 s, UsageError
+        if there is no such namespace."""
+        cluster = await asyncio.to_thread(locate, self._cluster)
+        self._connection = await self._stack.enter_async_context(connect(cluster, self._source))
+        try:
+            topics, life = await find_namespace(self._connection, cluster.namespace)
+            self._log, self._recipe = self._connection.log(topics), life.recipe()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._texts = Texts(self._recipe)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Closes the connection."""
+        await self._stack.aclose()
+        self._connection = self._log = self._writing = None
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that this client uses."""
+        return self._reading().topics.namespace
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        self._reading()
+        assert self._recipe is not None
+        return self._recipe
+
+    async def submit(self, tasks: Iterable[Mapping[str, Any]]) -> list[SubmittedTask]:
+        """Writes tasks; they are durable on return.
+
+        Each task has the keys of a line of `headrace submit`: `payload`, `samples`, `item_id`,
+        `task_id` and so on; what is left out comes from the recipe. Raises UsageError if a key or a
+        value is wrong: then no task was written.
+        """
+        log = self._reading()
+        lines = [json.dumps({"task_id": uuid.uuid4().hex, **task}) for task in tasks]
+        events = await asyncio.to_thread(read_tasks, self.recipe, self._source, lines)
+        if self._writing is None:
+            assert self._connection is not None
+            self._writing = await self._connection.writing_log(log.topics)
+        bounds = await log.broker.ends(_result_partitions(log))
+        starts: dict[Partition, Start] = {each: end for each, (_, end) in bounds.items()}
+        submitted = [SubmittedTask(*pair) for pair in await send_tasks(self._writing, events)]
+        self._first_result |= dict.fromkeys((task.number for task in submitted), starts)
+        return submitted
+
+    async def results(
+        self,
+        tasks: Iterable[SubmittedTask | int] | None = None,
+        *,
+        follow: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[TaskEnded, None]:
+        """Yields the result of each task, once, as it is in the log.
+
+        With `tasks` (or their numbers) it waits for these and ends with the last of them. Without,
+        it yields all results that the log holds, and with `follow` goes on with new ones. Raises
+        TimeoutError if a result that is waited for does not come within `timeout_s`.
+        """
+        log = self._reading()
+        wanted = None if tasks is None else {_number(task) for task in tasks}
+        if wanted is not None and not wanted:
+            return
+        seen: set[int] = set()
+        reader = EventReader(log, self._starts(log, wanted))
+        items = aiter(reader)
+        ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        try:
+            while wanted is None or not wanted <= seen:
+                try:
+                    async with asyncio.timeout_at(ends_at):
+                        item = await anext(items)
+                except TimeoutError:
+                    missing = sorted((wanted or set()) - seen)
+                    raise TimeoutError(
+                        f"no result within {timeout_s:g} s of {len(missing)} tasks: "
+                        f"{missing[:10]}. `headrace show NUMBER` tells where a task stands"
+                    ) from None
+                if isinstance(item, CaughtUp):
+                    if wanted is None and not follow:
+                        return
+                elif (ended := _result(item, wanted, seen)) is not None:
+                    seen.add(ended.task)
+                    yield ended
+        finally:
+            await reader.aclose()
+
+    async def trajectories(
+        self,
+        tasks: Iterable[SubmittedTask | int] | None = None,
+        *,
+        follow: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Trajectory, None]:
+        """Yields the trajectories that count, in the order of their tasks' results.
+
+        The arguments are those of `results`. An episode that was refused or failed early has no
+        trajectory. Raises RecordsLost if a trajectory was deleted by retention.
+        """
+        async with aclosing(self.results(tasks, follow=follow, timeout_s=timeout_s)) as results:
+            async for ended in results:
+                refs = [one.trajectory for one in ended.outcomes if one.trajectory is not None]
+                for first in range(0, len(refs), FETCHED_AT_ONCE):
+                    for trajectory in await self._fetch(refs[first : first + FETCHED_AT_ONCE]):
+                        yield trajectory
+
+    async def trajectory(self, outcome: EpisodeEnded) -> Trajectory | None:
+        """The trajectory of one outcome of a result, or None if none was recorded."""
+        if outcome.trajectory is None:
+            return None
+        return (await self._fetch([outcome.trajectory]))[0]
+
+    async def _fetch(self, refs: list[Ref]) -> list[Trajectory]:
+        events = await self._reading().fetch(refs)
+        for ref, event in zip(refs, events, strict=True):
+            if not isinstance(event, TrajectoryRecorded):
+                raise RecordsLost(f"{ref.topic}/{ref.partition}@{ref.offset} is no trajectory")
+        assert self._texts is not None
+        texts = self._texts
+        return [
+            await asyncio.to_thread(_unpack, event, texts)
+            for event in events
+            if isinstance(event, TrajectoryRecorded)
+        ]
+
+    def _starts(self, log: EventLog, wanted: set[int] | None) -> Mapping[Partition, Start]:
+        starts: dict[Partition, Start] = dict.fromkeys(_result_partitions(log), "first")
+        if wanted is not None and wanted <= self._first_result.keys():
+            return self._first_result[min(wanted)]
+        return starts
+
+    def _reading(self) -> EventLog:
+        if self._log is None:
+            raise UsageError("the client is not connected: use it in a `with` statement")
+        return self._log
+
+
+class Client:
+    """`AsyncClient` without `async`: its loop runs in a thread, so it works in notebooks too."""
+
+    def __init__(
+        self,
+        bootstrap: str | None = None,
+        registry: str | None = None,
+        namespace: str | None = None,
+        *,
+        source: str = "client",
+        state: str | Path = ".headrace",
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Connects at once. Arguments and errors are those of AsyncClient."""
+        self._async = AsyncClient(
+            bootstrap, registry, namespace, source=source, state=state, properties=properties
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._async.__aenter__())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def __enter__(self) -> Client:
+        """Connected already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the connection."""
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection. A second call does nothing."""
+        if self._loop.is_closed():
+            return
+        try:
+            self._call(self._async.__aexit__())
+        finally:
+            self._end_loop()
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that this client uses."""
+        return self._async.namespace
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        return self._async.recipe
+
+    def submit(self, tasks: Iterable[Mapping[str, Any]]) -> list[SubmittedTask]:
+        """As `AsyncClient.submit`."""
+        return self._call(self._async.submit(tasks))
+
+    def results(
+        self,
+        tasks: Iterable[SubmittedTask | int] | None = None,
+        *,
+        follow: bool = False,
+        timeout_s: float | None = None,
+    ) -> Iterator[TaskEnded]:
+        """As `AsyncClient.results`."""
+        return self._each(self._async.results(tasks, follow=follow, timeout_s=timeout_s))
+
+    def trajectories(
+        self,
+        tasks: Iterable[SubmittedTask | int] | None = None,
+        *,
+        follow: bool = False,
+        timeout_s: float | None = None,
+    ) -> Iterator[Trajectory]:
+        """As `AsyncClient.trajectories`."""
+        return self._each(self._async.trajectories(tasks, follow=follow, timeout_s=timeout_s))
+
+    def trajectory(self, outcome: EpisodeEnded) -> Trajectory | None:
+        """As `AsyncClient.trajectory`."""
+        return self._call(self._async.trajectory(outcome))
+
+    def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        try:
+            while True:
+                try:
+                    item = self._call(anext(items))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            if not self._loop.is_closed():
+                self._call(items.aclose())
+
+    def _call(self, work: Awaitable[T]) -> T:
+        if self._loop.is_closed():
+            _close_unused(work)
+            raise UsageError("the client is closed: make a new one")
+
+        async def run() -> T:
+            return await work
+
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C in a notebook ends the work too.
+            raise
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+def _close_unused(work: Awaitable[Any]) -> None:
+    if isinstance(work, Coroutine):
+        work.close()
+
+
+def _number(task: SubmittedTask | int) -> int:
+    return task if isinstance(task, int) else task.number
+
+
+def _result_partitions(log: EventLog) -> list[Partition]:
+    topics = log.topics
+    return [Partition(topics.name(RESULTS), number) for number in range(topics.partitions)]
+
+
+def _result(item: Delivery[Any], wanted: set[int] | None, seen: set[int]) -> TaskEnded | None:
+    event = item.event
+    if not isinstance(event, TaskEnded) or event.task in seen:
+        return None
+    return event if wanted is None or event.task in wanted else None
+
+
+def _padded(values: Any, context: int, tokens: int, empty: float) -> Any:
+    """[context + tokens]: `values` for the tokens, `empty` elsewhere."""
+    import numpy as np
+
+    padded = np.full(context + tokens, empty, values.dtype)
+    if len(values):
+        padded[context:] = values
+    return padded
+
+
+def _unpack(event: TrajectoryRecorded, texts: Texts) -> Trajectory:
+    import numpy as np
+
+    turns = []
+    for turn in event.turns:
+        tokens = np.frombuffer(turn.tokens, "<i4")
+        versions: list[int] = []
+        with suppress(ValueError):  # Whoever wrote the spans may be wrong: then there are none.
+            versions = unpack_spans(turn.versions, len(tokens)) if turn.versions else []
+        text = texts.of(turn.policy, turn.tokens, event.tokenizer)
+        turns.append(
+            TurnArrays(
+                parent=turn.parent,
+                role=turn.role,
+                policy=turn.policy,
+                context=np.frombuffer(turn.context, "<i4"),
+                tokens=tokens,
+                logprobs=np.frombuffer(turn.logprobs, "<f4"),
+                versions=np.asarray(versions, np.int64),
+                text=turn.text if text is None else text,
+                context_text=texts.of(turn.policy, turn.context, event.tokenizer),
+                reward=turn.reward,
+                finish=turn.finish,
+                trainable=turn.trainable,
+                demonstrated=turn.demonstrated,
+            )
+        )
+    return Trajectory(event, tuple(turns))

@@ -1,0 +1,155 @@
+"""The client of other teams: tasks in, results and trajectories out, on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import headrace
+from headrace import AsyncClient, Client, DependencyError, UsageError
+from headrace.infra import local
+
+BOUND_S = 120.0
+SETTINGS = ("tasks.options.items=6", "tasks.samples=2")
+
+
+def arguments(stack: local.LocalStack, namespace: str, state: Path) -> list[str]:
+    return [
+        *("--namespace", namespace, "--state", str(state)),
+        *("--bootstrap-servers", stack.bootstrap_servers, "--registry-url", stack.registry_url),
+    ]
+
+
+@pytest.fixture(scope="module")
+def address(
+    local_stack: local.LocalStack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str, str]]:
+    """A namespace whose run has not started: its tasks wait."""
+    namespace, state = "test-client", tmp_path_factory.mktemp("client")
+    command = [sys.executable, "-m", "headrace.services.operate.cli"]
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    common = ["null", *settings, *arguments(local_stack, namespace, state)]
+    subprocess.run([*command, "apply", *common], check=True, timeout=BOUND_S)
+    running: list[subprocess.Popen[bytes]] = []
+
+    def run() -> None:
+        running.append(subprocess.Popen([*command, "run", "--quiet", *common]))
+
+    # The run starts a little later, so that results are waited for.
+    timer = threading.Timer(1.0, run)
+    timer.start()
+    yield local_stack.bootstrap_servers, local_stack.registry_url, namespace
+    timer.join()
+    assert running[0].wait(BOUND_S) == 0
+
+
+def test_submitted_tasks_come_back_as_results_and_trajectories(
+    address: tuple[str, str, str],
+) -> None:
+    with Client(*address, source="notebook") as client:
+        assert client.namespace == address[2]
+        assert client.recipe.name == "null"
+        tasks = client.submit([{"payload": {"question": n}, "samples": n} for n in (1, 2, 3)])
+        assert [task.number for task in tasks] == sorted(task.number for task in tasks)
+        results = list(client.results(tasks, timeout_s=BOUND_S))
+        assert {result.task for result in results} == {task.number for task in tasks}
+        assert sorted(len(result.outcomes) for result in results) == [1, 2, 3]
+        assert {result.source for result in results} == {"notebook"}
+
+        trajectories = list(client.trajectories(tasks))
+        assert len(trajectories) == 6
+        for trajectory in trajectories:
+            assert trajectory.reward == sum(turn.reward or 0.0 for turn in trajectory.turns)
+            assert len(trajectory.turns) == 4
+            (path,) = trajectory.paths()
+            assert path.turns == (0, 1, 2, 3)
+            sampled = np.concatenate([turn.tokens for turn in trajectory.turns])
+            assert path.tokens.dtype == np.int32
+            assert path.tokens[path.sampled].tolist() == sampled.tolist()
+            assert len(path.tokens) == len(path.logprobs) == len(path.versions)
+            assert np.isfinite(path.logprobs[path.sampled]).all()
+            assert np.isnan(path.logprobs[~path.sampled]).all()
+            assert set(path.versions[path.sampled].tolist()) == {0}
+            assert all(turn.text for turn in trajectory.turns)
+            assert all(turn.context_text is not None for turn in trajectory.turns)
+        first = client.trajectory(results[0].outcomes[0])
+        assert first is not None
+        assert first.task == results[0].task
+        assert list(client.results([])) == []
+
+
+def test_the_asynchronous_client_reads_all_that_the_log_holds(
+    address: tuple[str, str, str],
+) -> None:
+    async def main() -> tuple[list[int], list[int]]:
+        async with AsyncClient(*address) as client:
+            followed = []
+            async with aclosing(client.results(follow=True)) as results:
+                async for result in results:
+                    followed.append(result.task)
+                    if len(followed) == 6:
+                        break
+            numbers = [result.task async for result in client.results(range(6), timeout_s=BOUND_S)]
+            return followed, numbers
+
+    followed, numbers = asyncio.run(main())
+    assert len(set(followed)) == 6
+    assert sorted(numbers) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_result_that_does_not_come_is_named(address: tuple[str, str, str]) -> None:
+    with (
+        closing(Client(*address)) as client,
+        pytest.raises(TimeoutError, match=r"1 tasks: \[999\].*headrace show"),
+    ):
+        list(client.results([999], timeout_s=0.5))
+
+
+def test_a_wrong_task_writes_none(address: tuple[str, str, str]) -> None:
+    with Client(*address) as client:
+        before = {result.task for result in client.results()}
+        with pytest.raises(UsageError, match=r"sample: .*nothing was submitted"):
+            client.submit([{"payload": {}}, {"sample": 3}])
+        assert before <= {result.task for result in client.results()}
+    with pytest.raises(UsageError, match="closed"):
+        client.submit([])
+
+
+def test_what_is_not_there_is_said(address: tuple[str, str, str], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no namespace 'nowhere'"):
+        Client(address[0], address[1], "nowhere")
+    with pytest.raises(DependencyError, match="no local stack"):
+        Client(state=tmp_path)
+    with pytest.raises(UsageError, match="both"):
+        Client("localhost:9092")
+    with pytest.raises(UsageError, match="not connected"):
+        AsyncClient().namespace  # noqa: B018
+
+
+def test_the_facade_gives_each_name_and_imports_nothing_before() -> None:
+    script = """
+import sys
+import headrace
+assert not {"torch", "confluent_kafka", "pydantic", "numpy"} & sys.modules.keys()
+print(sorted(headrace.__all__) == sorted(dir(headrace)))
+print(headrace.Observation(text="x").text)
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["True", "x"], done.stderr
+    for name in headrace.__all__:
+        assert getattr(headrace, name).__name__ == name
+    with pytest.raises(AttributeError, match=r"has no 'nonsense'; it has: .*Episode"):
+        headrace.nonsense  # noqa: B018
+    assert json.dumps(headrace.__all__) == json.dumps(sorted(headrace.__all__))
