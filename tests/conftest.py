@@ -41,3 +41,10 @@ def registry_url(local_stack: local.LocalStack) -> str:
 def namespace() -> str:
     """A name that no other test uses."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what needs a real broker, so that `make test-fast` can leave it out."""
+    for item in items:
+        if "local_stack" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.stack)
