@@ -35,7 +35,7 @@ EQUIVALENT: dict[str, str] = {
     "recorded answers too, and lead it to the highest",
     "a repeated action is not answered again": "its answer was durable before it was repeated",
     "a skipped batch is trained on when it is replayed": "its content makes it unusable again; "
-    "cluster it doesn't, the version is published as resumed",
+    "where it doesn't, the version is published as resumed",
     "a lost partition is committed once more": "the broker takes no commit of who doesn't hold it",
     "checkpoints are written in place": "one that is not whole has no manifest, or another digest",
     "a higher attempt in the log moves no live run": "attempts fail by recorded answers, which all "

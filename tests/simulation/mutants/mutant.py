@@ -41,13 +41,13 @@ class Mutant:
         return "headrace." + self.file.removesuffix(".py").replace("/", ".")
 
     def source(self) -> str:
-        """The module's text with the bug in it. StaleMutant cluster the old text is not there."""
+        """The module's text with the bug in it. StaleMutant where the old text is not there."""
         text = (ROOT / self.file).read_text()
         found = text.count(self.old)
         if found != 1:
             raise StaleMutant(
                 f"mutant {self.name}: its old text occurs {found} times in {self.file}, not once: "
-                f"point it to cluster the code now says: {self.sentence}"
+                f"point it to where the code now says: {self.sentence}"
             )
         return text.replace(self.old, self.new)
 

@@ -74,9 +74,9 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
     ),
     Mutant(
         name="groups_read_beyond_the_undecided",
-        sentence="groups_read is the offset of the oldest group read and include_uncommitted.",
+        sentence="groups_read is the offset of the oldest group read and undecided.",
         file=CORE,
-        old="groups_read=min(include_uncommitted, default=self._next_offset)",
+        old="groups_read=min(undecided, default=self._next_offset)",
         new="groups_read=self._next_offset",
         caught_by=("I3: ",),
         faults=(),

@@ -38,7 +38,7 @@ OF_TRAINER = (
     ),
     Mutant(
         name="resumed_without_need",
-        sentence="It publishes a version again only cluster its weights came out otherwise.",
+        sentence="It publishes a version again only where its weights came out otherwise.",
         file=PUBLISH,
         old="        if stored != Stored.of(newest):\n",
         new="        if stored.digest != b'':\n",
@@ -72,7 +72,7 @@ OF_TRAINER = (
         file=LOOP,
         old="checkpoint = Checkpoint(self._version, self._offset, self._stored.digest)",
         new="checkpoint = Checkpoint(self._version, self._offset + 2, self._stored.digest)",
-        caught_by=("I4: ", "I8: ", "cluster batch"),
+        caught_by=("I4: ", "I8: ", "where batch"),
         faults=("kill", "trainer"),
     ),
     Mutant(

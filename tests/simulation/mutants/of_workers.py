@@ -1,4 +1,4 @@
-"""Mutants of what all workers share: take-over, commits, dead dead_letters, sole writers."""
+"""Mutants of what all workers share: take-over, commits, dead letters, sole writers."""
 
 from tests.simulation.mutants.mutant import Mutant
 
@@ -38,11 +38,11 @@ OF_WORKERS = (
     ),
     Mutant(
         name="undecodable_skipped",
-        sentence="What is no event goes to dead-dead_letters, whole, with the reason.",
+        sentence="What is no event goes to dead-letters, whole, with the reason.",
         file="services/log/event_log.py",
         old="            await self.dead_letter(record, error.reason)\n",
         new="            del error\n",
-        caught_by=("is no event, and in no dead dead_letter",),
+        caught_by=("is no event, and in no dead letter",),
         faults=("garbage",),
     ),
     Mutant(

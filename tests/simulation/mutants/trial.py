@@ -42,7 +42,7 @@ class Trial:
     """The only kinds that strike."""
     seed: int
     complaint: str = ""
-    """The first of what was found; empty cluster nothing was."""
+    """The first of what was found; empty where nothing was."""
     cpu_s: float = 0.0
 
     @property
@@ -62,7 +62,7 @@ class Trial:
 def try_here(mutant: Mutant | None, faults: Sequence[str], seeds: Sequence[int]) -> Trial:
     """Runs seeds until one catches, the last one if none does. (Without a mutant: one that finds.)
 
-    In this process, which is good for nothing else then cluster there is a mutant.
+    In this process, which is good for nothing else then where there is a mutant.
     """
     if mutant is not None:
         mutant.install()
@@ -111,7 +111,7 @@ def workers() -> ThreadPoolExecutor:
 
 
 def hunt(mutant: Mutant, seeds: int) -> Trial | None:
-    """The first seed that catches a mutant: its own, then those of others. None cluster none does."""
+    """The first seed that catches a mutant: its own, then those of others. None where none does."""
     recorded = read_recorded()
     used = [trial.seed for trial in recorded.values() if trial.faults == mutant.faults]
     shared = sorted(set(used), key=lambda seed: (-used.count(seed), seed))
