@@ -1,7 +1,7 @@
-"""What a commit notes beside its offset: the companions' positions, and the owners that died.
+"""What a commit stores beside its offset: side partitions' positions, and a count of owners.
 
-The text is the positions alone, in the order of their partitions, as `[3,7]`; where owners are
-counted, `{"at":[3,7],"owners":2}`.
+The text is the list of positions, in the order of their partitions, for example `[3,7]`. If owners
+are counted, it is `{"at":[3,7],"owners":2}`.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from headrace.services.kafka.broker import METADATA_LIMIT, Partition
 
 @dataclass(frozen=True, slots=True)
 class CommitMetadata:
-    """The note beside a commit."""
+    """The metadata of one partition's commit."""
 
     positions: Mapping[Partition, int]
-    """Where the companions stood when the record at the commit was first read."""
+    """Side partition to its position when the committed record was first read."""
     owners: int = 0
-    """Owners that began to work on what is open here, and have not handed it over in order."""
+    """Owners that worked on the open records and did not release the partition cleanly."""
 
     def text(self) -> str:
-        """As commit metadata. HeadraceError where it is more than a broker takes."""
-        offsets = [self.positions[place] for place in sorted(self.positions)]
+        """The metadata as text. Raises HeadraceError if it is longer than a broker accepts."""
+        offsets = [self.positions[each] for each in sorted(self.positions)]
         content = {"at": offsets, "owners": self.owners} if self.owners else offsets
         text = json.dumps(content, separators=(",", ":"))
         if len(text) > METADATA_LIMIT:
             raise HeadraceError(
-                f"the positions of {len(offsets)} partitions take {len(text)} bytes of commit "
-                f"metadata, more than the {METADATA_LIMIT} that a broker takes: use fewer "
-                f"partitions"
+                f"The positions of {len(offsets)} side partitions need {len(text)} bytes of commit "
+                f"metadata, but a broker accepts {METADATA_LIMIT}. Use fewer partitions."
             )
         return text
 
 
-def read_note(metadata: str, places: Sequence[Partition]) -> CommitMetadata:
-    """The note beside a commit; positions of 0 where there is none.
+def read_metadata(metadata: str, partitions: Sequence[Partition]) -> CommitMetadata:
+    """Reads a commit's metadata. Without metadata all positions are 0.
 
-    HeadraceError where it was made for other partitions than `places`.
+    Raises HeadraceError if it was written for another number of side partitions.
     """
     if not metadata:
-        return CommitMetadata(dict.fromkeys(places, 0))
+        return CommitMetadata(dict.fromkeys(partitions, 0))
     content = json.loads(metadata)
     offsets, owners = (content, 0) if isinstance(content, list) else content.values()
-    if len(offsets) != len(places):
+    if len(offsets) != len(partitions):
         raise HeadraceError(
-            f"a commit notes {len(offsets)} companion positions where {len(places)} are read: "
-            f"it was made with another recipe or number of partitions"
+            f"A commit has the positions of {len(offsets)} side partitions, but this worker reads "
+            f"{len(partitions)}. It was written by a run of another recipe or with another number "
+            f"of partitions. Use another --namespace."
         )
-    return CommitMetadata(dict(zip(sorted(places), offsets, strict=True)), owners)
+    return CommitMetadata(dict(zip(sorted(partitions), offsets, strict=True)), owners)

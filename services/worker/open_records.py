@@ -1,6 +1,6 @@
-"""Which records of one partition are read and not done: what a commit must not pass.
+"""Keeps the open records of one partition: a commit must not pass the oldest one.
 
-Pure: offsets in, the oldest open record out.
+Pure: offsets go in, the oldest open record comes out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.services.kafka.broker import Partition
 
 @dataclass(eq=False, slots=True)
 class OpenRecord:
-    """A main record that may not be done, and where its companions stood when it was read."""
+    """A main record, and the positions of the side partitions when it was read."""
 
     offset: int
     positions: Mapping[Partition, int]
@@ -22,24 +22,24 @@ class OpenRecord:
 
 
 class OpenRecords:
-    """The open records of one partition. A record is open until nobody holds it."""
+    """The open records of one partition. A record is open as long as somebody holds it."""
 
     def __init__(self) -> None:
         self._open: deque[OpenRecord] = deque()
         self._by_offset: dict[int, OpenRecord] = {}
 
     def __len__(self) -> int:
-        """How many are open, those included that are done and behind one that is not."""
+        """How many records are kept, including done ones that follow an open one."""
         return len(self._open)
 
     def begin(self, offset: int, positions: Mapping[Partition, int]) -> Callable[[], None]:
-        """Opens a record, read after all others. What is returned lets go of it, once."""
+        """Opens a record that follows all others. The returned function releases it, once."""
         record = self._by_offset[offset] = OpenRecord(offset, positions, holds=0)
         self._open.append(record)
         return self.hold(offset)
 
     def hold(self, offset: int) -> Callable[[], None]:
-        """Keeps an open record open until what is returned has been called."""
+        """Keeps an open record open until the returned function is called."""
         record = self._by_offset[offset]
         record.holds += 1
         held = True
@@ -53,7 +53,7 @@ class OpenRecords:
         return release
 
     def oldest(self) -> OpenRecord | None:
-        """The oldest record that is not done; None where all are."""
+        """The oldest open record, or None if all are done."""
         while self._open and not self._open[0].holds:
             del self._by_offset[self._open.popleft().offset]
         return self._open[0] if self._open else None

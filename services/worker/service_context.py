@@ -1,4 +1,4 @@
-"""What every service gets from `serve.py`."""
+"""What `serve` gives to every service."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from headrace.services.models.blobs import BlobStore
 
 @dataclass
 class ServiceContext:
-    """One process's surroundings. `stopping` ends it; `ending` is the run's last phase."""
+    """One service process: its log, recipe and folders, and the events that end it."""
 
     log: EventLog
     recipe: Recipe
     blobs: BlobStore
     worker_id: str
-    """Unique a process: service, host, process id."""
+    """Unique for each process: service, host name and process id."""
     state: Path
-    """A local folder for caches and checkpoints of this namespace."""
+    """This machine's folder for caches and checkpoints of the namespace."""
     stopping: asyncio.Event
-    """Set on SIGTERM, the parent's death, or the run's end: drain within 10 s and return."""
+    """Set on SIGTERM, when the parent has died, or when the run has ended. The service must then
+    drain and return within 10 s."""
     ending: asyncio.Event
-    """Set when the run is ending: the source stops, queued and live work ends as cancelled."""
+    """Set when the run is ending: the source stops, and all open work ends as cancelled."""
 
     @property
     def namespace(self) -> str:
-        """The run's namespace."""
+        """The name of the run's namespace."""
         return self.log.topics.namespace
 
     def consumer_group(self, service: str) -> str:

@@ -1,4 +1,4 @@
-"""What a handler is given: all state of one partition, and its hands on the log.
+"""A shard is all state of one partition. A ShardContext is what it may do with the log.
 
 A shard is made on assignment, dropped on revocation, and rebuilt by reading.
 """
@@ -16,31 +16,31 @@ from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.worker.open_records import OpenRecords
 
 CLOSE_S = 3.0
-"""Seconds that a shard has to close, and as many again for what it is sending."""
+"""Seconds that a shard may take to close, and again for the sends that are under way."""
 
 
 class ShardClosed(asyncio.CancelledError):
-    """The shard's partition is gone: what tried to send ends as if cancelled."""
+    """The shard's partition was revoked. Code that tries to send ends as if it were cancelled."""
 
 
 class Shard(Protocol):
-    """All state of one partition: made on assignment, dropped on revocation, rebuilt by reading."""
+    """All state of one partition."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
-        """Handles an event: in offset order per partition, one at a time per shard.
+        """Handles one event. Events come one at a time, in offset order within a partition.
 
-        It must not wait for long work (spawn that), unless it means to slow the intake down.
+        A handler that waits slows the shard's intake down. Spawn long work instead.
         """
 
     async def on_caught_up(self) -> None:
-        """The second phase of take-over: from here on the shard may send."""
+        """The shard knows all that its predecessor knew: from now on it may send."""
 
     async def aclose(self) -> None:
-        """Last words, bounded: after it nothing is sent any more."""
+        """Sends what must still be sent, in bounded time. Nothing can be sent after it returns."""
 
 
 class ShardHome(Protocol):
-    """What a shard's hands need of the worker that hosts it."""
+    """What a ShardContext needs of the worker that hosts the shard."""
 
     log: EventLog
 
@@ -52,7 +52,7 @@ class ShardHome(Protocol):
 
 
 class ShardContext:
-    """A shard's hands: sending, spawning and holding, cut off when its partition is lost."""
+    """What a shard may do: send, spawn and hold. All of it ends when its partition is revoked."""
 
     def __init__(
         self,
@@ -64,15 +64,16 @@ class ShardContext:
     ) -> None:
         self.partition = partition
         self.deaths = deaths
-        """Owners before this one that died one after the other, with something open that still is.
-        0 where the worker doesn't count them."""
+        """How many owners before this one died, one after the other, with records open that are
+        still open. 0 if the worker does not count deaths."""
         self.caught_up = False
         self.begins_at = 0
-        """The main record that is read first: all before it are done."""
+        """Offset of the main record that is read first. All records before it are done."""
         self.begun_below = 0
-        """Main records before this offset an owner before may have acted on, though this one reads
-        them after it has caught up: what they caused lies after the positions that it began at. For
-        the shard to say as `on_caught_up` begins, where companions come first."""
+        """An earlier owner may have acted on the main records before this offset, although this
+        owner reads them only after it has caught up. What they caused lies behind the positions
+        that this owner started at. If side partitions come first, the shard sets this at the
+        start of `on_caught_up`."""
         self._home = home
         self._open_records = open_records
         self._writer = writer
@@ -83,7 +84,7 @@ class ShardContext:
         self._idle.set()
 
     async def send(self, event: Event) -> Ref:
-        """Writes an event; durable when it returns. ShardClosed once the partition is lost."""
+        """Writes an event. It is durable on return. Raises ShardClosed after a revocation."""
         if self._writer is not None:
             return (await self.send_all([event]))[0]
         self._begin()
@@ -93,7 +94,7 @@ class ShardContext:
             self._finish()
 
     async def send_all(self, events: Sequence[Event]) -> list[Ref]:
-        """Writes events: in one transaction where the worker is a sole writer."""
+        """Writes events; a sole writer writes them in one transaction."""
         self._begin()
         try:
             if self._writer is not None:
@@ -103,16 +104,16 @@ class ShardContext:
             self._finish()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Runs a coroutine as part of the shard: cancelled with it. Its error ends the worker."""
+        """Runs a coroutine that is cancelled with the shard. Its error ends the worker."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task
 
     def hold(self, delivery: Delivery[Event]) -> Callable[[], None]:
-        """Keeps the commit at or before this main record until the result is called.
+        """Keeps a main record open until the returned function is called.
 
-        A release after the partition is lost does nothing: the next owner takes the record up.
+        The function does nothing after a revocation: the next owner reads the record again.
         """
         release = self._open_records.hold(delivery.offset)
 
@@ -123,11 +124,11 @@ class ShardContext:
         return release_if_open
 
     async def pause(self) -> None:
-        """Holds the main partition back: what was fetched may still come, companions flow on."""
+        """Pauses the main partition. Records that were fetched may still come."""
         await self._home.pause(self.partition)
 
     async def resume(self) -> None:
-        """Lets the main partition flow again."""
+        """Resumes the main partition."""
         await self._home.resume(self.partition)
 
     def _begin(self) -> None:
@@ -148,13 +149,13 @@ class ShardContext:
             self._home.fail(error)
 
     def cut(self) -> None:
-        """The partition is lost: nothing is sent any more. Called by the host alone."""
+        """Refuses to send from now on. Only the host calls it, when the partition was lost."""
         self._open = False
 
     async def close(self, *, lost: bool) -> None:
-        """Refuses what comes, cancels what runs, waits (bounded) for what is under way.
+        """Refuses new sends, cancels tasks, and waits in bounded time for sends under way.
 
-        Called by the host alone.
+        Only the host calls it.
         """
         self._open = False
         tasks = list(self._tasks)

@@ -1,4 +1,4 @@
-"""One shard at work: its intake, its two phases of take-over, and its place in the log."""
+"""Runs one shard: its intake, the two phases of its assignment, and what it commits."""
 
 from __future__ import annotations
 
@@ -20,51 +20,52 @@ from headrace.services.worker.shard import CLOSE_S, Shard, ShardContext
 logger = logging.getLogger(__name__)
 
 INTAKE = 1_000
-"""Most records of one shard that are read and not yet handled."""
+"""At most so many records of one shard are read and not yet handled."""
 
 HANDLED = Counter("headrace_events_handled_total", "Events handled.", ["topic"])
 
 
 @dataclass(eq=False)
 class ShardHost:
-    """One shard, its intake, and its place in the log."""
+    """One shard, its intake, and its positions in the log."""
 
     log: EventLog
     context: ShardContext
     shard: Shard
     next_offset: int
     positions: dict[Partition, int]
-    """Where each `committed` companion is read and handled up to."""
+    """Side partition that starts at the commit, to the offset up to which it is handled."""
     behind: dict[Partition, int]
-    """Partitions not yet read to the end seen at assignment."""
+    """Partition that is not caught up, to its end at the assignment."""
     side_partitions: Sequence[Partition]
     open_records: OpenRecords
     writer: FencedWriter | None
     commit: Callable[[Committed], Awaitable[None]] | None = None
-    """Commits at once, where owners are counted: before the shard begins to work, it is one."""
+    """Commits at once. Given if deaths are counted: an owner counts itself before it works."""
     intake: asyncio.Queue[Record | End] = field(
         default_factory=lambda: asyncio.Queue(maxsize=INTAKE)
     )
     committed: Committed | None = None
     pump: asyncio.Task[None] | None = None
     closed: bool = False
-    handed_over: bool = False
-    """It was ended in order: what is open is not its doing."""
+    released_cleanly: bool = False
+    """The shard ended without an error, so its open records are not suspected of a crash."""
 
     def __post_init__(self) -> None:
         self._room = asyncio.Event()
-        """Set whenever there may be room in the intake, or none is needed any more."""
+        """Set when the intake may have room, or when the shard is closed."""
         self._begun: Mapping[Partition, int] = dict(self.positions)
-        """Where the companions stood at assignment."""
+        """The positions at the assignment."""
         self._noted = self._begun
         self._deaths = self.context.deaths
-        self._isolation_end: int | None = None
-        """Where the main partition ended as the shard began to work: what killed lies before."""
-        places = (self.context.partition, *self.side_partitions)
-        self._handled = {place: HANDLED.labels(place.topic) for place in places}
+        self._end_at_start: int | None = None
+        """The end of the main partition when the shard started to work. A record that crashed
+        earlier owners lies before it."""
+        read = (self.context.partition, *self.side_partitions)
+        self._handled = {each: HANDLED.labels(each.topic) for each in read}
 
     async def take(self, item: Record | End) -> None:
-        """Queues an item; waits for room. One that comes after the shard's end is dropped."""
+        """Queues an item, and waits for room if there is none. A closed shard drops it."""
         while self.intake.full() and not self.closed:
             self._room.clear()
             await self._room.wait()
@@ -72,7 +73,7 @@ class ShardHost:
             self.intake.put_nowait(item)
 
     async def run(self) -> None:
-        """Handles what arrives, in order, for as long as the partition is held."""
+        """Handles items in their order until the task is cancelled."""
         await self._maybe_caught_up()
         while True:
             item = await self.intake.get()
@@ -85,9 +86,9 @@ class ShardHost:
 
     async def _maybe_caught_up(self) -> None:
         if not self.behind and not self.context.caught_up:
-            self._isolation_end = self.next_offset
+            self._end_at_start = self.next_offset
             if self.commit is not None:
-                await self.commit(self.place())
+                await self.commit(self.to_commit())
             self.context.caught_up = True
             self._noted = dict(self.positions)
             await self.shard.on_caught_up()
@@ -106,7 +107,10 @@ class ShardHost:
             done()
 
     def _moved(self, item: Record | End) -> None:
-        """Notes how far a partition is handled. Catching up, the committed positions stay noted."""
+        """Remembers how far a partition is handled.
+
+        While the shard catches up, commits keep the positions of the assignment.
+        """
         position = item.offset + 1 if isinstance(item, Record) else item.offset
         if item.partition == self.context.partition:
             self.next_offset = max(self.next_offset, position)
@@ -115,8 +119,8 @@ class ShardHost:
             if self.context.caught_up:
                 self._noted = dict(self.positions)
 
-    def place(self) -> Committed:
-        """What to commit: the oldest record that is not done, or the next one."""
+    def to_commit(self) -> Committed:
+        """What to commit: the oldest open record, or the next record to read."""
         oldest = self.open_records.oldest()
         if oldest is not None:
             offset, positions = oldest.offset, oldest.positions
@@ -127,19 +131,20 @@ class ShardHost:
         return Committed(offset, CommitMetadata(positions, self._owners(offset)).text())
 
     def _owners(self, offset: int) -> int:
-        """How many owners what is open from `offset` on has had, which have not let go of it.
+        """How many owners worked on the records from `offset` on and did not release them.
 
-        All that was open as the shard began to work being done, those before it are forgiven.
+        Earlier owners no longer count when everything is done that was open when this shard
+        started to work.
         """
         if self.commit is None:
             return 0
-        begun = self._isolation_end is not None
-        if self._isolation_end is not None and offset >= self._isolation_end:
+        begun = self._end_at_start is not None
+        if self._end_at_start is not None and offset >= self._end_at_start:
             self._deaths = 0
-        return self._deaths + (begun and not self.handed_over)
+        return self._deaths + (begun and not self.released_cleanly)
 
     async def close(self, *, lost: bool) -> None:
-        """Ends the shard, bounded. What was read and not handled is read by the next owner."""
+        """Ends the shard in bounded time. The next owner reads what was not handled."""
         self.closed = True
         self._room.set()
         if lost:

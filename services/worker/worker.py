@@ -1,21 +1,23 @@
-"""Hosts shards: what every stateless worker does about partitions, so that no handler has to.
+"""Hosts shards, so that no handler of a stateless worker has to deal with partitions.
 
 A worker shares its main topics with the other members of its consumer group. All state of one
-main partition is one shard: made on assignment, dropped on revocation, rebuilt by reading. A
-shard may have companions: partitions that its owner reads by itself, such as the answers to what
-it asked.
+main partition is one shard. A shard is made on assignment, dropped on revocation, and rebuilt by
+reading. A shard may have side partitions: partitions that its owner reads without the group, for
+example the answers to its requests.
 
-Take-over has two phases. First the main partition is read from the group's commit, and the
-companions from the positions noted beside it, to the ends seen at assignment; nothing is sent.
-Then `on_caught_up` says that the shard knows all that its predecessor knew, and may send.
+An assignment has two phases. First the worker reads the main partition from the group's commit,
+and the side partitions from the positions in the commit's metadata, to the ends that it saw at
+the assignment. It sends nothing meanwhile. Then it calls `on_caught_up`: the shard knows all that
+its predecessor knew, and may send.
 
-The commit of a partition is its oldest record that is not done, with the companions' positions
-*as they stood when that record was first read*: what it caused lies after them. A record is done
-when its handler has returned, unless the shard holds it.
+The commit of a partition is its oldest open record, with the positions of the side partitions *at
+the moment when that record was first read*: everything that the record caused lies behind these
+positions. A record is open until its handler has returned and no shard holds it.
 
-Where deaths are counted, the commit also notes how many owners have worked on what is open and not
-handed it over in order. A shard's owner notes itself before it begins to work. So the next one
-knows how many died of it, perhaps, until all that was open as the last one began is done.
+If deaths are counted, the commit also counts the owners that worked on the open records and did not
+release the partition cleanly. An owner adds itself before it starts to work, so its successor
+knows how many owners may have died of these records. The count ends when everything is done that
+was open when the last owner started.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from headrace.errors import DependencyError
 from headrace.services.kafka.broker import Committed, End, Partition, Record, Subscription
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.positions import Start, resolve_starts
-from headrace.services.worker.commit_metadata import read_note
+from headrace.services.worker.commit_metadata import read_metadata
 from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import Shard, ShardContext
 from headrace.services.worker.shard_host import ShardHost
@@ -53,7 +55,7 @@ def _no_side_partitions(_: Partition) -> Mapping[Partition, SideStart]:
 
 
 class Worker:
-    """A member of a consumer group that hosts one shard for each partition it is given."""
+    """A member of a consumer group. It hosts one shard for each partition that it is assigned."""
 
     def __init__(
         self,
@@ -68,11 +70,13 @@ class Worker:
         side_partitions_first: bool = False,
         count_deaths: bool = False,
     ) -> None:
-        """`fenced` names the sole writer that a shard's sends go through; None sends plainly.
+        """Joins nothing yet.
 
-        With `side_partitions_first` a shard is caught up once its companions are, wherever its main
-        partition stands: for a main topic of which only the beginning is wanted in memory.
-        With `count_deaths` a shard is told how many owners may have died of what it takes up.
+        `fenced` is the `transactional.id` of the sole writer that the shards send through; without
+        it they send plainly. With `side_partitions_first`, a shard has caught up as soon as its
+        side partitions have, however much of its main partition is unread: for a main topic of
+        which memory holds only the beginning. With `count_deaths`, a shard is given the number of
+        owners that may have died of its open records.
         """
         self.log = log
         self._topics = tuple(topics)
@@ -91,9 +95,9 @@ class Worker:
         self._reader = log.broker.reader()
 
     async def run(self) -> None:
-        """Works until `stopping` is set; then drains, commits and leaves the group.
+        """Works until `stopping` is set, then drains, commits and leaves the group.
 
-        Raises what a handler or spawned task raised; DependencyError where the log is gone.
+        Raises what a handler or a spawned task raised, and DependencyError if the log is gone.
         """
         self._failed = asyncio.get_running_loop().create_future()
         self._subscription = self.log.broker.subscribe(
@@ -101,7 +105,9 @@ class Worker:
         )
         running = [
             asyncio.create_task(self._intake(self._subscription.read, self._hosts), name="main"),
-            asyncio.create_task(self._intake(self._reader.read, self._readers), name="companions"),
+            asyncio.create_task(
+                self._intake(self._reader.read, self._readers), name="side partitions"
+            ),
             asyncio.create_task(self._commit_regularly(), name="commits"),
         ]
         stop = asyncio.create_task(self._stopping.wait(), name="stopping")
@@ -125,21 +131,21 @@ class Worker:
                 await self._reader.close()
                 await asyncio.gather(*running, stop, return_exceptions=True)
                 if not self._failed.cancel():
-                    self._failed.exception()  # heard, though another end came first
+                    self._failed.exception()  # asyncio would complain of an error that nobody read
 
     def fail(self, error: BaseException) -> None:
-        """Ends the worker with this error; the first one counts."""
+        """Ends the worker with this error. If there are several, the first one is raised."""
         assert self._failed is not None
         if not self._failed.done():
             self._failed.set_exception(error)
 
     async def pause(self, partition: Partition) -> None:
-        """Holds a main partition back."""
+        """Pauses reading a main partition."""
         assert self._subscription is not None
         await self._subscription.pause([partition])
 
     async def resume(self, partition: Partition) -> None:
-        """Lets a main partition flow again."""
+        """Resumes reading a main partition."""
         assert self._subscription is not None
         await self._subscription.resume([partition])
 
@@ -150,8 +156,8 @@ class Worker:
     ) -> None:
         while True:
             items = await read()
-            # Whose they are is settled now: a partition that comes back while this waits for room
-            # is read anew from its commit, and must not get what its former shard had fetched.
+            # Find the hosts now. A partition that is assigned again while this waits for room is
+            # read again from its commit, and must not get what its former shard had fetched.
             owners = {item.partition: hosts.get(item.partition) for item in items}
             for item in items:
                 host = owners[item.partition]
@@ -161,48 +167,48 @@ class Worker:
     async def _commit_regularly(self) -> None:
         while True:
             await asyncio.sleep(COMMIT_INTERVAL_S)
-            places = {}
+            commits = {}
             for partition, host in self._hosts.items():
-                place = host.place()
+                commit = host.to_commit()
                 OPEN.labels(partition.topic).set(len(host.open_records))
-                if place != host.committed:
-                    places[partition] = place
-            if places:
+                if commit != host.committed:
+                    commits[partition] = commit
+            if commits:
                 assert self._subscription is not None
-                await self._subscription.commit(places)
-                for partition, place in places.items():
+                await self._subscription.commit(commits)
+                for partition, commit in commits.items():
                     if (held := self._hosts.get(partition)) is not None:
-                        held.committed = place
+                        held.committed = commit
 
-    async def _commit_now(self, partition: Partition, place: Committed) -> None:
+    async def _commit_now(self, partition: Partition, commit: Committed) -> None:
         assert self._subscription is not None
-        await self._subscription.commit({partition: place})
+        await self._subscription.commit({partition: commit})
 
-    async def _on_assigned(self, places: Mapping[Partition, Committed]) -> None:
-        for partition, committed in places.items():
-            await self._take_over(partition, committed)
+    async def _on_assigned(self, assigned: Mapping[Partition, Committed]) -> None:
+        for partition, committed in assigned.items():
+            await self._assign(partition, committed)
 
-    async def _take_over(self, partition: Partition, committed: Committed) -> None:
+    async def _assign(self, partition: Partition, committed: Committed) -> None:
         writer = await self.log.broker.fenced(self._fenced) if self._fenced else None
         starts = self._side_partitions(partition)
-        noted = [place for place, start in starts.items() if start == "committed"]
-        note = read_note(committed.metadata, noted)
+        noted = [side for side, start in starts.items() if start == "committed"]
+        metadata = read_metadata(committed.metadata, noted)
         begin: dict[Partition, Start] = {partition: committed.offset}
-        for place, start in starts.items():
+        for side, start in starts.items():
             if start != "committed":
-                begin[place] = start
-            else:  # Where nothing is noted, nobody has worked here yet: all that there is.
-                begin[place] = note.positions[place] if committed.metadata else "first"
+                begin[side] = start
+            else:  # Without metadata nobody has worked here yet: read everything.
+                begin[side] = metadata.positions[side] if committed.metadata else "first"
         resolved, ends = await resolve_starts(
             self.log, begin, include_uncommitted=writer is not None
         )
-        positions = {place: resolved[place] for place in noted}
-        behind = {place: end for place, end in ends.items() if resolved[place] < end}
+        positions = {side: resolved[side] for side in noted}
+        behind = {each: end for each, end in ends.items() if resolved[each] < end}
         if self._side_partitions_first:
             behind.pop(partition, None)
-        logger.info("take over %s/%d from %d", partition.topic, partition.number, committed.offset)
+        logger.info("assigned %s/%d from %d", partition.topic, partition.number, committed.offset)
         open_records = OpenRecords()
-        context = ShardContext(self, partition, open_records, writer, note.owners)
+        context = ShardContext(self, partition, open_records, writer, metadata.owners)
         context.begins_at = resolved[partition]
         shard = self._make_shard(context)
         side_partitions = list(starts)
@@ -222,7 +228,7 @@ class Worker:
         self._readers |= dict.fromkeys(side_partitions, host)
         SHARDS.labels(partition.topic).inc()
         if side_partitions:
-            await self._reader.assign({place: resolved[place] for place in side_partitions})
+            await self._reader.assign({side: resolved[side] for side in side_partitions})
         host.pump = asyncio.create_task(host.run(), name=f"shard {partition.number}")
         host.pump.add_done_callback(self._on_pump_done)
 
@@ -233,17 +239,17 @@ class Worker:
     async def _on_revoked(
         self, partitions: Sequence[Partition], lost: bool
     ) -> Mapping[Partition, Committed]:
-        hosts = [self._hosts.pop(place) for place in partitions if place in self._hosts]
+        hosts = [self._hosts.pop(each) for each in partitions if each in self._hosts]
         await asyncio.gather(*(self._release(host, lost) for host in hosts))
-        return {} if lost else {host.context.partition: host.place() for host in hosts}
+        return {} if lost else {host.context.partition: host.to_commit() for host in hosts}
 
     async def _release(self, host: ShardHost, lost: bool) -> None:
         if host.side_partitions:
             await self._reader.unassign(host.side_partitions)
         await host.close(lost=lost)
-        host.handed_over = not self._crashed
-        for place in host.side_partitions:
-            del self._readers[place]
+        host.released_cleanly = not self._crashed
+        for side in host.side_partitions:
+            del self._readers[side]
         if host.writer is not None:
             await host.writer.close()
         SHARDS.labels(host.context.partition.topic).dec()

@@ -1,4 +1,4 @@
-"""What a Worker does about partitions: take-over, commits, holds, hand-over, endings."""
+"""What a Worker does about partitions: assignment, commits, holds, release, endings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.services.kafka.broker import Committed, End, Outgoing, Partition, 
 from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
 from headrace.services.kafka.memory.memory_registry import MemoryRegistry
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.worker.commit_metadata import read_note
+from headrace.services.worker.commit_metadata import read_metadata
 from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import CLOSE_S, ShardClosed, ShardContext
 from headrace.services.worker.shard_host import INTAKE, ShardHost
@@ -232,7 +232,7 @@ def test_a_shard_reads_all_there_was_before_it_may_send() -> None:
     run(test)
 
 
-def test_a_worker_catches_up_with_companions_first_where_told_to() -> None:
+def test_a_worker_catches_up_with_side_partitions_first() -> None:
     async def test(place: Place) -> None:
         await place.write(observation(0))
         settings = {"side_partitions": with_side_partition, "side_partitions_first": True}
@@ -263,7 +263,7 @@ def test_the_commit_stays_at_the_oldest_record_that_is_held() -> None:
     run(test)
 
 
-def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read() -> None:
+def test_a_commit_has_the_positions_at_which_its_record_was_first_read() -> None:
     async def test(place: Place) -> None:
         settings = {"held": {0, 1}, "side_partitions": with_side_partition}
         async with member(place, **settings) as one:
@@ -288,7 +288,7 @@ def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read(
             assert await place.commit_of() == Committed(0, "[3]")
             shard.releases[0]()
             await asyncio.sleep(COMMITTED)
-            # Read while catching up: what it caused may lie anywhere after the old note.
+            # Read while catching up: what it caused may lie anywhere after the old positions.
             assert await place.commit_of() == Committed(1, "[3]")
             shard.releases[1]()
             await asyncio.sleep(COMMITTED)
@@ -300,14 +300,14 @@ def test_a_commit_notes_where_its_companions_stood_as_its_record_was_first_read(
 def test_a_commits_note_never_goes_back_to_what_retention_may_have_deleted() -> None:
     async def test(place: Place) -> None:
         settings = {"held": {1}, "side_partitions": with_side_partition}
-        # All that was there is done once it is read: its companion is needed no more.
+        # All that was there is done once it is read: its side partition is no longer needed.
         await place.write(action(0), *map(observation, range(3)))
         async with member(place, **settings) as one:
             shard = await one.shard()
             await shard.until("caught up")
             await asyncio.sleep(COMMITTED)
             assert await place.commit_of() == Committed(1, "[3]")
-            await place.write(action(1))  # and no companion's record since
+            await place.write(action(1))  # and no record of a side partition since
             await shard.until(1)
             await asyncio.sleep(COMMITTED)
             assert await place.commit_of() == Committed(1, "[3]")
@@ -337,7 +337,7 @@ def test_what_an_owner_before_may_have_acted_on_is_committed_with_where_that_one
         async def read(partition: Partition, offset: int, then: Any) -> int:
             await host.take(*await place.broker.fetch([Position(partition, offset)]))
             await shard.until(then)
-            return read_note(host.place().metadata, [SIDE_TOPIC]).positions[SIDE_TOPIC]
+            return read_metadata(host.to_commit().metadata, [SIDE_TOPIC]).positions[SIDE_TOPIC]
 
         # When a successor reads that record only after all that it caught up with,
         for offset in (1, 2, 3):
@@ -346,14 +346,14 @@ def test_what_an_owner_before_may_have_acted_on_is_committed_with_where_that_one
         assert await read(MAIN, 0, 0) == 1
         assert await read(MAIN, 1, 1) == 1
         shard.releases[0]()
-        assert read_note(host.place().metadata, [SIDE_TOPIC]).positions[SIDE_TOPIC] == 4
+        assert read_metadata(host.to_commit().metadata, [SIDE_TOPIC]).positions[SIDE_TOPIC] == 4
         await host.close(lost=True)
         pump.cancel()
 
     run(test)
 
 
-def test_what_was_deleted_under_a_companion_ends_the_worker() -> None:
+def test_what_was_deleted_under_a_side_partition_ends_the_worker() -> None:
     async def test(place: Place) -> None:
         settings = {"held": {0}, "side_partitions": with_side_partition}
         async with member(place, **settings) as one:
@@ -384,7 +384,7 @@ def test_what_was_deleted_under_a_commit_ends_the_worker() -> None:
     run(test)
 
 
-def test_where_nothing_is_noted_companions_are_read_from_what_is_kept() -> None:
+def test_without_metadata_side_partitions_are_read_from_what_is_kept() -> None:
     async def test(place: Place) -> None:
         await place.write(*map(observation, range(3)))
         place.cluster.expire(SIDE_TOPIC, 2)
