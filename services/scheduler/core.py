@@ -1,15 +1,15 @@
-"""What the scheduler decides: which task may start now. No log, no clock.
+"""Decides which task may start now. Pure: it uses neither the log nor a clock.
 
-Tasks start in submission order. What can't be run starts at once, with a verdict, as a single
-episode. A task starts whole: with all its samples, or not yet.
+Tasks start in submission order. A task starts whole, with all its samples. A task that can't be
+run starts at once as a single episode with a verdict, so that it ends like any other.
 
-Tasks to evaluate go in a lane of their own, with a limit of its own: neither waits for the other,
-and where both may start, they take turns. A role that names no version is pinned to the newest.
+Evaluation tasks have a queue and a limit of their own. Training and evaluation never wait for each
+other; if both may start, they alternate. A role that names no version is pinned to the newest one.
 
-Freshness: for each policy that trains, the room for new groups is
-(newest published - newest batch + max_staleness + 1) * groups a batch - groups started and
-undecided, and 0 before version 0. A group is decided once it is dropped, or a batch's frontier
-has it; so filtered and dropped groups give their room back.
+Freshness: for each policy in training, the room for new groups is
+(newest published - newest batch + max_staleness + 1) * groups per batch - open groups, and 0
+before version 0. A group is open from its start until it is dropped or a batch's frontier contains
+it, so filtered and dropped groups free their room.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from headrace.services.tasks.admission import refusal, refused
 from headrace.services.tasks.cancelled import CancelledTasks, TaskId, id_of
 
 MAX_NAME = 1_000
-"""Most characters of a name of a task that is not run."""
+"""A task that is not run keeps at most so many characters of each name."""
 RUN_ENDING = "the run is ending"
 Purpose = Literal["train", "evaluate"]
 
 
 @dataclass(slots=True)
 class _Policy:
-    """What is known of a policy that trains."""
+    """The state of a policy in training."""
 
     groups: int
     max_staleness: int
     published: int | None = None
     batch: int = 0
     decided: Frontier = field(default_factory=Frontier)
-    undecided: set[int] = field(default_factory=set)
-    """Tasks started and not decided."""
+    open: set[int] = field(default_factory=set)
+    """Tasks that were started and are not decided."""
 
     @property
     def room(self) -> int:
@@ -50,12 +50,12 @@ class _Policy:
         if self.published is None:
             return 0
         ahead = self.published - self.batch + self.max_staleness + 1
-        return ahead * self.groups - len(self.undecided)
+        return ahead * self.groups - len(self.open)
 
 
 @dataclass(slots=True)
 class _Started:
-    """A task that was started."""
+    """A started task."""
 
     samples: int
     purpose: Purpose
@@ -66,7 +66,10 @@ class _Started:
 
 
 class SchedulerCore:
-    """Admits tasks: events in, starts out. Events may come more than once and before their task."""
+    """Admits tasks: events go in, starts come out.
+
+    An event may come more than once, and before the task that it is about.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -77,49 +80,49 @@ class SchedulerCore:
             if policy.training is not None
         }
         self._queue: OrderedDict[int, TaskSubmitted] = OrderedDict()
-        """To train."""
+        """Training tasks that wait."""
         self._lane: OrderedDict[int, TaskSubmitted] = OrderedDict()
-        """To evaluate."""
+        """Evaluation tasks that wait."""
         self._evaluated_last = False
-        """Whether the last task that started was to evaluate: then it is the others' turn."""
+        """Whether the last started task was an evaluation: then a training task is next."""
         self._published: dict[str, int] = {}
-        """Newest version of every policy."""
+        """Policy to its newest version."""
         self._queued: dict[TaskId, int] = {}
-        """Number of each task in the queue."""
+        """Waiting task to its number."""
         self._cancelled = CancelledTasks()
         self._verdicts: deque[tuple[int, TaskSubmitted, Failure]] = deque()
         self._started: dict[int, _Started] = {}
         self._live = 0
         self._evaluating = 0
-        """Live episodes to evaluate; `_live` are the others."""
+        """Live evaluation episodes; `_live` counts the training episodes."""
         self._seen: dict[int, int] = {}
         self._seen_order: deque[tuple[int, int]] = deque()
         self._next_start_s = 0.0
         self._interval_s = 0.0
-        """Between the last start and the next one."""
+        """Seconds between the last start and the next one."""
         self._ending = False
 
     @property
     def queued(self) -> int:
-        """Tasks that wait."""
+        """How many tasks wait."""
         return len(self._queue) + len(self._lane)
 
     @property
     def started_below(self) -> int:
-        """No task with this number, or a higher one, is known to have been started."""
+        """One more than the highest number of a started task."""
         return max(self._started, default=-1) + 1
 
     @property
     def live(self) -> int:
-        """Episodes started and not ended."""
+        """How many episodes were started and have not ended."""
         return self._live + self._evaluating
 
     def room(self) -> dict[str, int]:
-        """How many groups may start now, by policy."""
+        """Policy to how many groups may start now."""
         return {name: policy.room for name, policy in self._policies.items()}
 
     def remember(self, number: int, submitted: TaskSubmitted) -> bool:
-        """Notes a task's id. False where a task with a lower number has it: a duplicate."""
+        """Remembers a task's id. Returns False for a duplicate: a task with a lower number has it."""
         text = json.dumps([submitted.source, submitted.task_id])
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
         first = self._seen.setdefault(digest, number)
@@ -131,7 +134,7 @@ class SchedulerCore:
         return first >= number
 
     def on_task(self, number: int, submitted: TaskSubmitted) -> None:
-        """A task as submitted. One that was started already is only remembered."""
+        """Takes a submitted task. If it was started already, only its id is remembered."""
         duplicate = not self.remember(number, submitted)
         if number in self._started:
             return
@@ -149,12 +152,12 @@ class SchedulerCore:
             self._queued[id_of(submitted)] = number
 
     def on_cancelled(self, event: TaskCancelled) -> None:
-        """Nobody wants a task any more. One that was started is its owner's matter."""
+        """Takes a cancellation. The agent worker ends tasks that were started already."""
         if self._cancelled.add(event) and (number := self._queued.get(id_of(event))) is not None:
             self._verdicts.append((number, self._dequeue(number), _cancelled(event.reason)))
 
     def on_started(self, started: EpisodeStarted) -> None:
-        """A start, as the log has it: one's own, or a predecessor's."""
+        """Takes a start from the log, written by this scheduler or an earlier one."""
         if started.task in self._started:
             return
         submitted = started.submitted
@@ -163,48 +166,48 @@ class SchedulerCore:
         self._count(submitted.purpose, submitted.samples)
         for policy in self._policies.values():
             if trains and started.task not in policy.decided:
-                policy.undecided.add(started.task)
+                policy.open.add(started.task)
 
     def on_outcome(self, number: int, sample: int) -> None:
-        """An episode ended."""
+        """Takes the end of an episode."""
         task = self._started.get(number)
         if task is not None and sample not in task.ended:
             task.ended.add(sample)
             self._count(task.purpose, -1)
 
     def on_group(self, policy: str, number: int, *, dropped: bool) -> None:
-        """A group closed. A dropped one gives its room back."""
+        """Takes a closed group. A dropped group frees its room."""
         if dropped and policy in self._policies:
-            self._policies[policy].undecided.discard(number)
+            self._policies[policy].open.discard(number)
             if number in self._started:
                 self._started[number].dropped.add(policy)
 
     def on_batch(self, policy: str, version: int, decided: Frontier) -> None:
-        """A batch: its version, and all that is decided up to it."""
+        """Takes a batch: its version, and the tasks that are decided by then."""
         known = self._policies.get(policy)
         if known is not None and version > known.batch:
             known.batch = version
             known.decided = decided
-            known.undecided = {number for number in known.undecided if number not in decided}
+            known.open = {number for number in known.open if number not in decided}
 
     def on_policy(self, policy: str, version: int) -> None:
-        """A version was published."""
+        """Takes a published version."""
         self._published[policy] = max(version, self._published.get(policy, version))
         known = self._policies.get(policy)
         if known is not None and (known.published is None or version > known.published):
             known.published = version
 
     def end(self) -> None:
-        """The run is ending: what waits, and what is yet to come, is cancelled."""
+        """Ends the run: cancels the tasks that wait, and all that will come."""
         self._ending = True
         for number in [*self._queue, *self._lane]:
             self._verdicts.append((number, self._dequeue(number), _cancelled(RUN_ENDING)))
 
     def next_start(self, now_s: float) -> list[EpisodeStarted]:
-        """The next task's starts, all its samples; empty where nothing may start now.
+        """The starts of all samples of the next task, or an empty list if no task may start.
 
-        The caller writes them, and reports them by `on_started`. `now_s` is seconds since the
-        epoch: deadlines run from it.
+        The caller writes them and passes them to `on_started`. `now_s` is in seconds since the
+        epoch; deadlines count from it.
         """
         if self._verdicts:
             number, submitted, verdict = self._verdicts.popleft()
@@ -224,13 +227,13 @@ class SchedulerCore:
         ]
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the limit of starts a second lets the next one through."""
+        """Seconds until `starts_per_s` allows the next start."""
         left_s = self._next_start_s - now_s
-        # It can't be longer, unless the clock was put back: then there is nothing to wait for.
+        # A longer wait means that the clock was set back. Then there is no reason to wait.
         return left_s if self.queued and 0.0 < left_s <= self._interval_s else 0.0
 
     def finished(self, number: int) -> bool:
-        """Whether nothing about a task can change any more; it is forgotten then."""
+        """Whether nothing about a task can change any more. If so, it is forgotten."""
         task = self._started.get(number)
         if task is None or len(task.ended) < task.samples:
             return False
@@ -241,12 +244,12 @@ class SchedulerCore:
         return True
 
     def forget_below(self, number: int) -> None:
-        """Drops what catching up learned of tasks that were finished before."""
+        """Forgets tasks below `number`: they were finished before this scheduler caught up."""
         for old in [task for task in self._started if task < number]:
             task = self._started.pop(old)
             self._count(task.purpose, len(task.ended) - task.samples)
             for policy in self._policies.values():
-                policy.undecided.discard(old)
+                policy.open.discard(old)
 
     def _dequeue(self, number: int) -> TaskSubmitted:
         submitted = (self._queue if number in self._queue else self._lane).pop(number)
@@ -264,7 +267,7 @@ class SchedulerCore:
             self._live += episodes
 
     def _next(self) -> tuple[int, TaskSubmitted] | None:
-        """The task that may start now."""
+        """The task that may start now, or None."""
         lanes = [self._next_to_train, self._next_to_evaluate]
         if not self._evaluated_last:
             lanes.reverse()
@@ -290,7 +293,7 @@ class SchedulerCore:
         return (number, submitted) if known else None
 
     def _pinned(self, submitted: TaskSubmitted) -> TaskSubmitted:
-        """The task with the version of every role, where it is to evaluate."""
+        """An evaluation task with a version for every role; any other task as it is."""
         if submitted.purpose != "evaluate":
             return submitted
         roles = {
@@ -303,7 +306,7 @@ class SchedulerCore:
 
 
 def _without_bulk(submitted: TaskSubmitted) -> TaskSubmitted:
-    """What is left of a task that is not run: a single sample, and who it is."""
+    """A task that is not run, reduced to one sample and its names."""
     names = ("source", "task_id", "tenant", "item_id", "agent")
     changes: dict[str, object] = {name: getattr(submitted, name)[:MAX_NAME] for name in names}
     changes |= {"samples": 1, "payload": "{}", "options": "{}", "environment": None}
@@ -329,6 +332,6 @@ def _start(
 
 
 def _seed(*parts: int) -> int:
-    """A 63-bit seed that follows from its parts, different for each sample."""
+    """A 63-bit seed that follows from its parts and differs for each sample."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1

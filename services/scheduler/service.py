@@ -1,4 +1,4 @@
-"""The scheduler: one active, the others stand by. Whoever owns `tasks` decides, fenced."""
+"""The scheduler. The owner of `tasks` decides and is fenced; the others are standbys."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import SideStart, Worker
 
 QUEUE_HIGH, QUEUE_LOW = 10_000, 5_000
-"""Tasks kept in memory: reading `tasks` pauses above the first and goes on below the second."""
+"""Tasks in memory. Reading `tasks` pauses above the first number and resumes below the second."""
 STARTS_A_TRANSACTION = 512
 
-QUEUED = Gauge("headrace_tasks_queued", "Tasks read and not started.")
-LIVE = Gauge("headrace_episodes_started", "Episodes started and not ended.")
+QUEUED = Gauge("headrace_tasks_queued", "Tasks that wait to be started.")
+LIVE = Gauge("headrace_episodes_started", "Episodes that were started and have not ended.")
 ROOM = Gauge("headrace_room_groups", "Groups that may start now.", ["policy"])
 
 
 async def run(context: ServiceContext) -> None:
-    """Admits tasks until `context.stopping` is set. Fenced where another takes over."""
+    """Admits tasks until `context.stopping` is set. Raises Fenced if a standby became active."""
     topics = context.log.topics
     starts: dict[Partition, SideStart] = {
         Partition(topics.name(POLICIES), 0): "first",
@@ -77,7 +77,7 @@ async def run(context: ServiceContext) -> None:
 
 
 class SchedulerShard:
-    """Feeds the core with what the log says, and writes the starts that it allows."""
+    """Passes events to the core, and writes the starts that the core allows."""
 
     def __init__(self, shard: ShardContext, context: ServiceContext) -> None:
         self._shard = shard
@@ -88,16 +88,16 @@ class SchedulerShard:
         self._first: int | None = None
         self._paused = False
         self._early: list[EpisodeEnded | GroupClosed] = []
-        """Read while catching up, perhaps before the starts they belong to."""
+        """Events that were read while catching up, perhaps before their task's start."""
         self._waiting: list[tuple[int, TaskSubmitted]] = []
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
-        """Handles a task, or what became of one."""
+        """Handles a task, or an event about one."""
         event = delivery.event
         if isinstance(event, TaskSubmitted):
             await self._on_task(delivery)
         elif isinstance(event, EpisodeStarted):
-            if not self._shard.caught_up:  # a predecessor's; one's own are known
+            if not self._shard.caught_up:  # Its own starts are known already.
                 self._core.on_started(event)
         elif isinstance(event, EpisodeEnded | GroupClosed):
             if self._shard.caught_up:
@@ -116,19 +116,19 @@ class SchedulerShard:
         self._wake.set()
 
     async def on_caught_up(self) -> None:
-        """Recalls the ids of the tasks before the commit, then begins to decide."""
-        self._shard.begun_below = self._core.started_below  # before a commit can come between
-        place = self._shard.partition
+        """Reads the ids of the tasks before the commit, then starts to decide."""
+        self._shard.begun_below = self._core.started_below  # Before the next commit.
+        tasks = self._shard.partition
         first = self._first
         if first is None:
             group = self._context.consumer_group("scheduler")
-            first = (await self._context.log.broker.committed(group, [place]))[place].offset
+            first = (await self._context.log.broker.committed(group, [tasks]))[tasks].offset
         await self._recall(first)
         self._core.forget_below(first)
         waiting, self._waiting = self._waiting, []
         for number, submitted in waiting:
             self._core.on_task(number, submitted)
-        # After the tasks: one that has finished is forgotten, and would be taken for a new one.
+        # After the tasks: a finished task is forgotten, so a late task event would look new.
         for event in self._early:
             self._on_progress(event)
         self._early.clear()
@@ -136,7 +136,7 @@ class SchedulerShard:
         self._shard.spawn(self._cancel_when_ending(), "ending")
 
     async def aclose(self) -> None:
-        """Nothing to say: what was started is in the log."""
+        """Sends nothing: the log has all that was started."""
 
     def _on_progress(self, event: EpisodeEnded | GroupClosed) -> None:
         if isinstance(event, EpisodeEnded):
@@ -160,18 +160,18 @@ class SchedulerShard:
             await self._shard.pause()
 
     def _release(self, number: int) -> None:
-        """Lets the commit pass a task about which nothing can change any more."""
+        """Lets the commit pass a task if nothing about it can change any more."""
         if number in self._releases and self._core.finished(number):
             self._releases.pop(number)()
 
     async def _recall(self, end: int) -> None:
         """Reads the ids of the tasks below `end`, as far back as duplicates are recognised."""
-        place = self._shard.partition
-        kept, _ = (await self._context.log.broker.ends([place]))[place]
+        tasks = self._shard.partition
+        kept, _ = (await self._context.log.broker.ends([tasks]))[tasks]
         begin = max(kept, end - self._context.recipe.scheduler.duplicates_window)
         if begin >= end:
             return
-        reader = EventReader(self._context.log, {place: begin})
+        reader = EventReader(self._context.log, {tasks: begin})
         try:
             async for item in reader:
                 if isinstance(item, CaughtUp) or item.offset >= end:
