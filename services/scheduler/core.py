@@ -122,7 +122,7 @@ class SchedulerCore:
         return {name: policy.room for name, policy in self._policies.items()}
 
     def remember(self, number: int, submitted: TaskSubmitted) -> bool:
-        """Remembers a task's id. Returns False for a duplicate: a task with a lower number has it."""
+        """Remembers a task's id. Returns False if a task with a lower number has the same id."""
         text = json.dumps([submitted.source, submitted.task_id])
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
         first = self._seen.setdefault(digest, number)
