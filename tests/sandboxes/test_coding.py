@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.errors import UsageError
-from headrace.services.tasks.data_sets.coding_items import PROBLEMS, items
+from headrace.services.tasks.data_sets.data_sets import shipped
 from tests.sandboxes.bench import bench, claim, view
 
+ITEMS = list(shipped("coding"))
+SOLUTIONS = json.loads(Path(__file__).with_name("coding_solutions.json").read_text())
 WRONG = "def solve(*arguments):\n    return None\n"
 PAYLOAD: dict[str, Any] = {"prompt": "p", "entry": "solve", "cases": [[[1], 2], [[5], 6]]}
 CHEATS = {
@@ -43,16 +47,16 @@ def test_every_solution_passes_and_a_wrong_one_fails(engine: str) -> None:
 
             async def grade(number: int, program: str) -> float | None:
                 environment = await made.take(claim(number))
-                first = await environment.reset(view(list(items())[number % 100].payload))
+                first = await environment.reset(view(ITEMS[number % 100].payload))
                 assert "solve" in first.text
                 graded = await environment.step(f"```python\n{program}```")
                 await environment.aclose()
                 assert graded.terminated
                 return graded.reward
 
-            for number, problem in enumerate(PROBLEMS):
-                both = grade(number, problem.solution), grade(100 + number, WRONG)
-                assert await asyncio.gather(*both) == [1.0, 0.0], problem.name
+            for number, item in enumerate(ITEMS):
+                both = grade(number, SOLUTIONS[item.item_id]), grade(100 + number, WRONG)
+                assert await asyncio.gather(*both) == [1.0, 0.0], item.item_id
 
     asyncio.run(main())
 
@@ -97,6 +101,7 @@ def test_a_task_that_is_none_is_the_operators(engine: str) -> None:
 
 
 def test_no_task_tells_its_solution() -> None:
-    for item, problem in zip(items(), PROBLEMS, strict=True):
+    assert [item.item_id for item in ITEMS] == list(SOLUTIONS)
+    for item in ITEMS:
         assert set(item.payload) == {"prompt", "entry", "cases"}
-        assert problem.solution not in str(item.payload)
+        assert SOLUTIONS[item.item_id] not in str(item.payload)

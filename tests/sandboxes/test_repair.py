@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.errors import UsageError
-from headrace.services.tasks.data_sets.repairs import REPOSITORIES, items
+from headrace.services.tasks.data_sets.data_sets import shipped
 from tests.sandboxes.bench import bench, claim, view
+
+ITEMS = list(shipped("repairs"))
+SOLUTIONS = json.loads(Path(__file__).with_name("repair_solutions.json").read_text())
 
 PAYLOAD: dict[str, Any] = {
     "prompt": "mend it",
@@ -24,7 +29,7 @@ def test_every_solution_passes_and_what_is_untouched_fails(engine: str) -> None:
 
             async def play(number: int, *commands: str) -> float | None:
                 environment = await made.take(claim(number))
-                first = await environment.reset(view(list(items())[number % 100].payload))
+                first = await environment.reset(view(ITEMS[number % 100].payload))
                 assert "submit" in first.text
                 for command in commands:
                     ran = await environment.step(f"Like this:\n```bash\n{command}\n```")
@@ -35,9 +40,9 @@ def test_every_solution_passes_and_what_is_untouched_fails(engine: str) -> None:
                 assert graded.terminated
                 return graded.reward
 
-            for number, repository in enumerate(REPOSITORIES):
-                both = play(number, "ls -R", repository.solution), play(100 + number)
-                assert await asyncio.gather(*both) == [1.0, 0.0], repository.name
+            for number, item in enumerate(ITEMS):
+                both = play(number, "ls -R", SOLUTIONS[item.item_id]), play(100 + number)
+                assert await asyncio.gather(*both) == [1.0, 0.0], item.item_id
 
     asyncio.run(main())
 
@@ -82,6 +87,7 @@ def test_a_task_that_is_none_is_the_operators(
 
 
 def test_no_task_tells_its_solution() -> None:
-    for item, repository in zip(items(), REPOSITORIES, strict=True):
+    assert [item.item_id for item in ITEMS] == list(SOLUTIONS)
+    for item in ITEMS:
         assert set(item.payload) == {"prompt", "files", "tests"}
-        assert repository.solution not in str(item.payload)
+        assert SOLUTIONS[item.item_id] not in str(item.payload)

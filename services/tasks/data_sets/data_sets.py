@@ -10,27 +10,21 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.base.plugins import Loader, load
 from headrace.services.tasks.task_maker import Item
 
+TASKS = Path(str(files("headrace.infra"))) / "tasks"
+"""The folder of the data sets that ship."""
+
 
 def _arithmetic() -> Any:
     from headrace.services.tasks.data_sets.arithmetic import items
-
-    return items
-
-
-def _coding() -> Any:
-    from headrace.services.tasks.data_sets.coding_items import items
-
-    return items
-
-
-def _repairs() -> Any:
-    from headrace.services.tasks.data_sets.repairs import items
 
     return items
 
@@ -45,8 +39,8 @@ BUILTIN: dict[str, Loader] = {
     "count": lambda: count,
     "first": lambda: first,
     "arithmetic": _arithmetic,
-    "coding": _coding,
-    "repairs": _repairs,
+    "coding": lambda: partial(shipped, "coding"),
+    "repairs": lambda: partial(shipped, "repairs"),
     "jsonl": lambda: jsonl,
     "reasoning_gym": _reasoning_gym,
     "hf": lambda: hugging_face,
@@ -76,6 +70,17 @@ def jsonl(path: str, id_field: str = "id") -> Iterator[Item]:
                     yield _item(line, f"{path}:{number}", id_field, str(number))
     except OSError as error:
         raise UsageError(f"can't read the data set {path}: {error.strerror}") from error
+
+
+def shipped(name: str) -> Iterator[Item]:
+    """A data set that ships with Headrace, in `infra/tasks`: `coding` or `repairs`.
+
+    `coding` has functions to write, with hidden calls and their values, for the tool `coding` of
+    sandboxes. `repairs` has small repositories with a bug, a report of it and hidden tests, for the
+    tool `repair`.
+    """
+    for item in jsonl(str(TASKS / f"{name}.jsonl")):
+        yield Item(item.item_id, {k: v for k, v in item.payload.items() if k != "id"})
 
 
 def _item(line: str, where: str, id_field: str, fallback: str) -> Item:
