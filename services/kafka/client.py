@@ -1,7 +1,7 @@
-"""Kafka itself, as `broker.py` asks for it. Only this package imports `confluent_kafka`.
+"""The `Broker` of `broker.py` on a Kafka cluster. Only this package imports `confluent_kafka`.
 
-Nothing is opened before it is needed: a process that only reads has no producer. Blocking calls
-run in threads of their own; each is bounded, and `close` ends them all.
+Connections are opened when they are first needed: a process that only reads has no producer.
+Blocking calls run in threads of their own. Each has a time limit, and `close` ends them all.
 """
 
 from __future__ import annotations
@@ -46,16 +46,14 @@ class KafkaBroker:
         properties: Mapping[str, str] | None = None,
         session_timeout_s: float = 6.0,
         replication: int | None = None,
-        bulk: bool = False,
     ) -> None:
-        """`KafkaSettings` says what each means. UsageError where a property is not for users."""
+        """`KafkaSettings` documents the arguments. Raises UsageError if a property is reserved."""
         self._settings = KafkaSettings(
             bootstrap_servers,
             client_id,
             properties or {},
             session_timeout_s=session_timeout_s,
             replication=replication,
-            bulk=bulk,
         )
         self._admin = Admin(self._settings)
         self._sender: Sender | None = None
@@ -64,7 +62,7 @@ class KafkaBroker:
         self._opened: list[KafkaReader | KafkaSubscription | KafkaFencedWriter] = []
 
     async def check(self) -> None:
-        """DependencyError within 5 s where no broker answers, with what to do."""
+        """Raises DependencyError within 5 s if no broker answers."""
         await self._admin.check()
 
     async def send(self, record: Outgoing) -> Position:
@@ -74,7 +72,7 @@ class KafkaBroker:
         return await self._sender.send(record)
 
     def reader(self) -> Reader:
-        """A reader of partitions that it is told."""
+        """A reader of given partitions."""
         reader = KafkaReader(self._settings, self._admin)
         self._opened.append(reader)
         return reader
@@ -94,14 +92,14 @@ class KafkaBroker:
         return subscription
 
     async def fenced(self, writer: str) -> FencedWriter:
-        """Takes over as the sole writer of that name; the predecessor is cut off on return."""
+        """Becomes the sole writer of that name; its predecessor is fenced on return."""
         fenced = KafkaFencedWriter(self._settings, writer)
-        await fenced.take_over()
+        await fenced.fence()
         self._opened.append(fenced)
         return fenced
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
-        """The records at these positions, in the order asked. RecordsLost if one is gone."""
+        """The records at these positions, in the given order. RecordsLost if one is gone."""
         if not positions:
             return []
         if self._fetches is None:
@@ -112,48 +110,48 @@ class KafkaBroker:
         return await loop.run_in_executor(self._fetches, self._fetcher.fetch, positions)
 
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
-        """Makes the topics that are absent: name to (partitions, configuration).
+        """Creates the topics that do not exist: name to (partitions, configuration).
 
-        UsageError where one exists with another number of partitions.
+        Raises UsageError if one exists with another number of partitions.
         """
         await self._admin.create_topics(topics)
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
-        """Removes the topics that exist."""
+        """Deletes the topics that exist."""
         await self._admin.delete_topics(topics)
 
     async def list_topics(self) -> dict[str, int]:
-        """Every topic's number of partitions, by name; Kafka's own left out."""
+        """The number of partitions of every topic, by name, without Kafka's own topics."""
         return await self._admin.list_topics()
 
     async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The configuration of these topics, in Kafka's names."""
+        """The configuration of these topics, by Kafka's names. DependencyError if one is absent."""
         return await self._admin.topic_settings(topics)
 
     async def ends(
         self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
     ) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and the one after its last committed record, or of all."""
+        """Each partition's first offset and its end; `include_uncommitted` as in `Broker`."""
         return await self._admin.ends(partitions, include_uncommitted=include_uncommitted)
 
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float
     ) -> dict[Partition, int]:
-        """The offset of each partition's first record that is no older; its end without one."""
+        """The offset of each partition's first record at or after a time, or else its end."""
         return await self._admin.offsets_at(partitions, timestamp)
 
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]
     ) -> dict[Partition, Committed]:
-        """The group's places; a partition without one is absent."""
+        """The group's commits. A partition without one is absent."""
         return await self._admin.committed(consumer_group, partitions)
 
     async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
-        """Commits offset 0 where the group has no place yet. Only while the group has no member."""
+        """Commits offset 0 for partitions without a commit. The group must have no member."""
         await self._admin.commit_first(consumer_group, partitions)
 
     async def close(self) -> None:
-        """Closes what it opened; what is in flight has a few seconds."""
+        """Waits a few seconds for what is in flight, and closes everything that it opened."""
         opened, self._opened = self._opened, []
         closing = [one.close() for one in opened]
         if self._sender is not None:

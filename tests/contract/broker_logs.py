@@ -98,7 +98,7 @@ class MemoryLog:
 
     async def leave_open(self, writer: str, record: Outgoing) -> None:
         state = self._cluster.state
-        state.begin(writer, state.take_over(writer), [record], {}, "")
+        state.begin(writer, state.fence(writer), [record])
 
 
 class KafkaMember:

@@ -157,7 +157,7 @@ def test_a_record_too_large_and_an_unknown_topic_are_refused(kafka: str, namespa
 
 def test_a_slow_reader_is_not_overrun_and_loses_nothing(kafka: str, namespace: str) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test", bulk=True)
+        broker = KafkaBroker(kafka, client_id="test")
         places = await topic(broker, namespace, 2)
         count, value = 600, os.urandom(100_000)
         await asyncio.gather(
@@ -205,7 +205,9 @@ def test_a_place_that_retention_removed_is_told_with_what_is_there(
         subscription = broker.subscribe(
             [place.topic], "group", member.on_assigned, member.on_revoked
         )
-        lost = f"{where}: 6 records are lost, offsets 0 to 5: the consumer group group goes on at 0"
+        lost = (
+            f"{where}: 6 records are lost, offsets 0 to 5: the consumer group group continues at 0"
+        )
         with pytest.raises(RecordsLost, match=lost):
             await subscription.read()
         await broker.close()
@@ -285,16 +287,14 @@ def test_callbacks_may_pause_and_commit(kafka: str, namespace: str) -> None:
     drive(main)
 
 
-def test_a_transaction_takes_a_groups_places_along(kafka: str, namespace: str) -> None:
+def test_a_writer_goes_on_after_a_write_that_failed(kafka: str, namespace: str) -> None:
     async def main() -> None:
         broker = KafkaBroker(kafka, client_id="test")
         [place] = await topic(broker, namespace)
-        await broker.commit_first(namespace, [place])
         writer = await broker.fenced(f"{namespace}.writer")
         records = [Outgoing(place.topic, b"k", b"%d" % number) for number in range(3)]
-        positions = await writer.write(records, {place: Committed(7, "note")}, namespace)
+        positions = await writer.write(records)
         assert positions == [Position(place, number) for number in range(3)]
-        assert await broker.committed(namespace, [place]) == {place: Committed(7, "note")}
         with pytest.raises(HeadraceError, match="MSG_SIZE_TOO_LARGE"):
             await writer.write([*records, Outgoing(place.topic, b"k", bytes(9_000_000))])
         [after] = await writer.write([Outgoing(place.topic, b"k", b"after")])

@@ -12,15 +12,14 @@ from headrace.schemas.events import Event
 from headrace.schemas.topics import POLICIES
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
-from headrace.services.log.positions import TAIL, Back, Start
-from tests.unit.log.log_bench import RUNS_PLACE, TOPICS, Bench, run, started
+from headrace.services.log.log_reader import TAIL, Back, CaughtUp, Start, follow_events
+from tests.unit.log.log_bench import RUNS_PARTITION, TOPICS, Bench, run, started
 
 
 async def read(log: EventLog, starts: dict[Partition, Start]) -> list[Delivery[Any] | CaughtUp]:
     """What a reader yields up to CaughtUp."""
     items: list[Delivery[Any] | CaughtUp] = []
-    reader = EventReader(log, starts)
+    reader = follow_events(log, starts)
     stream = aiter(reader)
     while CaughtUp() not in items:
         items.append(await anext(stream))
@@ -39,16 +38,16 @@ def test_a_beginning_that_is_deleted_while_it_is_looked_up_is_looked_up_again() 
 
             async def expire(*args: Any, before: int = gone, **options: Any) -> Any:
                 found = await ends(*args, **options)
-                bench.cluster.expire(RUNS_PLACE, before)  # as retention may, before it is read
+                bench.cluster.expire(RUNS_PARTITION, before)  # as retention may, before it is read
                 return found
 
             with patch.object(bench.broker, "ends", expire):
-                (first, *_) = await read(bench.log, {RUNS_PLACE: start})
+                (first, *_) = await read(bench.log, {RUNS_PARTITION: start})
             assert isinstance(first, Delivery)
             assert first.offset == gone
             # What was asked for by its offset is lost, and that is said.
             with pytest.raises(RecordsLost, match=f"offsets 2 to {gone - 1}"):
-                await read(bench.log, {RUNS_PLACE: 2})
+                await read(bench.log, {RUNS_PARTITION: 2})
 
     run(test)
 
@@ -58,7 +57,7 @@ def test_a_reader_says_once_that_it_has_caught_up_and_goes_on() -> None:
         for number in range(2):
             await bench.log.send(started(number))
         await bench.put(b"garbage")
-        reader = EventReader(bench.log, {RUNS_PLACE: "first"})
+        reader = follow_events(bench.log, {RUNS_PARTITION: "first"})
         found: list[Event | CaughtUp] = []
         async for item in reader:
             found.append(item if isinstance(item, CaughtUp) else item.event)
@@ -75,8 +74,8 @@ def test_a_reader_says_once_that_it_has_caught_up_and_goes_on() -> None:
 def test_a_reader_of_nothing_has_caught_up_at_once() -> None:
     async def test(bench: Bench) -> None:
         places: dict[Partition, Start] = {
-            RUNS_PLACE: "first",
-            Partition(TOPICS.name(POLICIES), 0): 0,
+            RUNS_PARTITION: "first",
+            TOPICS.partition(POLICIES): 0,
         }
         assert await read(bench.log, places) == [CaughtUp()]
 
@@ -87,10 +86,10 @@ def test_a_tail_begins_shortly_before_the_end_and_first_at_what_is_kept() -> Non
     async def test(bench: Bench) -> None:
         for number in range(TAIL + 10):
             await bench.log.send(started(number))
-        bench.cluster.expire(RUNS_PLACE, 5)
+        bench.cluster.expire(RUNS_PARTITION, 5)
 
         async def first_offset(start: Start) -> int:
-            first = (await read(bench.log, {RUNS_PLACE: start}))[0]
+            first = (await read(bench.log, {RUNS_PARTITION: start}))[0]
             assert isinstance(first, Delivery)
             return first.offset
 
