@@ -1,6 +1,7 @@
-"""Plug-ins: a built-in by its name, the user's own by `package.module:name` from the local recipe.
+"""Loads plug-ins: built-ins by name, and the user's own by `package.module:name`.
 
-Never from an event: what another team writes to a topic can't choose code to run.
+The names come from the local recipe, never from an event, so that another team can't choose by an
+event what code runs here.
 """
 
 from __future__ import annotations
@@ -17,24 +18,27 @@ from headrace.errors import UsageError
 def load(kind: str, use: str, builtins: Mapping[str, str]) -> Any:
     """The object that `use` names.
 
-    `builtins` maps names to `module:attribute`. `kind` is what the recipe calls it, for messages.
-    UsageError says which names there are, or what is missing in the module.
+    `builtins` maps names to `module:attribute`. `kind` is the recipe's word for the plug-in, for
+    error messages. Raises UsageError if `use` is not a built-in, or the module can't be imported
+    or lacks the attribute.
     """
     target = builtins.get(use, use)
     module_name, colon, attribute = target.partition(":")
     if not colon:
         names = ", ".join(sorted(builtins))
-        raise UsageError(f"no {kind} {use!r}: use {names}, or your own as package.module:name")
+        raise UsageError(
+            f"there is no {kind} {use!r}. Use {names}, or your own as package.module:name"
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{kind} {use!r}: no module {error.name!r}; modules are looked for in the current "
-            f"folder and among the installed packages"
+            f"{kind} {use!r}: there is no module {error.name!r} in the current folder or among "
+            f"the installed packages"
         ) from error
-    except Exception as error:  # whatever a module of the user's own raises as it is imported
+    except Exception as error:  # The user's module may raise anything when it is imported.
         raise UsageError(
             f"{kind} {use!r}: module {module_name} can't be imported: "
             f"{type(error).__name__}: {error}"

@@ -125,9 +125,8 @@ class Admin:
         """The configuration of these topics, by Kafka's names. DependencyError if one is absent."""
         if not topics:
             return {}
-        return await self._patiently(
-            "can't read the topics' settings", partial(self._settings_of, topics)
-        )
+        ask = partial(self._settings_of, topics)
+        return await self._patiently("can't read the topics' settings", ask)
 
     async def ends(
         self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
@@ -143,27 +142,19 @@ class Admin:
         """The offset of each partition's first record at or after a time, or else its end."""
         if not partitions:
             return {}
-        asked = [
-            TopicPartition(partition.topic, partition.number, max(0, int(timestamp * 1_000)))
-            for partition in partitions
-        ]
+        asked = topic_partitions(partitions, max(0, int(timestamp * 1_000)))
         found = await self._patiently(
             "can't find offsets by time",
             lambda: checked(self._consumer().offsets_for_times(asked, timeout=REQUEST_S)),
         )
         bounds = await self.ends(partitions)
         offsets = {Partition(one.topic, one.partition): one.offset for one in found}
-        return {
-            partition: offset if offset >= 0 else bounds[partition][1]
-            for partition, offset in offsets.items()
-        }
+        return {at: offset if offset >= 0 else bounds[at][1] for at, offset in offsets.items()}
 
     async def check_offsets(self, positions: Mapping[Partition, int]) -> None:
         """Raises RecordsLost if the log neither holds an offset nor ends there."""
         bounds = await self.ends(list(positions))
-        beyond = [
-            partition for partition, offset in positions.items() if offset > bounds[partition][1]
-        ]
+        beyond = [at for at, offset in positions.items() if offset > bounds[at][1]]
         if beyond:  # An open transaction may hold the readers' end back.
             bounds |= await self.ends(beyond, include_uncommitted=True)
         for partition, offset in positions.items():
@@ -188,11 +179,7 @@ class Admin:
     async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
         """Commits offset 0 for partitions without a commit."""
         existing = await self.committed(consumer_group, partitions)
-        absent = [
-            TopicPartition(partition.topic, partition.number, 0)
-            for partition in partitions
-            if partition not in existing
-        ]
+        absent = topic_partitions([at for at in partitions if at not in existing], 0)
         if not absent:
             return
 
@@ -314,15 +301,7 @@ def _bounds(
     if not partitions:
         return {}
     first, end = (
-        checked(
-            consumer.offsets_for_times(
-                [
-                    TopicPartition(partition.topic, partition.number, which)
-                    for partition in partitions
-                ],
-                timeout=REQUEST_S,
-            )
-        )
+        checked(consumer.offsets_for_times(topic_partitions(partitions, which), timeout=REQUEST_S))
         for which in (EARLIEST, LATEST)
     )
     return {

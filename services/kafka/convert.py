@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
 from headrace.services.kafka.broker import Committed, Partition, Position, Record
 from headrace.services.kafka.client_settings import Properties, logger
@@ -45,9 +52,11 @@ def to_position(message: Message) -> Position:
     return Position(Partition(topic, number), offset)
 
 
-def topic_partitions(partitions: Iterable[Partition]) -> list[TopicPartition]:
-    """Partitions as librdkafka's."""
-    return [TopicPartition(partition.topic, partition.number) for partition in partitions]
+def topic_partitions(
+    partitions: Iterable[Partition], offset: int = OFFSET_INVALID
+) -> list[TopicPartition]:
+    """Partitions as librdkafka's, each with this offset."""
+    return [TopicPartition(at.topic, at.number, offset) for at in partitions]
 
 
 def offsets_of(commits: Mapping[Partition, Committed]) -> list[TopicPartition]:

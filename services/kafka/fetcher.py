@@ -70,14 +70,14 @@ class Fetcher:
     def _read(self, wanted: dict[Partition, deque[int]], found: dict[Position, Record]) -> None:
         """Reads until all wanted records are found."""
         self._narrow(wanted)
-        heard = monotonic()
+        progress_at = monotonic()
         while wanted:
             messages = self._consumer.consume(1, POLL_S)
             messages += self._consumer.consume(BATCH, 0)
             for message in messages:
                 if self._take(message, wanted, found):
-                    heard = monotonic()
-            if monotonic() - heard > SILENCE_S:
+                    progress_at = monotonic()
+            if monotonic() - progress_at > SILENCE_S:
                 partition, offsets = next(iter(wanted.items()))
                 raise DependencyError(
                     f"{partition.topic}/{partition.number}@{offsets[0]} did not come within "

@@ -129,12 +129,12 @@ class Member:
         finally:
             self.happened.set()
 
-    async def _on_assigned(self, places: Mapping[Partition, Committed]) -> None:
+    async def _on_assigned(self, commits: Mapping[Partition, Committed]) -> None:
         if self.before_assigned is not None:
             await self.before_assigned()
-        self.commits |= places
-        self.held |= set(places)
-        self.story.append(("assigned", sorted(places)))
+        self.commits |= commits
+        self.held |= set(commits)
+        self.story.append(("assigned", sorted(commits)))
         self.happened.set()
 
     async def _on_revoked(
@@ -472,7 +472,7 @@ def test_no_record_comes_before_on_assigned_has_returned(log: Log, namespace: st
     run(main)
 
 
-def test_a_group_without_a_place_is_an_error(log: Log, namespace: str) -> None:
+def test_a_group_without_a_commit_is_an_error(log: Log, namespace: str) -> None:
     async def main() -> None:
         async with a_bench(log, namespace) as bench:
             bench.group += ".new"

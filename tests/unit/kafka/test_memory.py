@@ -79,8 +79,8 @@ async def content(broker: Broker) -> list[bytes | None]:
 async def join(broker: Broker, story: list[Any], name: str) -> asyncio.Task[None]:
     """A member that notes what it is told and reads."""
 
-    async def on_assigned(places: Mapping[Partition, Committed]) -> None:
-        story.append((name, "assigned", [place.number for place in places]))
+    async def on_assigned(commits: Mapping[Partition, Committed]) -> None:
+        story.append((name, "assigned", [at.number for at in commits]))
 
     async def on_revoked(
         partitions: Sequence[Partition], lost: bool

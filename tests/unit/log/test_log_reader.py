@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +14,17 @@ from headrace.schemas.events import Event
 from headrace.schemas.topics import POLICIES
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.log_reader import TAIL, Back, CaughtUp, Start, follow_events
+from headrace.services.log.log_reader import (
+    TAIL,
+    WHOLE,
+    Back,
+    CaughtUp,
+    Patience,
+    Start,
+    follow_events,
+    read_events,
+    read_records,
+)
 from tests.unit.log.log_bench import RUNS_PARTITION, TOPICS, Bench, run, started
 
 
@@ -73,11 +85,11 @@ def test_a_reader_says_once_that_it_has_caught_up_and_goes_on() -> None:
 
 def test_a_reader_of_nothing_has_caught_up_at_once() -> None:
     async def test(bench: Bench) -> None:
-        places: dict[Partition, Start] = {
+        starts: dict[Partition, Start] = {
             RUNS_PARTITION: "first",
             TOPICS.partition(POLICIES): 0,
         }
-        assert await read(bench.log, places) == [CaughtUp()]
+        assert await read(bench.log, starts) == [CaughtUp()]
 
     run(test)
 
@@ -98,5 +110,57 @@ def test_a_tail_begins_shortly_before_the_end_and_first_at_what_is_kept() -> Non
         assert await first_offset(20) == 20
         with pytest.raises(RecordsLost, match="offsets 2 to 4"):
             await first_offset(2)
+
+    run(test)
+
+
+def test_a_range_is_read_to_its_end_and_no_further() -> None:
+    async def test(bench: Bench) -> None:
+        for number in range(8):
+            await bench.log.send(started(number))
+        bench.cluster.expire(RUNS_PARTITION, 3)
+
+        async def offsets(*offset_range: int) -> list[int]:
+            found = []
+            async for record in read_records(bench.broker, {RUNS_PARTITION: offset_range}):  # type: ignore[dict-item]
+                found.append(record.offset)
+                await bench.log.send(started(8))
+            return found
+
+        assert await offsets(0, 5) == [3, 4]
+        assert await offsets(*WHOLE) == [3, 4, 5, 6, 7, 8, 9]  # Not what came meanwhile.
+        assert await offsets(0, 3) == []
+        assert await offsets(10**6, 10**6 + 1) == []
+
+    run(test)
+
+
+def test_a_sole_writers_reader_waits_for_open_transactions() -> None:
+    async def test(bench: Bench) -> None:
+        state = bench.cluster.state
+        epoch = state.fence("other")
+        state.begin("other", epoch, [bench.log.outgoing(started(0))])
+        await bench.log.send(started(1))
+        asyncio.get_running_loop().call_later(0.05, state.abort, "other", epoch)
+        whole = {RUNS_PARTITION: WHOLE}
+        assert [one async for one in read_events(bench.log, whole)] == []
+        deliveries = read_events(bench.log, whole, include_uncommitted=True)
+        assert [delivery.event async for delivery in deliveries] == [started(1)]
+
+    run(test)
+
+
+def test_reading_that_takes_long_reports_its_progress() -> None:
+    async def test(bench: Bench) -> None:
+        for number in range(5):
+            await bench.log.send(started(number))
+        reports: list[str] = []
+        clock = iter([0.0, 1.0, 2.5, 2.5, 3.0, 4.0, 5.0, 5.0])
+        patience = Patience(reports.append, lambda: next(clock))
+        async with aclosing(
+            read_records(bench.broker, {RUNS_PARTITION: WHOLE}, patience)
+        ) as records:
+            assert len([record async for record in records]) == 5
+        assert reports == [f"reading {RUNS_PARTITION.topic}: {done} of 5" for done in (2, 5)]
 
     run(test)
