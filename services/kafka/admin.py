@@ -49,6 +49,8 @@ UNKNOWN = frozenset(
 """A broker that has just started answers so for topics that it holds, for a moment."""
 UNKNOWN_S = 4.0
 """How long a request is repeated after such an answer."""
+MAX_REPLICATION = 3
+"""Copies of each new topic; fewer if there are fewer brokers."""
 EARLIEST, LATEST = -2, -1
 """Kafka's two special timestamps."""
 
@@ -90,7 +92,7 @@ class Admin:
         Raises UsageError if one exists with another number of partitions.
         """
         found = await self._list()
-        replication = self._settings.replication or min(3, len(found.brokers))
+        replication = min(MAX_REPLICATION, len(found.brokers))
         absent = [
             NewTopic(name, partitions, replication, config=dict(config))
             for name, (partitions, config) in topics.items()

@@ -88,7 +88,8 @@ class Reader(Protocol):
     async def read(self) -> list[Record | End]:
         """Waits for at least one item, and returns all that have arrived, bounded."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Stops reading."""
 
 
 class Subscription(Protocol):
@@ -134,10 +135,12 @@ class FencedWriter(Protocol):
         The transaction is decided when this returns; readers and `ends` see it a moment later.
 
         Raises Fenced if a successor exists, and DependencyError if the outcome is unknown. The
-        process must end then, since only a new writer can find the outcome out.
+        process must end then, since only a new writer can find the outcome out. A write that is
+        cancelled still runs to its end.
         """
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Waits for the running transaction, if there is one."""
 
 
 class Broker(Protocol):
@@ -146,7 +149,8 @@ class Broker(Protocol):
     async def send(self, record: Outgoing) -> Position:
         """Writes one record; returns once it is durable. DependencyError after a bounded wait."""
 
-    def reader(self) -> Reader: ...
+    def reader(self) -> Reader:
+        """A reader of given partitions."""
 
     def subscribe(
         self,
@@ -154,7 +158,8 @@ class Broker(Protocol):
         consumer_group: str,
         on_assigned: OnAssigned,
         on_revoked: OnRevoked,
-    ) -> Subscription: ...
+    ) -> Subscription:
+        """Joins a consumer group. Call it in the event loop; the callbacks run there."""
 
     async def fenced(self, writer: str) -> FencedWriter:
         """Becomes the sole writer of that name; its predecessor is fenced on return.

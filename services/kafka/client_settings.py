@@ -85,8 +85,6 @@ class KafkaSettings:
     """More librdkafka properties, mostly for security."""
     session_timeout_s: float = 6.0
     """A member of a consumer group that is silent for this long loses its partitions."""
-    replication: int | None = None
-    """Copies of each new topic. None means three, or the number of brokers if that is lower."""
 
     def __post_init__(self) -> None:
         if pinned := sorted(PINNED & self.properties.keys()):

@@ -17,7 +17,9 @@ from headrace.services.kafka.broker import (
     OnAssigned,
     OnRevoked,
     Partition,
+    Reader,
     Record,
+    Subscription,
     no_commit,
 )
 from headrace.services.kafka.client_settings import KafkaSettings
@@ -37,7 +39,7 @@ ANSWER_S = 2.0
 RETRY_S = 0.1
 
 
-class KafkaReader:
+class KafkaReader(Reader):
     """Reads given partitions, without a consumer group. Connects on first use."""
 
     def __init__(self, settings: KafkaSettings, admin: Admin) -> None:
@@ -46,7 +48,6 @@ class KafkaReader:
         self._made: Poller | None = None
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
-        """Adds partitions, each from its offset. Raises RecordsLost if the offset is gone."""
         if not positions:
             return
         await self._admin.check_offsets(positions)
@@ -55,7 +56,6 @@ class KafkaReader:
         await poller.run(lambda: poller.assign(positions))
 
     async def unassign(self, partitions: Sequence[Partition]) -> None:
-        """Removes partitions: `read` returns none of their items any more."""
         poller = self._poller()
         gone = poller.held.intersection(partitions)
         if not gone:
@@ -64,11 +64,9 @@ class KafkaReader:
         await poller.run(lambda: poller.unassign(gone))
 
     async def read(self) -> list[Record | End]:
-        """Waits for at least one item, and returns all that have arrived, bounded."""
         return await self._poller().read()
 
     async def close(self) -> None:
-        """Stops reading and ends the thread."""
         if self._made is not None:
             await self._made.close()
 
@@ -79,7 +77,7 @@ class KafkaReader:
         return self._made
 
 
-class KafkaSubscription:
+class KafkaSubscription(Subscription):
     """A member of a consumer group.
 
     The callbacks run on the event loop while the poll thread waits for them. They may pause,
@@ -109,19 +107,15 @@ class KafkaSubscription:
         self._poller.start()
 
     async def read(self) -> list[Record | End]:
-        """Waits for at least one item, and returns all that have arrived, bounded."""
         return await self._poller.read()
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
-        """Stops fetching from partitions until `resume`. Records already fetched may still come."""
         await self._poller.pause(partitions)
 
     async def resume(self, partitions: Sequence[Partition]) -> None:
-        """Fetches from paused partitions again."""
         await self._poller.resume(partitions)
 
     async def commit(self, commits: Mapping[Partition, Committed]) -> None:
-        """Commits for partitions that this member holds. Leaves out those lost meanwhile."""
         begun = monotonic()
         while self._poller.held.intersection(commits):
             error = await self._poller.run(partial(self._commit_held, commits))
@@ -135,7 +129,6 @@ class KafkaSubscription:
             await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Revokes all partitions (with `on_revoked`) and leaves the group."""
         await self._poller.close()
 
     def _assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:

@@ -69,7 +69,6 @@ _ADVICE = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant this principal access to the cluster",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "grant this principal the transactional id",
     KafkaError.POLICY_VIOLATION: "the cluster's policy forbids this; see the brokers' log",
-    KafkaError.INVALID_REPLICATION_FACTOR: "set a replication of at most the number of brokers",
 }
 _USAGE = frozenset(
     {

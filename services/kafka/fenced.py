@@ -18,7 +18,7 @@ from confluent_kafka import (
 )
 
 from headrace.errors import DependencyError, HeadraceError
-from headrace.services.kafka.broker import Outgoing, Position
+from headrace.services.kafka.broker import FencedWriter, Outgoing, Position
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.convert import make_producer, to_position
 from headrace.services.kafka.failures import FENCED, error_of, failure
@@ -35,7 +35,7 @@ ATTEMPTS = 3
 R = TypeVar("R")
 
 
-class KafkaFencedWriter:
+class KafkaFencedWriter(FencedWriter):
     """A sole writer. Its name is the `transactional.id`. Call `fence` first.
 
     Its thread runs one call at a time. A `write` that is cancelled still runs to its end there.
@@ -59,11 +59,9 @@ class KafkaFencedWriter:
             raise
 
     async def write(self, records: Sequence[Outgoing]) -> list[Position]:
-        """Writes all records or none, in one transaction."""
         return await self._run(partial(self._write, records)) if records else []
 
     async def close(self) -> None:
-        """Waits for the running transaction, if there is one, and ends the thread."""
         if not self._closed:
             self._closed = True
             self._thread.submit(self._forget)

@@ -93,7 +93,7 @@ class MemoryCluster:
             group.shuffle(self.faults.random)
 
 
-class MemoryBroker:
+class MemoryBroker(Broker):
     """The broker object of one process."""
 
     def __init__(
@@ -125,12 +125,10 @@ class MemoryBroker:
         self._process.lose_sessions(blind_s)
 
     async def send(self, record: Outgoing) -> Position:
-        """Writes one record; returns once it is durable."""
         lane = self._state.route(record).partition
         return await self._process.send(lambda: self._state.append(record), lane)
 
     def reader(self) -> Reader:
-        """A reader of given partitions."""
         reader = MemoryReader(self._process, self._state)
         self._opened.append(reader)
         return reader
@@ -142,7 +140,6 @@ class MemoryBroker:
         on_assigned: OnAssigned,
         on_revoked: OnRevoked,
     ) -> Subscription:
-        """Joins a consumer group. Called in the event loop."""
         subscription = MemorySubscription(
             self._process, self._state, topics, consumer_group, on_assigned, on_revoked
         )
@@ -150,14 +147,12 @@ class MemoryBroker:
         return subscription
 
     async def fenced(self, writer: str) -> FencedWriter:
-        """Becomes the sole writer of that name; its predecessor is fenced on return."""
         epoch = await self._process.call(lambda: self._state.fence(writer), writer)
         fenced = MemoryFencedWriter(self._process, self._state, writer, epoch)
         self._opened.append(fenced)
         return fenced
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
-        """The records at these positions, in the given order. RecordsLost if one is gone."""
         await self._process.turn()
         await self._state.decided(positions, FETCH_S)
         return await self._process.call(
@@ -165,30 +160,22 @@ class MemoryBroker:
         )
 
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
-        """Creates the topics that do not exist: name to (partitions, configuration).
-
-        Raises UsageError if one exists with another number of partitions.
-        """
         await self._process.call(lambda: self._state.create_topics(topics))
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
-        """Deletes the topics that exist."""
         await self._process.call(lambda: self._state.delete_topics(topics))
 
     async def list_topics(self) -> dict[str, int]:
-        """The number of partitions of every topic, by name."""
         return await self._process.call(
             lambda: {name: len(logs) for name, logs in self._state.topics.items()}
         )
 
     async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The configuration that these topics were created with. It has no effect here."""
         return await self._process.call(lambda: self._state.settings(topics))
 
     async def ends(
         self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
     ) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and its end; `include_uncommitted` as in `Broker`."""
         return await self._process.call(
             lambda: self._state.ends(partitions, include_uncommitted=include_uncommitted)
         )
@@ -196,7 +183,6 @@ class MemoryBroker:
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float
     ) -> dict[Partition, int]:
-        """The offset of each partition's first record at or after a time, or else its end."""
         return await self._process.call(
             lambda: {at: self._state.log(at).offset_at(timestamp) for at in partitions}
         )
@@ -204,15 +190,12 @@ class MemoryBroker:
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]
     ) -> dict[Partition, Committed]:
-        """The group's commits. A partition without one is absent."""
         return await self._process.call(lambda: self._state.committed(consumer_group, partitions))
 
     async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
-        """Commits offset 0 for partitions without a commit. The group must have no member."""
         await self._process.call(lambda: self._state.commit_first(consumer_group, partitions))
 
     async def close(self) -> None:
-        """Waits, bounded, for what is in flight, and closes everything that it opened."""
         if self._process.gone:
             return
         opened, self._opened = self._opened, []
@@ -226,7 +209,7 @@ class MemoryBroker:
         self._process.end(f"{self._process.name} is closed")
 
 
-class MemoryFencedWriter:
+class MemoryFencedWriter(FencedWriter):
     """A sole writer. It runs one transaction at a time."""
 
     def __init__(self, process: MemoryProcess, state: State, writer: str, epoch: int) -> None:
@@ -240,10 +223,6 @@ class MemoryFencedWriter:
         self._broken: DependencyError | None = None
 
     async def write(self, records: Sequence[Outgoing]) -> list[Position]:
-        """Writes all records or none, in one transaction.
-
-        A write that is cancelled still runs to its end.
-        """
         if self._closed:
             raise DependencyError(f"the writer {self._writer} is closed")
         if not records:
@@ -253,7 +232,6 @@ class MemoryFencedWriter:
         return await asyncio.shield(writing)
 
     async def close(self) -> None:
-        """Waits for the running transaction, if there is one."""
         self._closed = True
         async with self._turn:
             pass
@@ -287,8 +265,3 @@ class MemoryFencedWriter:
             )
             await asyncio.sleep(self._faults.fail_s)
             raise self._broken
-
-
-def _keeps_the_contract(broker: MemoryBroker) -> Broker:
-    """For mypy: a MemoryBroker is a Broker."""
-    return broker

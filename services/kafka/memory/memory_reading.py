@@ -13,7 +13,9 @@ from headrace.services.kafka.broker import (
     OnAssigned,
     OnRevoked,
     Partition,
+    Reader,
     Record,
+    Subscription,
     no_commit,
 )
 from headrace.services.kafka.memory.memory_faults import Faults
@@ -100,7 +102,7 @@ class Cursor:
         return items
 
 
-class MemoryReader:
+class MemoryReader(Reader):
     """Reads given partitions, without a consumer group."""
 
     def __init__(self, process: MemoryProcess, state: State) -> None:
@@ -111,16 +113,13 @@ class MemoryReader:
         process.watch(self._wake)
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
-        """Adds partitions, each from its offset. Raises RecordsLost if the offset is gone."""
         self._check()
         await self._process.call(lambda: self._cursor.add(positions))
 
     async def unassign(self, partitions: Sequence[Partition]) -> None:
-        """Removes partitions: `read` returns none of their items any more."""
         self._cursor.drop(partitions)
 
     async def read(self) -> list[Record | End]:
-        """Waits for at least one item, and returns all that have arrived, bounded."""
         while True:
             await self._process.turn()
             self._check()
@@ -130,7 +129,6 @@ class MemoryReader:
             await self._wake.wait()
 
     async def close(self) -> None:
-        """Stops reading."""
         self._closed = True
         self._cursor.clear()
         self._wake.set()
@@ -140,7 +138,7 @@ class MemoryReader:
             raise DependencyError("this reader is closed and reads no more")
 
 
-class MemorySubscription:
+class MemorySubscription(Subscription):
     """A member of a consumer group. A background task joins the group and follows its decisions.
 
     As with Kafka, that task waits for the callbacks, and an error that they raise ends the reading.
@@ -172,7 +170,6 @@ class MemorySubscription:
         self._following = process.spawn(self._follow_group())
 
     async def read(self) -> list[Record | End]:
-        """Waits for at least one item, and returns all that have arrived, bounded."""
         while True:
             await self._process.turn()
             self._wake.clear()
@@ -183,21 +180,17 @@ class MemorySubscription:
             await self._wake.wait()
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
-        """Stops fetching from partitions until `resume`."""
         self._cursor.pause(partitions)
 
     async def resume(self, partitions: Sequence[Partition]) -> None:
-        """Fetches from paused partitions again."""
         self._cursor.resume(partitions)
 
     async def commit(self, commits: Mapping[Partition, Committed]) -> None:
-        """Commits for partitions that this member holds. Leaves out those lost meanwhile."""
         held = {partition: commits[partition] for partition in commits if partition in self._held}
         if held:
             await self._commit(held)
 
     async def close(self) -> None:
-        """Revokes all partitions (with `on_revoked`) and leaves the group."""
         if self._closing or self._process.gone:
             return
         self._closing = True
