@@ -32,8 +32,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import RESULTS
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
-from headrace.services.log.positions import Start
+from headrace.services.log.log_reader import CaughtUp, Start, follow_events
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.lookup import find_namespace
@@ -233,7 +232,7 @@ class AsyncClient:
         if self._writing is None:
             assert self._connection is not None
             self._writing = await self._connection.writing_log(log.topics)
-        bounds = await log.broker.ends(_result_partitions(log))
+        bounds = await log.broker.ends(log.topics.partitions_of(RESULTS))
         starts: dict[Partition, Start] = {each: end for each, (_, end) in bounds.items()}
         submitted = [SubmittedTask(*pair) for pair in await send_tasks(self._writing, events)]
         self._first_result |= dict.fromkeys((task.number for task in submitted), starts)
@@ -257,8 +256,7 @@ class AsyncClient:
         if wanted is not None and not wanted:
             return
         seen: set[int] = set()
-        reader = EventReader(log, self._starts(log, wanted))
-        items = aiter(reader)
+        items = follow_events(log, self._starts(log, wanted))
         ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         try:
             while wanted is None or not wanted <= seen:
@@ -278,7 +276,7 @@ class AsyncClient:
                     seen.add(ended.task)
                     yield ended
         finally:
-            await reader.aclose()
+            await items.aclose()
 
     async def trajectories(
         self,
@@ -319,7 +317,7 @@ class AsyncClient:
         ]
 
     def _starts(self, log: EventLog, wanted: set[int] | None) -> Mapping[Partition, Start]:
-        starts: dict[Partition, Start] = dict.fromkeys(_result_partitions(log), "first")
+        starts: dict[Partition, Start] = dict.fromkeys(log.topics.partitions_of(RESULTS), "first")
         if wanted is not None and wanted <= self._first_result.keys():
             return self._first_result[min(wanted)]
         return starts
@@ -452,11 +450,6 @@ def _close_unused(work: Awaitable[Any]) -> None:
 
 def _number(task: SubmittedTask | int) -> int:
     return task if isinstance(task, int) else task.number
-
-
-def _result_partitions(log: EventLog) -> list[Partition]:
-    topics = log.topics
-    return [Partition(topics.name(RESULTS), number) for number in range(topics.partitions)]
 
 
 def _result(item: Delivery[Any], wanted: set[int] | None, seen: set[int]) -> TaskEnded | None:

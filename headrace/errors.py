@@ -1,27 +1,27 @@
 """Every error that Headrace raises on purpose.
 
     HeadraceError                  exit 1
-    ├── UsageError                 exit 2    a wrong flag, a wrong recipe
-    ├── CheckFailed                exit 3    `--check` does not hold
+    ├── UsageError                 exit 2    a flag or the recipe is wrong
+    ├── CheckFailed                exit 3    what `--check` demands is not true
     ├── RecordsLost                exit 4    records that are needed were deleted from the log
-    ├── DependencyError            exit 75   broker, registry or blob store out of reach: restart me
-    │   └── Fenced                 exit 75   another process has taken over this writer
-    ├── BlobError                            a blob is absent, or its bytes are not what it's called
-    ├── EnvironmentFailed                    an environment does what it must not; never a reward
+    ├── DependencyError            exit 75   no broker, registry or blob store; restart
+    │   └── Fenced                 exit 75   a newer process is this writer now
+    ├── BlobError                            a blob is absent, or its bytes do not match its digest
+    ├── EnvironmentFailed                    an environment violated its contract; never a reward
     └── InfrastructureError                  an environment or engine broke; never a reward
     ValueError
-    ├── DecodeError                          bytes that are not an event: dead-lettered
+    ├── DecodeError                          bytes that are not an event; dead-lettered
     │   └── UnknownSchema                    the writer's schema must be fetched first
     └── TooLarge                             an event is larger than a record may be
 
-An error says what was wrong, where, and what to do.
+An error says what happened, to what, and what to do next.
 """
 
 from __future__ import annotations
 
 
 class HeadraceError(Exception):
-    """Something failed that a person can understand from the message."""
+    """The base of errors whose message tells a person what failed."""
 
     exit_code = 1
 
@@ -33,33 +33,36 @@ class UsageError(HeadraceError):
 
 
 class CheckFailed(HeadraceError):
-    """The run ended, and what `--check` demanded does not hold."""
+    """The run ended, and what `--check` demanded is not true."""
 
     exit_code = 3
 
 
 class RecordsLost(HeadraceError):
-    """Records that are needed are gone from the log: a restart does not bring them back."""
+    """Records that are needed were deleted from the log. A restart does not bring them back."""
 
     exit_code = 4
 
 
 class DependencyError(HeadraceError):
-    """The broker, the registry or the blob store can't be reached. A restart may help."""
+    """The broker, the registry or the blob store does not answer. A restart may help."""
 
     exit_code = 75
 
 
 class Fenced(DependencyError):
-    """Another process holds this writer's `transactional.id` now: this one must end."""
+    """Another process has this writer's `transactional.id` now, so this process must end."""
 
 
 class BlobError(HeadraceError):
-    """A blob is absent from the store, or its content does not have the digest it is named by."""
+    """A blob is absent from the store, or its content does not have the digest in its name."""
 
 
 class EnvironmentFailed(HeadraceError):
-    """An environment's own fault, as an answer that is none: tried again, never rewarded."""
+    """An environment violated its contract, for example with an invalid answer.
+
+    The episode is retried, never rewarded.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -68,7 +71,7 @@ class EnvironmentFailed(HeadraceError):
 
 
 class InfrastructureError(HeadraceError):
-    """What failed is neither the policy's doing nor the task's: it is retried, never rewarded."""
+    """The environment or engine failed, not the policy. The episode is retried, never rewarded."""
 
     def __init__(self, code: str, message: str = "", *, retryable: bool = True) -> None:
         super().__init__(f"{code}: {message}" if message else code)
@@ -78,7 +81,7 @@ class InfrastructureError(HeadraceError):
 
 
 class DecodeError(ValueError):
-    """A record's bytes are not an event of its topic. Keeps the bytes, for the dead letter."""
+    """A record's bytes are not an event of its topic. Has the bytes, for the dead letter."""
 
     def __init__(self, reason: str, value: bytes | None) -> None:
         super().__init__(reason)
@@ -87,7 +90,7 @@ class DecodeError(ValueError):
 
 
 class UnknownSchema(DecodeError):
-    """The writer's schema isn't known yet: fetch it, `add_schema` it, and decode again."""
+    """The writer's schema is not in the codec: fetch it, `add_schema` it, and decode again."""
 
     def __init__(self, schema_id: int, value: bytes) -> None:
         super().__init__(f"the schema with id {schema_id} is not known", value)
@@ -95,4 +98,4 @@ class UnknownSchema(DecodeError):
 
 
 class TooLarge(ValueError):
-    """An event is larger than MAX_RECORD_BYTES: what is large belongs into the blob store."""
+    """An event is larger than MAX_RECORD_BYTES. Large data belongs in the blob store."""

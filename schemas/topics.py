@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from headrace.schemas import events
 from headrace.schemas.events import Event
@@ -26,6 +26,14 @@ MAX_RECORD_BYTES = 8 * 1024 * 1024
 """No record may be larger; larger things are blobs."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 """What a namespace or a policy may be called."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """A topic's partition."""
+
+    topic: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,10 @@ class PlacedTopic:
         """The registry subject of its values."""
         return f"{self.name}-value"
 
+    def all_partitions(self) -> list[Partition]:
+        """Every partition of the topic."""
+        return [Partition(self.name, number) for number in range(self.partitions)]
+
 
 class Topics:
     """All topics of one namespace."""
@@ -151,6 +163,20 @@ class Topics:
     def name(self, topic: Topic[E], policy: str | None = None) -> str:
         """The topic's name on the broker."""
         return topic.real_name(self.namespace, policy)
+
+    def partition(self, topic: Topic[Any], policy: str | None = None, number: int = 0) -> Partition:
+        """One partition of a topic. `policy` as for `name`."""
+        return Partition(self.name(topic, policy), number)
+
+    def partitions_of(self, topic: Topic[Any], policy: str | None = None) -> list[Partition]:
+        """Every partition of a topic. If each policy has its own topic and `policy` is None, those
+        of all policies."""
+        return [
+            partition
+            for one in self
+            if one.topic.name == topic.name and policy in (None, one.policy)
+            for partition in one.all_partitions()
+        ]
 
     def by_name(self, name: str) -> PlacedTopic:
         """The topic that the broker calls `name`. KeyError for a foreign one."""

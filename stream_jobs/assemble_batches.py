@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from headrace.errors import UsageError
@@ -17,10 +18,9 @@ from headrace.schemas.events import BatchAssembled, Event, GroupClosed, PolicyPu
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import BATCHES, GROUPS, POLICIES
 from headrace.services.base.clock import now
-from headrace.services.kafka.broker import FencedWriter, Partition
+from headrace.services.kafka.broker import FencedWriter
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
-from headrace.services.log.positions import require_beginning
+from headrace.services.log.log_reader import CaughtUp, follow_events, require_beginning
 from headrace.services.log.trace import enter_trace
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.batches import BatchAssembler
@@ -73,11 +73,10 @@ async def _last_batch(log: EventLog, policy: str) -> BatchAssembled | None:
 
     RecordsLost where there is none, but what the topic began with was deleted.
     """
-    batches = Partition(log.topics.name(BATCHES, policy), 0)
-    reader = EventReader(log, {batches: "tail"}, include_uncommitted=True)
+    batches = log.topics.partition(BATCHES, policy)
     last: BatchAssembled | None = None
-    try:
-        async for item in reader:
+    async with aclosing(follow_events(log, {batches: "tail"}, include_uncommitted=True)) as items:
+        async for item in items:
             if isinstance(item, CaughtUp):
                 if last is None:
                     await require_beginning(log.broker, batches, f"batch of policy {policy}")
@@ -85,8 +84,6 @@ async def _last_batch(log: EventLog, policy: str) -> BatchAssembled | None:
             assert isinstance(item.event, BatchAssembled)
             if last is None or item.event.version > last.version:
                 last = item.event
-    finally:
-        await reader.aclose()
     raise AssertionError("a reader ends only when it is closed")
 
 
@@ -98,10 +95,10 @@ async def _follow(
     stopping: asyncio.Event,
 ) -> None:
     """Reads groups and publications, and writes each batch as it becomes due."""
-    groups = Partition(log.topics.name(GROUPS, policy), 0)
+    groups = log.topics.partition(GROUPS, policy)
     # From the first: the publications of other policies may fill any tail.
-    policies = Partition(log.topics.name(POLICIES), 0)
-    reader = EventReader(log, {groups: assembler.groups_read, policies: "first"})
+    policies = log.topics.partition(POLICIES)
+    reader = follow_events(log, {groups: assembler.groups_read, policies: "first"})
     items = aiter(reader)
     stopped = asyncio.ensure_future(stopping.wait())
     upcoming = asyncio.ensure_future(_next(items))

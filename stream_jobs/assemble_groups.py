@@ -26,8 +26,7 @@ from faust import streams
 from headrace.errors import DependencyError, HeadraceError, UsageError
 from headrace.schemas.events import TaskEnded
 from headrace.schemas.topics import RESULTS
-from headrace.services.kafka.broker import Partition, Record
-from headrace.services.kafka.lost import records_lost
+from headrace.services.kafka.broker import Partition, Record, records_lost
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.trace import enter_trace
 from headrace.services.worker.service_context import ServiceContext
@@ -86,8 +85,7 @@ async def run(
 async def _require_places(context: ServiceContext) -> None:
     """RecordsLost where what the group has not done was deleted: Faust would only give up."""
     log, group = context.log, context.consumer_group(SERVICE)
-    name = log.topics.name(RESULTS)
-    places = [Partition(name, number) for number in range(log.topics.partitions)]
+    places = log.topics.partitions_of(RESULTS)
     bounds = await log.broker.ends(places)
     for place, committed in (await log.broker.committed(group, places)).items():
         if committed.offset < bounds[place][0]:

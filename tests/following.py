@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.schemas.topics import DEAD_LETTERS, Topics
-from headrace.services.kafka.broker import Broker, Partition, Record
+from headrace.services.kafka.broker import Broker, Record
 
 
 @dataclass
@@ -45,10 +45,10 @@ class Follower:
         try:
             await reader.assign(
                 {
-                    Partition(placed.name, number): 0
-                    for placed in topics
-                    if placed.topic is not DEAD_LETTERS
-                    for number in range(placed.partitions)
+                    partition: 0
+                    for topic in topics
+                    if topic.topic is not DEAD_LETTERS
+                    for partition in topic.all_partitions()
                 }
             )
             while True:

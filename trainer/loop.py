@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from headrace.errors import DecodeError, DependencyError, RecordsLost, UnknownSchema
 from headrace.schemas.events import BatchAssembled
 from headrace.schemas.topics import BATCHES
-from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import CaughtUp, EventStream, follow_events
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 from headrace.trainer.loader import PreparedBatch, load_batch, unusable_batch
@@ -95,8 +94,8 @@ class Trainer:
             await self._load_checkpoint()
             await self._publish_if_resumed()
         stopping = asyncio.create_task(self._context.stopping.wait())
-        topic = self._context.log.topics.name(BATCHES, self._publisher.policy)
-        reader = EventReader(self._context.log, {Partition(topic, 0): self._offset or "first"})
+        partition = self._context.log.topics.partition(BATCHES, self._publisher.policy)
+        reader = follow_events(self._context.log, {partition: self._offset or "first"})
         try:
             async with aclosing(_batches(reader)) as batches:
                 await self._train_all(batches, stopping)
@@ -291,7 +290,7 @@ class Trainer:
         return await asyncio.get_running_loop().run_in_executor(self._torch_thread, work)
 
 
-async def _batches(reader: EventReader) -> AsyncGenerator[Delivery[BatchAssembled]]:
+async def _batches(reader: EventStream) -> AsyncGenerator[Delivery[BatchAssembled]]:
     async for item in reader:
         if not isinstance(item, CaughtUp) and isinstance(item.event, BatchAssembled):
             yield cast("Delivery[BatchAssembled]", item)

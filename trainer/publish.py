@@ -15,10 +15,9 @@ from headrace.errors import UsageError
 from headrace.schemas.events import Adapter, Blob, PolicyPublished, Ref
 from headrace.schemas.recipe.policy import Lora
 from headrace.schemas.topics import POLICIES
-from headrace.services.kafka.broker import FencedWriter, Partition
+from headrace.services.kafka.broker import FencedWriter
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import read_all
-from headrace.services.log.positions import require_beginning
+from headrace.services.log.log_reader import WHOLE, read_events, require_beginning
 from headrace.services.models.weights import model_folder
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.versions import Stored, VersionStore
@@ -59,9 +58,9 @@ async def read_history(log: EventLog, policy: str) -> History:
     RecordsLost where there is none, but what the topic began with was deleted.
     """
     history = History()
-    place = Partition(log.topics.name(POLICIES), 0)
+    place = log.topics.partition(POLICIES)
     # Another policy's trainer may have a transaction open there, before one's own newest record.
-    async with aclosing(read_all(log, {place: "first"}, include_uncommitted=True)) as deliveries:
+    async with aclosing(read_events(log, {place: WHOLE}, include_uncommitted=True)) as deliveries:
         async for delivery in deliveries:
             event = delivery.event
             if isinstance(event, PolicyPublished) and event.policy == policy:

@@ -1,4 +1,4 @@
-"""The wall clock; where the asyncio loop keeps a time of its own (simulation), that one."""
+"""The wall clock. If the asyncio loop has a wall clock of its own (simulation), it is that one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 def now() -> float:
-    """Seconds since the epoch, by the running loop's `wall_time()` where it has one."""
+    """Seconds since the epoch, by the running loop's `wall_time()` if it has one."""
     wall_time = getattr(asyncio.get_running_loop(), "wall_time", None)
     return time.time() if wall_time is None else float(wall_time())
 

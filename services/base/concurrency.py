@@ -1,4 +1,4 @@
-"""Work side by side that ends together."""
+"""Runs coroutines concurrently and ends them together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 
 async def until_first(*work: Coroutine[object, object, object]) -> None:
-    """Runs all of `work` until the first has ended, whose error it raises, and ends the others."""
+    """Runs all of `work` until one ends, cancels the others, and raises its error if it failed."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What agents and environments both speak of."""
+"""Types that agents and environments share."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """A task, as an agent or an environment sees it."""
+    """A task, as agents and environments see it."""
 
     number: int
     """The task's number in the run."""
     sample: int
     """Which of the task's episodes this is, from 0."""
     payload: Mapping[str, Any]
-    """What the task's source says of it."""
+    """The task's content, from its source."""
     options: Mapping[str, Any]
-    """The recipe's options of this agent or environment, under the task's own."""
+    """The options of this agent or environment: the recipe's, overridden by the task's own."""
     seed: int
-    """The task's seed: equal for all its samples, so that they meet the same world."""
+    """The task's seed. All its samples share it, so that they get the same environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment answers to a reset or a step."""
+    """The answer of an environment to a reset or a step."""
 
     text: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What is not text, as JSON values."""
+    """Other data, as JSON values."""
     reward: float | None = None
-    """Of this step; None where it gives none."""
+    """The reward of this step; None if the step has no reward."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Named components of the reward, for reports."""
     terminated: bool = False
-    """The episode reached an end of its own."""
+    """The episode ended by itself."""
     truncated: bool = False
     """The environment cut the episode short."""
 
     @property
     def done(self) -> bool:
-        """Nothing more can be done in this episode."""
+        """Whether the episode is over."""
         return self.terminated or self.truncated

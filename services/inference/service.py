@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,8 @@ from headrace.services.inference.serving import ServedPolicy, Slots
 from headrace.services.inference.shard import PromptShard
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.inference.weights_follower import WeightsFollower
-from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
-from headrace.services.log.positions import Start
+from headrace.services.log.log_reader import WHOLE, Start, follow_events, read_events
 from headrace.services.models.weights import model_folder
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
@@ -101,18 +100,13 @@ def _pinned(context: ServiceContext, name: str, scratch: Path) -> PinnedVersions
 
 async def find_published(log: EventLog, policy: str, version: int) -> PolicyPublished | None:
     """The publication of a version that counts: its last record. None where it has none."""
-    reader = EventReader(log, {Partition(log.topics.name(POLICIES), 0): "first"})
     found = None
-    try:
-        async for item in reader:
-            if isinstance(item, CaughtUp):
-                break
-            event = item.event
+    async with aclosing(read_events(log, {log.topics.partition(POLICIES): WHOLE})) as deliveries:
+        async for delivery in deliveries:
+            event = delivery.event
             if isinstance(event, PolicyPublished) and event.policy == policy:
                 found = event if event.version == version else found
-        return found
-    finally:
-        await reader.aclose()
+    return found
 
 
 def prepare(recipe: Recipe) -> None:
@@ -172,7 +166,7 @@ async def _serve(
     topics = context.log.topics
     # One policy's newest version is at the end; of several, one may have been quiet for long.
     start: Start = "tail" if len(topics.policies) == 1 else "first"
-    publications = EventReader(context.log, {Partition(topics.name(POLICIES), 0): start})
+    publications = follow_events(context.log, {topics.partition(POLICIES): start})
     follower = WeightsFollower(publications, context.blobs, served, scratch)
 
     def make_shard(shard: ShardContext) -> PromptShard:

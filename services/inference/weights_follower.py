@@ -17,7 +17,7 @@ from headrace.schemas.events import Event, PolicyPublished
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.inference.serving import ServedPolicy
 from headrace.services.log.event_log import Delivery
-from headrace.services.log.event_reader import CaughtUp
+from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.blobs import BlobStore
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""The log. The only package that imports `confluent_kafka`."""
+"""Access to the log. Only this package imports `confluent_kafka`."""

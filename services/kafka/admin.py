@@ -1,8 +1,8 @@
-"""What is asked about topics and consumer groups, beside reading and writing.
+"""Requests about topics, offsets and consumer groups.
 
-Offsets and groups are asked after through plain consumers, not through librdkafka's admin client:
-after a broker's restart its requests to group coordinators time out for good, and may abort the
-process (an assertion in `rd_kafka_enq_once_del_source_return`; seen with 2.16.0).
+Offsets and groups are requested through plain consumers, not through librdkafka's admin client:
+after a broker's restart, the admin client's requests to group coordinators time out forever, and
+may abort the process (an assertion in `rd_kafka_enq_once_del_source_return`; seen with 2.16.0).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewTopic
 
 from headrace.errors import DependencyError, UsageError
-from headrace.services.kafka.broker import Committed, Partition
+from headrace.services.kafka.broker import Committed, Partition, records_lost, wrong_partitions
 from headrace.services.kafka.client_settings import KafkaSettings, Properties
 from headrace.services.kafka.convert import (
     checked,
@@ -31,13 +31,12 @@ from headrace.services.kafka.convert import (
     topic_partitions,
 )
 from headrace.services.kafka.failures import TRANSIENT, error_of, failure
-from headrace.services.kafka.lost import records_lost
 
 REQUEST_S = 3.0
 PATIENCE_S = 15.0
-"""How long a question is asked anew where that may help: a broker's restart, say."""
+"""How long a request is repeated if that may help, for example during a broker's restart."""
 CHANGE_S = 30.0
-"""For what brokers do on disk: making and removing topics."""
+"""The limit for what brokers do on disk: they create and delete topics."""
 CHECK_S = 4.0
 RETRY_S = 0.05
 UNKNOWN = frozenset(
@@ -47,9 +46,11 @@ UNKNOWN = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""So speaks a broker that has just started of what it holds, for a moment."""
+"""A broker that has just started answers so for topics that it holds, for a moment."""
 UNKNOWN_S = 4.0
-"""How long it is asked again for what should be there."""
+"""How long a request is repeated after such an answer."""
+MAX_REPLICATION = 3
+"""Copies of each new topic; fewer if there are fewer brokers."""
 EARLIEST, LATEST = -2, -1
 """Kafka's two special timestamps."""
 
@@ -57,28 +58,28 @@ R = TypeVar("R")
 
 
 class Admin:
-    """Requests to the cluster: one after the other, in a thread of their own, each bounded."""
+    """Sends requests to the cluster: one at a time, in one thread, each with a time limit."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-asks")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-admin")
         self._closed = False
         self._made: Consumer | None = None
 
     async def check(self) -> None:
-        """DependencyError within 5 s where no broker answers."""
+        """Raises DependencyError within 5 s if no broker answers."""
         servers = self._settings.bootstrap_servers
         try:
             await self._run(lambda: self._consumer().list_topics(timeout=CHECK_S))
         except KafkaException as exception:
             raise DependencyError(
-                f"no Kafka broker answers at {servers} ({error_of(exception).str()}): start one "
-                f"with `headrace up`, or name yours with --bootstrap-servers"
+                f"no Kafka broker answers at {servers} ({error_of(exception).str()}). Start one "
+                f"with `headrace up`, or give your own with --bootstrap-servers"
             ) from exception
 
     async def list_topics(self) -> dict[str, int]:
-        """Every topic's number of partitions, by name; Kafka's own topics left out."""
-        topics = (await self._patiently("can't list the topics", self._metadata)).topics
+        """The number of partitions of every topic, by name, without Kafka's own topics."""
+        topics = (await self._list()).topics
         return {
             name: len(topic.partitions)
             for name, topic in topics.items()
@@ -86,96 +87,87 @@ class Admin:
         }
 
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
-        """Makes the topics that are absent. Returns once all can be written to.
+        """Creates the topics that do not exist. Returns once all can be written to.
 
-        UsageError where one exists with another number of partitions.
+        Raises UsageError if one exists with another number of partitions.
         """
-        there = await self._patiently("can't list the topics", self._metadata)
-        replication = self._settings.replication or min(3, len(there.brokers))
+        found = await self._list()
+        replication = min(MAX_REPLICATION, len(found.brokers))
         absent = [
             NewTopic(name, partitions, replication, config=dict(config))
             for name, (partitions, config) in topics.items()
-            if name not in there.topics
+            if name not in found.topics
         ]
         if absent:
             await self._run(partial(self._create, absent))
-        there = await self._until(
+        found = await self._until(
             f"the topics {', '.join(sorted(topics))} to appear",
-            lambda found: all(_has_leaders(found, name) for name in topics),
+            lambda metadata: all(_has_leaders(metadata, name) for name in topics),
         )
         for name, (partitions, _) in topics.items():
-            number = len(there.topics[name].partitions)
+            number = len(found.topics[name].partitions)
             if number != partitions:
-                raise UsageError(
-                    f"the topic {name} has {number} partitions, not {partitions}: their number is "
-                    f"fixed when a namespace is made. Use it, or another namespace"
-                )
-        # A leader that is named may not know it yet; it does once it answers.
+                raise UsageError(wrong_partitions(name, number, partitions))
+        # The metadata may name a leader before that broker knows it; once it answers, it does.
         new = [Partition(topic.topic, at) for topic in absent for at in range(topic.num_partitions)]
-        await self._patiently("new topics are not there", partial(self._ends, new), UNKNOWN)
+        await self._patiently("the new topics do not answer", partial(self._ends, new), UNKNOWN)
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
-        """Removes the topics that exist. Returns once they are gone."""
-        there = await self._patiently("can't list the topics", self._metadata)
-        present = [name for name in topics if name in there.topics]
+        """Deletes the topics that exist. Returns once they are gone."""
+        found = await self._list()
+        present = [name for name in topics if name in found.topics]
         if present:
             await self._run(partial(self._delete, present))
         await self._until(
-            f"the topics {', '.join(present)} to vanish",
-            lambda found: not any(name in found.topics for name in present),
+            f"the topics {', '.join(present)} to disappear",
+            lambda metadata: not any(name in metadata.topics for name in present),
         )
 
     async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The configuration of these topics, by Kafka's names. DependencyError where one is not."""
+        """The configuration of these topics, by Kafka's names. DependencyError if one is absent."""
         if not topics:
             return {}
-        return await self._patiently(
-            "can't read the topics' settings", partial(self._settings_of, topics)
-        )
+        ask = partial(self._settings_of, topics)
+        return await self._patiently("can't read the topics' settings", ask)
 
     async def ends(
         self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
     ) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and the one after its last committed record, or of all."""
-        names = ", ".join(sorted({place.topic for place in partitions}))
+        """Each partition's first offset and its end, as `Broker.ends` defines them."""
+        names = ", ".join(sorted({partition.topic for partition in partitions}))
         ask = partial(self._open_ends if include_uncommitted else self._ends, partitions)
         return await self._patiently(f"can't find the ends of {names}", ask, UNKNOWN, UNKNOWN_S)
 
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float
     ) -> dict[Partition, int]:
-        """The offset of each partition's first record that is no older; its end without one."""
+        """The offset of each partition's first record at or after a time, or else its end."""
         if not partitions:
             return {}
-        asked = [
-            TopicPartition(place.topic, place.number, max(0, int(timestamp * 1_000)))
-            for place in partitions
-        ]
+        asked = topic_partitions(partitions, max(0, int(timestamp * 1_000)))
         found = await self._patiently(
             "can't find offsets by time",
             lambda: checked(self._consumer().offsets_for_times(asked, timeout=REQUEST_S)),
         )
         bounds = await self.ends(partitions)
-        offsets = {Partition(place.topic, place.partition): place.offset for place in found}
-        return {
-            place: offset if offset >= 0 else bounds[place][1] for place, offset in offsets.items()
-        }
+        offsets = {Partition(one.topic, one.partition): one.offset for one in found}
+        return {at: offset if offset >= 0 else bounds[at][1] for at, offset in offsets.items()}
 
     async def check_offsets(self, positions: Mapping[Partition, int]) -> None:
-        """RecordsLost where the log does not hold an offset, nor ends there."""
+        """Raises RecordsLost if the log neither holds an offset nor ends there."""
         bounds = await self.ends(list(positions))
-        beyond = [place for place, offset in positions.items() if offset > bounds[place][1]]
-        if beyond:  # Of what a transaction keeps open, the end for readers is short.
+        beyond = [at for at, offset in positions.items() if offset > bounds[at][1]]
+        if beyond:  # An open transaction may hold the readers' end back.
             bounds |= await self.ends(beyond, include_uncommitted=True)
-        for place, offset in positions.items():
-            first, end = bounds[place]
+        for partition, offset in positions.items():
+            first, end = bounds[partition]
             if not first <= offset <= end:
-                raise records_lost(place, offset, bounds[place])
+                raise records_lost(partition, offset, bounds[partition])
 
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]
     ) -> dict[Partition, Committed]:
-        """The group's places; a partition without one is absent."""
+        """The group's commits. A partition without one is absent."""
         if not partitions:
             return {}
 
@@ -183,17 +175,13 @@ class Admin:
             with _consumer(self._settings.member(consumer_group)) as consumer:
                 return consumer.committed(topic_partitions(partitions), timeout=REQUEST_S)
 
-        what = f"can't read the places of the consumer group {consumer_group}"
+        what = f"can't read the commits of the consumer group {consumer_group}"
         return committed_in(await self._patiently(what, lambda: checked(ask())))
 
     async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
-        """Commits offset 0 where the group has no place yet."""
-        there = await self.committed(consumer_group, partitions)
-        absent = [
-            TopicPartition(place.topic, place.number, 0)
-            for place in partitions
-            if place not in there
-        ]
+        """Commits offset 0 for partitions without a commit."""
+        existing = await self.committed(consumer_group, partitions)
+        absent = topic_partitions([at for at in partitions if at not in existing], 0)
         if not absent:
             return
 
@@ -201,11 +189,11 @@ class Admin:
             with _consumer(self._settings.member(consumer_group)) as consumer:
                 return consumer.commit(offsets=absent, asynchronous=False)
 
-        what = f"can't set the first places of {consumer_group}: does it have members already?"
+        what = f"can't make the first commits of {consumer_group}; does it have members already?"
         await self._patiently(what, lambda: checked(ask()))
 
     async def close(self) -> None:
-        """Waits for the request that runs, if one does, and closes the connections."""
+        """Waits for the running request, if there is one, and closes the connections."""
         if not self._closed:
             self._closed = True
             self._thread.submit(self._forget)
@@ -213,7 +201,7 @@ class Admin:
 
     async def _run(self, work: Callable[[], R]) -> R:
         if self._closed:
-            raise DependencyError("this broker object is closed: nothing more is asked")
+            raise DependencyError("this broker object is closed and sends no more requests")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _patiently(
@@ -223,7 +211,10 @@ class Admin:
         fine: frozenset[int] = frozenset(),
         fine_s: float = PATIENCE_S,
     ) -> R:
-        """Asks, and again while that may help, or for `fine_s` the error is one that is `fine`."""
+        """Sends a request, and repeats it while that may help.
+
+        Errors in `fine` count as temporary too, for `fine_s` seconds.
+        """
         begun = monotonic()
         while True:
             try:
@@ -235,17 +226,22 @@ class Admin:
                 if late or error.code() not in TRANSIENT | fine:
                     servers = self._settings.bootstrap_servers
                     raise failure(f"{what} (at {servers})", error) from exception
-            await self._run(self._forget)  # What it knows of leaders may be out of date.
+            await self._run(self._forget)  # Its knowledge of leaders may be out of date.
             await asyncio.sleep(RETRY_S)
 
     async def _until(self, what: str, holds: Callable[[ClusterMetadata], bool]) -> ClusterMetadata:
-        """Waits until the cluster's metadata is as it should be; nothing tells, so it asks."""
+        """Polls the cluster's metadata until `holds` is true of it."""
         begun = monotonic()
-        while not holds(found := await self._patiently("can't list the topics", self._metadata)):
+        while not holds(found := await self._list()):
             if monotonic() - begun > PATIENCE_S:
-                raise DependencyError(f"waited {PATIENCE_S:.0f} s for {what}, in vain")
+                raise DependencyError(
+                    f"waited {PATIENCE_S:.0f} s for {what}, without success; see the brokers' log"
+                )
             await asyncio.sleep(RETRY_S)
         return found
+
+    async def _list(self) -> ClusterMetadata:
+        return await self._patiently("can't list the topics", self._metadata)
 
     def _consumer(self) -> Consumer:
         if self._made is None:
@@ -260,7 +256,7 @@ class Admin:
         return _bounds(self._consumer(), partitions)
 
     def _open_ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
-        """The ends with what open transactions wrote."""
+        """The ends, open transactions included."""
         uncommitted: Properties = {"isolation.level": "read_uncommitted"}
         with _consumer(self._settings.reader() | uncommitted) as consumer:
             return _bounds(consumer, partitions)
@@ -268,12 +264,12 @@ class Admin:
     def _create(self, topics: list[NewTopic]) -> None:
         with self._admin() as admin:
             made = admin.create_topics(topics, operation_timeout=CHANGE_S, request_timeout=CHANGE_S)
-            _await("can't make the topic", made, KafkaError.TOPIC_ALREADY_EXISTS)
+            _await("can't create the topic", made, KafkaError.TOPIC_ALREADY_EXISTS)
 
     def _delete(self, topics: list[str]) -> None:
         with self._admin() as admin:
             gone = admin.delete_topics(topics, operation_timeout=CHANGE_S, request_timeout=CHANGE_S)
-            _await("can't remove the topic", gone, KafkaError.UNKNOWN_TOPIC_OR_PART)
+            _await("can't delete the topic", gone, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
     def _settings_of(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         with self._admin() as admin:
@@ -292,7 +288,7 @@ class Admin:
         try:
             return AdminClient(self._settings.admin())
         except KafkaException as exception:
-            raise failure("can't make a Kafka client", error_of(exception)) from exception
+            raise failure("can't create a Kafka client", error_of(exception)) from exception
 
     def _forget(self) -> None:
         made, self._made = self._made, None
@@ -303,16 +299,11 @@ class Admin:
 def _bounds(
     consumer: Consumer, partitions: Sequence[Partition]
 ) -> dict[Partition, tuple[int, int]]:
-    """First offset and end: two requests to each leader, however many partitions."""
+    """First offsets and ends, with two requests to each leader for any number of partitions."""
     if not partitions:
         return {}
     first, end = (
-        checked(
-            consumer.offsets_for_times(
-                [TopicPartition(place.topic, place.number, which) for place in partitions],
-                timeout=REQUEST_S,
-            )
-        )
+        checked(consumer.offsets_for_times(topic_partitions(partitions, which), timeout=REQUEST_S))
         for which in (EARLIEST, LATEST)
     )
     return {
@@ -323,7 +314,7 @@ def _bounds(
 
 @contextmanager
 def _consumer(properties: Properties) -> Iterator[Consumer]:
-    """A consumer for one question. It joins no group."""
+    """A consumer for one request. It joins no group."""
     consumer = make_consumer(properties)
     try:
         yield consumer
@@ -342,7 +333,7 @@ def _await(what: str, changes: Mapping[str, Future[None]], fine: int) -> None:
 
 
 def _has_leaders(metadata: ClusterMetadata, name: str) -> bool:
-    """Whether the topic is there, and each of its partitions can be written to."""
+    """Whether the topic exists and each of its partitions has a leader."""
     topic = metadata.topics.get(name)
     return (
         topic is not None

@@ -1,15 +1,16 @@
-"""What Headrace asks of a log. Two implementations: Kafka (`client.py`), memory (`memory.py`).
+"""What Headrace requires of a log. Two implementations: Kafka (`client.py`) and `memory/`.
 
-The contract, which `tests/contract/` holds both to:
+`tests/contract/` holds both to this contract:
 
-- `send` returns once the record is durable. Sends of one broker object to one partition keep
-  their order, those in flight included.
+- `send` returns once the record is durable. Records that one broker object sends to one partition
+  keep their order, also while they are in flight.
 - A `Reader` yields each partition's records in offset order, only committed ones, and an `End`
-  whenever it has read all that there was: offsets may have gaps (transactions leave them).
+  whenever it has read all that exist. Offsets may have gaps: transaction markers take offsets.
 - A `Subscription` shares a topic's partitions among the members of a consumer group. Before a
-  partition is handed over, `on_revoked` runs to its end (bounded); what it commits, counts.
-  A member that stays silent past its session loses its partitions, and its commits fail.
-- `fenced(name)` cuts off the predecessor of that name: its later writes raise `Fenced`.
+  partition moves to another member, `on_revoked` runs to its end (bounded), and the offsets that
+  it returns are committed. A member that is silent for longer than its session loses its
+  partitions, and its commits fail.
+- `fenced(name)` fences the predecessor of that name: its later writes raise `Fenced`.
 """
 
 from __future__ import annotations
@@ -18,20 +19,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headrace.errors import DependencyError, RecordsLost
+from headrace.schemas.topics import Partition as Partition
+
 Headers = list[tuple[str, bytes]]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Partition:
-    """A topic's partition."""
-
-    topic: str
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a record lies."""
+    """The partition and offset of a record."""
 
     partition: Partition
     offset: int
@@ -39,7 +35,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A record to be written. `partition` None lets the key decide (murmur2, as Java does)."""
+    """A record to be written. If `partition` is None, the key decides (murmur2, as in Java)."""
 
     topic: str
     key: bytes
@@ -50,7 +46,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record as read. `timestamp` is the broker's or producer's clock, in seconds."""
+    """A record as read. `timestamp` is in epoch seconds, by the broker's or producer's clock."""
 
     partition: Partition
     offset: int
@@ -70,95 +66,91 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A consumer group's place: the next offset, and what the owner noted beside it."""
+    """A consumer group's commit for a partition: the next offset, and the owner's metadata."""
 
     offset: int
     metadata: str = ""
 
 
 METADATA_LIMIT = 4_000
-"""Bytes of commit metadata that a stock broker takes (measured: 4,096 are refused)."""
+"""Bytes of commit metadata that a stock broker accepts (measured: it refuses 4,096)."""
 
 
 class Reader(Protocol):
-    """Reads partitions that it is told to, without a consumer group."""
+    """Reads given partitions, without a consumer group."""
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
-        """Adds partitions, each from its offset. RecordsLost where the offset is gone."""
+        """Adds partitions, each from its offset. Raises RecordsLost if the offset is gone."""
 
     async def unassign(self, partitions: Sequence[Partition]) -> None:
-        """Drops partitions: `read` yields nothing of them any more."""
-
-    async def pause(self, partitions: Sequence[Partition]) -> None:
-        """Holds partitions back until `resume`. What was fetched already may still come."""
-
-    async def resume(self, partitions: Sequence[Partition]) -> None:
-        """Lets paused partitions flow again."""
+        """Removes partitions: `read` returns none of their items any more."""
 
     async def read(self) -> list[Record | End]:
-        """Waits until there is at least one, and returns what has arrived, bounded."""
+        """Waits for at least one item, and returns all that have arrived, bounded."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Stops reading."""
 
 
 class Subscription(Protocol):
     """A member of a consumer group on one or more topics."""
 
     async def read(self) -> list[Record | End]:
-        """Waits until there is at least one, and returns what has arrived, bounded.
+        """Waits for at least one item, and returns all that have arrived, bounded.
 
-        Partitions arrive through `on_assigned` first, which says where each is read from.
-        The callbacks run whether or not anybody reads. What they raise, and a partition where the
-        group has no place (DependencyError), ends the reading: `read` raises it.
+        `on_assigned` runs before the first record of a partition, and gets the offset that reading
+        starts at. The callbacks run whether or not `read` is called. If a callback raises, or the
+        group has no commit for a partition (DependencyError), `read` raises that error.
         """
 
-    async def pause(self, partitions: Sequence[Partition]) -> None: ...
+    async def pause(self, partitions: Sequence[Partition]) -> None:
+        """Stops fetching from partitions until `resume`. Records already fetched may still come."""
 
-    async def resume(self, partitions: Sequence[Partition]) -> None: ...
+    async def resume(self, partitions: Sequence[Partition]) -> None:
+        """Fetches from paused partitions again."""
 
     async def commit(self, commits: Mapping[Partition, Committed]) -> None:
-        """Commits for partitions that are held. One that is lost in between is left out.
+        """Commits for partitions that this member holds. Leaves out those lost meanwhile.
 
-        HeadraceError where the metadata is too long.
+        Raises HeadraceError if the metadata is too long.
         """
 
     async def close(self) -> None:
-        """Revokes all (with `on_revoked`) and leaves the group."""
+        """Revokes all partitions (with `on_revoked`) and leaves the group."""
 
 
 OnAssigned = Callable[[Mapping[Partition, Committed]], Awaitable[None]]
-"""Told the partitions won, each with the group's place in it. Runs before any of their records."""
+"""Gets newly assigned partitions, each with the group's commit. Runs before their records."""
 OnRevoked = Callable[[Sequence[Partition], bool], Awaitable[Mapping[Partition, Committed]]]
-"""Told the partitions lost; returns the last commits. True: lost already, nothing counts now."""
+"""Gets revoked partitions, and True if they are lost already; returns the last commits, which
+count only if they are not."""
 
 
 class FencedWriter(Protocol):
-    """A sole writer. Made by `Broker.fenced`, which cut off its predecessor."""
+    """A sole writer. `Broker.fenced` makes it and fences its predecessor."""
 
-    async def write(
-        self,
-        records: Sequence[Outgoing],
-        commits: Mapping[Partition, Committed] | None = None,
-        consumer_group: str = "",
-    ) -> list[Position]:
-        """Writes all records, and the group's places, or nothing: one transaction.
+    async def write(self, records: Sequence[Outgoing]) -> list[Position]:
+        """Writes all records or none, in one transaction.
 
-        It is decided when this returns, and seen by readers and `ends` a moment later.
+        The transaction is decided when this returns; readers and `ends` see it a moment later.
 
-        Raises Fenced where another has taken over, and DependencyError where the outcome is
-        unknown: the process must end then, since only a new writer finds out.
+        Raises Fenced if a successor exists, and DependencyError if the outcome is unknown. The
+        process must end then, since only a new writer can find the outcome out. A write that is
+        cancelled still runs to its end.
         """
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Waits for the running transaction, if there is one."""
 
 
 class Broker(Protocol):
-    """A log. Never in a handler's hands."""
+    """A log. Handlers never get one."""
 
     async def send(self, record: Outgoing) -> Position:
         """Writes one record; returns once it is durable. DependencyError after a bounded wait."""
 
-    def reader(self) -> Reader: ...
+    def reader(self) -> Reader:
+        """A reader of given partitions."""
 
     def subscribe(
         self,
@@ -166,57 +158,106 @@ class Broker(Protocol):
         consumer_group: str,
         on_assigned: OnAssigned,
         on_revoked: OnRevoked,
-    ) -> Subscription: ...
+    ) -> Subscription:
+        """Joins a consumer group. Call it in the event loop; the callbacks run there."""
 
     async def fenced(self, writer: str) -> FencedWriter:
-        """Takes over as the sole writer of that name; the predecessor is cut off on return.
+        """Becomes the sole writer of that name; its predecessor is fenced on return.
 
-        Then all that it wrote is decided: what is read to the `include_uncommitted` ends now is complete.
+        By then all transactions of the predecessor are decided: a reader that goes to the
+        `include_uncommitted` ends of now reads all that it wrote.
         """
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
-        """The records at these positions, in the order asked. RecordsLost if one is gone."""
+        """The records at these positions, in the given order. RecordsLost if one is gone."""
 
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
-        """Makes the topics that are absent: name to (partitions, configuration).
+        """Creates the topics that do not exist: name to (partitions, configuration).
 
-        UsageError where one exists with another number of partitions.
+        Raises UsageError if one exists with another number of partitions.
         """
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
-        """Removes the topics that exist."""
+        """Deletes the topics that exist."""
 
     async def list_topics(self) -> dict[str, int]:
-        """Every topic's number of partitions, by name."""
+        """The number of partitions of every topic, by name."""
 
     async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The configuration of these topics, in Kafka's names. DependencyError where one is not."""
+        """The configuration of these topics, by Kafka's names. DependencyError if one is absent."""
 
     async def ends(
         self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
     ) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset, and the one where all that is committed ends.
+        """Each partition's first offset, and the end of its committed records, where `End` comes.
 
-        The latter is where `End` comes. A gap may lie before it, and an open transaction at it,
-        with records behind that are committed and not seen yet: `include_uncommitted` asks for the end of
-        those too, where `End` comes once the transaction is decided.
+        Transaction markers may lie before the end. At the end an open transaction may begin, with
+        committed records after it that readers do not see yet. `include_uncommitted` returns the
+        end of those records too; `End` comes there once the transaction is decided.
         """
 
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float
     ) -> dict[Partition, int]:
-        """The offset of each partition's first record that is no older; its end without one.
+        """The offset of each partition's first record at or after a time, or else its end.
 
-        `timestamp` is in epoch seconds. Records' times need not ascend: some after it may be older.
+        `timestamp` is in epoch seconds. The times of records need not ascend: later records may
+        be older.
         """
 
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]
     ) -> dict[Partition, Committed]:
-        """The group's places; a partition without one is absent."""
+        """The group's commits. A partition without one is absent."""
 
     async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
-        """Commits offset 0 where the group has no place yet. Only while the group has no member."""
+        """Commits offset 0 for partitions without a commit. The group must have no member."""
 
     async def close(self) -> None:
-        """Flushes, bounded, and closes what it opened."""
+        """Waits, bounded, for what is in flight, and closes everything that it opened."""
+
+
+def no_commit(consumer_group: str, partition: Partition) -> DependencyError:
+    """The error to raise if a group is assigned a partition for which it has no commit."""
+    return DependencyError(
+        f"the consumer group {consumer_group} has no commit for "
+        f"{partition.topic}/{partition.number}: apply the recipe first"
+    )
+
+
+def wrong_partitions(topic: str, actual: int, wanted: int) -> str:
+    """The message for a topic that exists with another number of partitions than is wanted."""
+    return (
+        f"the topic {topic} has {actual} partitions, not {wanted}. Their number is fixed when a "
+        f"namespace is created: use {actual} partitions, or another namespace"
+    )
+
+
+_TO_DO = "Section `Records that are gone` of docs/operations.md says what to do"
+
+
+def records_lost(
+    partition: Partition, offset: int | None, bounds: tuple[int, int] | None, reader: str = ""
+) -> RecordsLost:
+    """The error to raise for an offset that can't be read.
+
+    `bounds` are the partition's first offset and its end, or None if they are unknown. `reader` is
+    the consumer group that needs the offset, or empty for a reference.
+    """
+    name = f"{partition.topic}/{partition.number}"
+    who = f"{reader} continues at" if reader else "the reader needs"
+    if offset is None or bounds is None:
+        wanted = "an offset" if offset is None else f"offset {offset}"
+        return RecordsLost(f"{name}: {who} {wanted}, which the log does not hold. {_TO_DO}")
+    first, end = bounds
+    if offset < first:
+        lost, why = (offset, first - 1), f"older records than {first} were deleted"
+    elif offset > end:
+        lost, why = (end, offset - 1), f"the log ends at {end}; was the topic created again?"
+    else:
+        lost, why = (offset, offset), f"the log holds {first} to {end}, with a gap there"
+    count = lost[1] - lost[0] + 1
+    return RecordsLost(
+        f"{name}: {count:,} {'record is' if count == 1 else 'records are'} lost, offsets "
+        f"{lost[0]} to {lost[1]}: {who} {offset}, but {why}. {_TO_DO}"
+    )

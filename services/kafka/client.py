@@ -1,7 +1,7 @@
-"""Kafka itself, as `broker.py` asks for it. Only this package imports `confluent_kafka`.
+"""The `Broker` of `broker.py` on a Kafka cluster. Only this package imports `confluent_kafka`.
 
-Nothing is opened before it is needed: a process that only reads has no producer. Blocking calls
-run in threads of their own; each is bounded, and `close` ends them all.
+Connections are opened when they are first needed: a process that only reads has no producer.
+Blocking calls run in threads of their own. Each has a time limit, and `close` ends them all.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from headrace.errors import HeadraceError
 from headrace.services.kafka.admin import Admin
 from headrace.services.kafka.broker import (
     Broker,
-    Committed,
     FencedWriter,
     OnAssigned,
     OnRevoked,
     Outgoing,
-    Partition,
     Position,
     Reader,
     Record,
@@ -35,7 +33,7 @@ from headrace.services.kafka.producer import Sender
 logger = logging.getLogger(__name__)
 
 
-class KafkaBroker:
+class KafkaBroker(Admin, Broker):
     """The log on a Kafka cluster."""
 
     def __init__(
@@ -45,37 +43,27 @@ class KafkaBroker:
         client_id: str,
         properties: Mapping[str, str] | None = None,
         session_timeout_s: float = 6.0,
-        replication: int | None = None,
-        bulk: bool = False,
     ) -> None:
-        """`KafkaSettings` says what each means. UsageError where a property is not for users."""
-        self._settings = KafkaSettings(
+        """`KafkaSettings` documents the arguments. Raises UsageError if a property is reserved."""
+        settings = KafkaSettings(
             bootstrap_servers,
             client_id,
             properties or {},
             session_timeout_s=session_timeout_s,
-            replication=replication,
-            bulk=bulk,
         )
-        self._admin = Admin(self._settings)
+        super().__init__(settings)
         self._sender: Sender | None = None
         self._fetcher: Fetcher | None = None
         self._fetches: ThreadPoolExecutor | None = None
         self._opened: list[KafkaReader | KafkaSubscription | KafkaFencedWriter] = []
 
-    async def check(self) -> None:
-        """DependencyError within 5 s where no broker answers, with what to do."""
-        await self._admin.check()
-
     async def send(self, record: Outgoing) -> Position:
-        """Writes one record; returns once it is durable. DependencyError after a bounded wait."""
         if self._sender is None:
             self._sender = Sender(self._settings)
         return await self._sender.send(record)
 
     def reader(self) -> Reader:
-        """A reader of partitions that it is told."""
-        reader = KafkaReader(self._settings, self._admin)
+        reader = KafkaReader(self._settings, self)
         self._opened.append(reader)
         return reader
 
@@ -86,7 +74,6 @@ class KafkaBroker:
         on_assigned: OnAssigned,
         on_revoked: OnRevoked,
     ) -> Subscription:
-        """Joins a consumer group. Called in the event loop, where the callbacks will run."""
         subscription = KafkaSubscription(
             self._settings, topics, consumer_group, on_assigned, on_revoked
         )
@@ -94,14 +81,12 @@ class KafkaBroker:
         return subscription
 
     async def fenced(self, writer: str) -> FencedWriter:
-        """Takes over as the sole writer of that name; the predecessor is cut off on return."""
         fenced = KafkaFencedWriter(self._settings, writer)
-        await fenced.take_over()
+        await fenced.fence()
         self._opened.append(fenced)
         return fenced
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
-        """The records at these positions, in the order asked. RecordsLost if one is gone."""
         if not positions:
             return []
         if self._fetches is None:
@@ -111,49 +96,7 @@ class KafkaBroker:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._fetches, self._fetcher.fetch, positions)
 
-    async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
-        """Makes the topics that are absent: name to (partitions, configuration).
-
-        UsageError where one exists with another number of partitions.
-        """
-        await self._admin.create_topics(topics)
-
-    async def delete_topics(self, topics: Sequence[str]) -> None:
-        """Removes the topics that exist."""
-        await self._admin.delete_topics(topics)
-
-    async def list_topics(self) -> dict[str, int]:
-        """Every topic's number of partitions, by name; Kafka's own left out."""
-        return await self._admin.list_topics()
-
-    async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The configuration of these topics, in Kafka's names."""
-        return await self._admin.topic_settings(topics)
-
-    async def ends(
-        self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
-    ) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and the one after its last committed record, or of all."""
-        return await self._admin.ends(partitions, include_uncommitted=include_uncommitted)
-
-    async def offsets_at(
-        self, partitions: Sequence[Partition], timestamp: float
-    ) -> dict[Partition, int]:
-        """The offset of each partition's first record that is no older; its end without one."""
-        return await self._admin.offsets_at(partitions, timestamp)
-
-    async def committed(
-        self, consumer_group: str, partitions: Sequence[Partition]
-    ) -> dict[Partition, Committed]:
-        """The group's places; a partition without one is absent."""
-        return await self._admin.committed(consumer_group, partitions)
-
-    async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
-        """Commits offset 0 where the group has no place yet. Only while the group has no member."""
-        await self._admin.commit_first(consumer_group, partitions)
-
     async def close(self) -> None:
-        """Closes what it opened; what is in flight has a few seconds."""
         opened, self._opened = self._opened, []
         closing = [one.close() for one in opened]
         if self._sender is not None:
@@ -162,14 +105,9 @@ class KafkaBroker:
             fetches, fetcher = self._fetches, self._fetcher
             fetches.submit(fetcher.close)
             closing.append(asyncio.to_thread(fetches.shutdown))
-        closing.append(self._admin.close())
+        closing.append(super().close())
         for outcome in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(outcome, HeadraceError):
                 logger.warning("while closing: %s", outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
-
-
-def _keeps_the_contract(broker: KafkaBroker) -> Broker:
-    """For mypy: a KafkaBroker is a Broker."""
-    return broker

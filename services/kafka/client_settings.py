@@ -1,7 +1,7 @@
-"""How Headrace talks to Kafka: every librdkafka property that it sets, and why. Nothing else does.
+"""Every librdkafka property that Headrace sets, and why. No other module sets any.
 
-The names and meanings are librdkafka's (its CONFIGURATION.md). What a user passes as
-`properties` (security, say) comes on top, but can't undo what the contract rests on.
+The names and meanings are librdkafka's (its CONFIGURATION.md). A user's own `properties`, for
+example for security, override these, except for those that the broker contract depends on.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from headrace.errors import UsageError
 
 
-class _Sparing(logging.Filter):
-    """librdkafka says the same of a dead broker at every attempt: once in a while is enough."""
+class _RepeatFilter(logging.Filter):
+    """Drops repeated messages: librdkafka logs the same line at every attempt to reach a broker."""
 
     EVERY_S = 30.0
     KEPT = 256
@@ -24,7 +24,7 @@ class _Sparing(logging.Filter):
         self._said: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to say it. What librdkafka mends by itself is no error."""
+        """Whether to log it. Errors become warnings, because librdkafka recovers by itself."""
         record.levelno = min(record.levelno, logging.WARNING)
         record.levelname = logging.getLevelName(record.levelno)
         text = record.getMessage()
@@ -37,8 +37,8 @@ class _Sparing(logging.Filter):
 
 
 logger = logging.getLogger("headrace.services.kafka.librdkafka")
-"""librdkafka's own words: lost connections and the like, which it mends by itself."""
-logger.addFilter(_Sparing())
+"""librdkafka's own log: lost connections and the like, from which it recovers by itself."""
+logger.addFilter(_RepeatFilter())
 
 Properties = dict[str, str | int | float | bool]
 
@@ -59,86 +59,82 @@ PINNED = frozenset(
         "transactional.id",
     }
 )
-"""What durability, order and the recovery rules rest on: not for a user to change."""
+"""Durability, order and recovery depend on these properties, so users can't set them."""
 
 DELIVERY_S = 30.0
-"""A send is durable or has failed by then."""
+"""A send is durable or has failed within this time."""
 MESSAGE_LIMIT = 8 * 1024 * 1024
-"""Bytes of the largest record that a client lets through; a topic's own limit comes first."""
+"""Bytes of the largest record that a client accepts. A topic may have a lower limit."""
+FETCH_WAIT_MS = 100
+"""How long the broker may delay an empty fetch. A new record is sent at once, but a newly assigned
+partition waits for the running fetch, and an `End` is an empty fetch. A shorter delay costs the
+broker much CPU: at 25 ms, services that are idle cost 1.6 times as much."""
 PREFETCH_KB = 16 * 1024
-"""Records that librdkafka holds ready, for all partitions of one consumer."""
+"""Records that one consumer reads ahead, over all its partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """Where the brokers are, and the few numbers worth turning."""
+    """The brokers' addresses, and the few numbers worth setting."""
 
     bootstrap_servers: str
-    """`host:port`, several with commas between."""
+    """`host:port`; several are separated by commas."""
     client_id: str
     """Names this process in the brokers' logs and quotas."""
     properties: Mapping[str, str] = field(default_factory=dict)
-    """More librdkafka properties: security, mostly."""
+    """More librdkafka properties, mostly for security."""
     session_timeout_s: float = 6.0
-    """A member of a consumer group that is silent for so long loses its partitions."""
-    fetch_wait_s: float = 0.1
-    """The longest that the broker holds an empty fetch back: a new record is sent at once, but a
-    newly assigned partition waits for the running fetch, and an `End` is an empty one. Shorter,
-    and the polling of idle consumers costs the broker dearly: at 25 ms, 1.6 times the CPU of idle
-    services."""
-    bulk: bool = False
-    """Throughput before latency: lingers for larger batches, compressed."""
-    replication: int | None = None
-    """Copies of each new topic; None: three, or as many as there are brokers."""
+    """A member of a consumer group that is silent for this long loses its partitions."""
 
     def __post_init__(self) -> None:
         if pinned := sorted(PINNED & self.properties.keys()):
             raise UsageError(
-                f"Kafka property {pinned[0]} can't be set: Headrace depends on its own value"
+                f"Kafka property {pinned[0]} can't be set, because Headrace depends on its own "
+                f"value. Remove it from the properties"
             )
 
     def producer(self) -> Properties:
-        """For plain sends: idempotent, in order, at once."""
+        """For plain sends: idempotent, ordered, without delay."""
         return self._common() | self._writing() | self._user()
 
     def transactional(self, writer: str) -> Properties:
-        """For a sole writer. Its open transaction stalls readers, so it can't be open for long."""
+        """For a sole writer. Its transactions are short, because an open one stalls readers."""
         fencing: Properties = {"transactional.id": writer, "transaction.timeout.ms": 10_000}
-        writing = self._writing() | {"linger.ms": 0, "message.timeout.ms": 10_000}
+        writing = self._writing() | {"message.timeout.ms": 10_000}
         return self._common() | writing | fencing | self._user()
 
     def reader(self) -> Properties:
-        """For a consumer that is told its partitions. librdkafka wants a group, never joined."""
+        """For a consumer of given partitions. librdkafka requires a group; it is never joined."""
         return self._common() | self._reading(f"{self.client_id}.reader") | self._user()
 
     def fetcher(self) -> Properties:
-        """For single records by position: never waits for what isn't there."""
+        """For single records by position: does not wait for records that do not exist."""
         wait: Properties = {"fetch.wait.max.ms": 5}
         return self._common() | self._reading(f"{self.client_id}.fetcher") | wait | self._user()
 
     def member(self, consumer_group: str) -> Properties:
-        """For a member of a consumer group. Classic protocol: it works on any cluster."""
+        """For a member of a consumer group. Uses the classic protocol, which every cluster has."""
         session_ms = round(self.session_timeout_s * 1_000)
         membership: Properties = {
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": session_ms,
             "heartbeat.interval.ms": session_ms // 3,
-            # The poll thread polls for ever; only a take-over keeps it, and that is bounded below.
+            # The poll thread pauses only for the assignment callback, which has a lower limit.
             "max.poll.interval.ms": max(60_000, session_ms),
-            # A dead coordinator is asked after again, and a commit to it given up, within this.
+            # After this a dead coordinator is looked up again, and a commit to it fails.
             "coordinator.query.interval.ms": 1_000,
         }
         return self._common() | self._reading(consumer_group) | membership | self._user()
 
     def admin(self) -> Properties:
-        """For topics and groups. Its log has no reader, so it keeps to emergencies."""
+        """For topics and groups. Nobody reads its log, so it logs only emergencies."""
         return self._common() | {"log_level": 0} | self._user()
 
     def _common(self) -> Properties:
         return {
             "bootstrap.servers": self.bootstrap_servers,
             "client.id": self.client_id,
-            # A broker that was restarted is found again in a second, not in ten.
+            # Reconnects to a restarted broker within a second, not ten.
             "reconnect.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1_000,
             "socket.connection.setup.timeout.ms": 5_000,
@@ -152,13 +148,11 @@ class KafkaSettings:
         }
 
     def _writing(self) -> Properties:
-        batching: Properties = {"linger.ms": 0}
-        if self.bulk:
-            batching = {"linger.ms": 15, "compression.type": "lz4", "batch.size": 1024 * 1024}
-        return batching | {
+        return {
+            "linger.ms": 0,
             "enable.idempotence": True,
             "acks": "all",
-            # Where Java and aiokafka put a key. librdkafka's default puts it elsewhere.
+            # The partitioner of Java and aiokafka. librdkafka's default is another.
             "partitioner": "murmur2_random",
             "message.timeout.ms": round(DELIVERY_S * 1_000),
             "queue.buffering.max.messages": 100_000,
@@ -174,7 +168,7 @@ class KafkaSettings:
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
             "check.crcs": True,
-            "fetch.wait.max.ms": round(self.fetch_wait_s * 1_000),
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
             "fetch.queue.backoff.ms": 20,
             "fetch.error.backoff.ms": 100,
             "queued.min.messages": 10_000,

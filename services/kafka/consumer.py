@@ -1,4 +1,4 @@
-"""Reading: partitions that one is told to read, or shares with a group's other members."""
+"""Reads from Kafka: given partitions, or those that a consumer group assigns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from time import monotonic, sleep
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from headrace.errors import DependencyError
 from headrace.services.kafka.admin import Admin
-from headrace.services.kafka.broker import Committed, End, OnAssigned, OnRevoked, Partition, Record
+from headrace.services.kafka.broker import (
+    Committed,
+    End,
+    OnAssigned,
+    OnRevoked,
+    Partition,
+    Reader,
+    Record,
+    Subscription,
+    no_commit,
+)
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.convert import committed_in, offsets_of
 from headrace.services.kafka.failures import LOST, TRANSIENT, error_of, failure
@@ -22,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 ASSIGN_S = 30.0
 REVOKE_S = 6.5
-"""A shard has 3 s to close, and 3 s for what it is sending."""
+"""A shard has 3 s to close, and 3 s to finish its sends."""
 COMMIT_S = 20.0
 LAST_COMMIT_S = 2.0
 REQUEST_S = 5.0
@@ -30,8 +39,8 @@ ANSWER_S = 2.0
 RETRY_S = 0.1
 
 
-class KafkaReader:
-    """Reads partitions that it is told to, without a consumer group. Opens on first use."""
+class KafkaReader(Reader):
+    """Reads given partitions, without a consumer group. Connects on first use."""
 
     def __init__(self, settings: KafkaSettings, admin: Admin) -> None:
         self._settings = settings
@@ -39,7 +48,6 @@ class KafkaReader:
         self._made: Poller | None = None
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
-        """Adds partitions, each from its offset. RecordsLost where the offset is gone."""
         if not positions:
             return
         await self._admin.check_offsets(positions)
@@ -48,7 +56,6 @@ class KafkaReader:
         await poller.run(lambda: poller.assign(positions))
 
     async def unassign(self, partitions: Sequence[Partition]) -> None:
-        """Drops partitions: `read` yields nothing of them any more."""
         poller = self._poller()
         gone = poller.held.intersection(partitions)
         if not gone:
@@ -56,20 +63,10 @@ class KafkaReader:
         poller.drop(gone)
         await poller.run(lambda: poller.unassign(gone))
 
-    async def pause(self, partitions: Sequence[Partition]) -> None:
-        """Holds partitions back until `resume`. What was fetched already may still come."""
-        await self._poller().pause(partitions)
-
-    async def resume(self, partitions: Sequence[Partition]) -> None:
-        """Lets paused partitions flow again."""
-        await self._poller().resume(partitions)
-
     async def read(self) -> list[Record | End]:
-        """Waits until there is at least one, and returns what has arrived, bounded."""
         return await self._poller().read()
 
     async def close(self) -> None:
-        """Ends the reading and its thread."""
         if self._made is not None:
             await self._made.close()
 
@@ -80,11 +77,12 @@ class KafkaReader:
         return self._made
 
 
-class KafkaSubscription:
+class KafkaSubscription(Subscription):
     """A member of a consumer group.
 
-    Its callbacks run on the loop while the poll thread waits for them. They may pause, resume and
-    commit; a commit of what is being revoked is left out there: `on_revoked` returns it.
+    The callbacks run on the event loop while the poll thread waits for them. They may pause,
+    resume and commit. A commit for a partition that is being revoked is left out: `on_revoked`
+    returns it instead.
     """
 
     def __init__(
@@ -96,82 +94,79 @@ class KafkaSubscription:
         on_revoked: OnRevoked,
     ) -> None:
         self._consumer_group = consumer_group
-        self._told_assigned = on_assigned
-        self._told_revoked = on_revoked
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
         who = f"the consumer group {consumer_group}"
         self._poller = Poller(settings.member(consumer_group), consumer_group, who)
         self._poller.consumer.subscribe(
             list(topics),
-            on_assign=self._on_assign,
-            on_revoke=partial(self._give_up, lost=False),
-            on_lost=partial(self._give_up, lost=True),
+            on_assign=self._assign,
+            on_revoke=partial(self._revoke, lost=False),
+            on_lost=partial(self._revoke, lost=True),
         )
         self._poller.start()
 
     async def read(self) -> list[Record | End]:
-        """Waits until there is at least one, and returns what has arrived, bounded."""
         return await self._poller.read()
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
-        """Holds partitions back until `resume`. What was fetched already may still come."""
         await self._poller.pause(partitions)
 
     async def resume(self, partitions: Sequence[Partition]) -> None:
-        """Lets paused partitions flow again."""
         await self._poller.resume(partitions)
 
     async def commit(self, commits: Mapping[Partition, Committed]) -> None:
-        """Commits for partitions that are held. One that is lost in between is left out."""
         begun = monotonic()
         while self._poller.held.intersection(commits):
             error = await self._poller.run(partial(self._commit_held, commits))
             if error is None:
                 return
-            # Lost, says the broker. In the middle of a rebalance that may be a misunderstanding:
-            # if it is true, nothing is held in a moment.
+            # The broker says that the partitions are lost. During a rebalance that may be wrong.
+            # If it is right, the loop ends soon, because nothing is held any more.
             late = monotonic() - begun > COMMIT_S
             if late or error.code() not in LOST:
                 self._raise_unless_transient(error, late)
             await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Revokes all (with `on_revoked`) and leaves the group."""
         await self._poller.close()
 
-    def _on_assign(self, consumer: Consumer, won: list[TopicPartition]) -> None:
-        """In the poll thread: tells the loop, and waits until it is ready for the records."""
-        places = self._places(consumer, won) if won else {}
-        what = f"taking over partitions of {self._consumer_group}"
-        if places:
-            self._poller.wait(self._assigned(places), ASSIGN_S, what)
-        self._poller.assign({place: committed.offset for place, committed in places.items()})
+    def _assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
+        """In the poll thread: notifies the loop, and waits until it is ready for the records."""
+        commits = self._commits(consumer, assigned) if assigned else {}
+        what = f"the assignment of partitions of {self._consumer_group}"
+        if commits:
+            self._poller.wait(self._notify_assigned(commits), ASSIGN_S, what)
+        self._poller.assign({at: committed.offset for at, committed in commits.items()})
 
-    def _give_up(self, _: Consumer, revoked: list[TopicPartition], *, lost: bool) -> None:
-        """In the poll thread: lets the loop finish, commits its last word, gives all back."""
-        gone = [Partition(place.topic, place.partition) for place in revoked]
-        mine = [place for place in gone if place in self._poller.held]
-        what = f"giving up partitions of {self._consumer_group}"
+    def _revoke(self, _: Consumer, revoked: list[TopicPartition], *, lost: bool) -> None:
+        """In the poll thread: lets the loop finish, makes its last commits, unassigns all."""
+        gone = [Partition(one.topic, one.partition) for one in revoked]
+        held = [partition for partition in gone if partition in self._poller.held]
+        what = f"the revocation of partitions of {self._consumer_group}"
         try:
-            if mine:
-                last = self._poller.wait(self._revoked(mine, lost), REVOKE_S, what)
+            if held:
+                last = self._poller.wait(self._notify_revoked(held, lost), REVOKE_S, what)
                 if last and not lost:
                     self._commit_last(last)
         finally:
             self._poller.unassign(gone)
 
-    async def _assigned(self, places: Mapping[Partition, Committed]) -> None:
-        await self._told_assigned(places)
-        self._poller.hold(places)
+    async def _notify_assigned(self, commits: Mapping[Partition, Committed]) -> None:
+        await self._on_assigned(commits)
+        self._poller.hold(commits)
 
-    async def _revoked(
+    async def _notify_revoked(
         self, partitions: Sequence[Partition], lost: bool
     ) -> Mapping[Partition, Committed]:
         self._poller.drop(partitions)
-        return await self._told_revoked(partitions, lost)
+        return await self._on_revoked(partitions, lost)
 
-    def _places(self, consumer: Consumer, won: list[TopicPartition]) -> dict[Partition, Committed]:
-        """In the poll thread: where the group stands in the partitions that were won."""
-        asked = [TopicPartition(place.topic, place.partition) for place in won]
+    def _commits(
+        self, consumer: Consumer, assigned: list[TopicPartition]
+    ) -> dict[Partition, Committed]:
+        """In the poll thread: the group's commits for newly assigned partitions."""
+        asked = [TopicPartition(one.topic, one.partition) for one in assigned]
         begun = monotonic()
         while True:
             answer, error = _ask(lambda: consumer.committed(asked, timeout=REQUEST_S))
@@ -179,45 +174,46 @@ class KafkaSubscription:
                 break
             self._raise_unless_transient(error, monotonic() - begun > REQUEST_S)
             sleep(RETRY_S)
-        places = committed_in(answer)
-        for place in asked:
-            if Partition(place.topic, place.partition) not in places:
-                raise DependencyError(
-                    f"the consumer group {self._consumer_group} has no place in "
-                    f"{place.topic}/{place.partition}: apply the recipe first"
-                )
-        return places
+        commits = committed_in(answer)
+        for one in asked:
+            if (partition := Partition(one.topic, one.partition)) not in commits:
+                raise no_commit(self._consumer_group, partition)
+        return commits
 
     def _commit_held(self, commits: Mapping[Partition, Committed]) -> KafkaError | None:
-        """In the poll thread: one attempt, for what is held by now."""
-        held = {place: at for place, at in commits.items() if place in self._poller.held}
+        """In the poll thread: one attempt, for the partitions that are still held."""
+        held = {
+            partition: at for partition, at in commits.items() if partition in self._poller.held
+        }
         return self._commit(held) if held else None
 
     def _commit_last(self, commits: Mapping[Partition, Committed]) -> None:
-        """In the poll thread: the last word on partitions that are being given up.
+        """In the poll thread: the last commits for partitions that are being revoked.
 
-        Where it does not get through, the next owner reads again what was done already.
+        If they fail, the next owner reads records again that were handled already.
         """
         begun = monotonic()
         while (error := self._commit(commits)) is not None:
             if error.code() not in TRANSIENT or monotonic() - begun > LAST_COMMIT_S:
-                places = ", ".join(f"{place.topic}/{place.number}" for place in commits)
-                logger.warning("no last commit for %s: %s", places, error.str())
+                partitions = ", ".join(
+                    f"{partition.topic}/{partition.number}" for partition in commits
+                )
+                logger.warning("the last commit for %s failed: %s", partitions, error.str())
                 return
             sleep(RETRY_S)
 
     def _commit(self, commits: Mapping[Partition, Committed]) -> KafkaError | None:
-        """In the poll thread: commits, if anybody is there.
+        """In the poll thread: commits, if a broker answers.
 
-        That is asked first, since librdkafka's commit has no time-out of its own: while no broker
-        answers it waits for a whole session. (The coordinator would be the one to ask, but it is
-        not asked for a consumer that is being closed; and `list_topics` may not be called in a
-        callback: it aborts the process.)
+        It checks that first, because librdkafka's commit has no time-out: while no broker answers,
+        it waits for a whole session. (The coordinator would be the right broker to check, but
+        librdkafka does not look it up for a consumer that is being closed; and `list_topics`,
+        called in a callback, aborts the process.)
         """
         consumer, offsets = self._poller.consumer, offsets_of(commits)
         try:
             consumer.get_watermark_offsets(offsets[0], timeout=ANSWER_S)
-        except KafkaException:  # Whatever it says: there is no leader to be found.
+        except KafkaException:  # Whatever the error is, the leader does not answer.
             return KafkaError(KafkaError._TRANSPORT)
         return _ask(lambda: consumer.commit(offsets=offsets, asynchronous=False))[1]
 
@@ -229,9 +225,11 @@ class KafkaSubscription:
 def _ask(
     ask: Callable[[], list[TopicPartition]],
 ) -> tuple[list[TopicPartition], KafkaError | None]:
-    """What the coordinator answers, and its error if there is one."""
+    """The coordinator's answer, and its error if there is one."""
     try:
         answer = ask()
     except KafkaException as exception:
         return [], error_of(exception)
-    return answer, next((place.error for place in answer if place.error is not None), None)
+    return answer, next(
+        (partition.error for partition in answer if partition.error is not None), None
+    )

@@ -1,10 +1,17 @@
-"""librdkafka's objects and ours, one from the other."""
+"""Converts between librdkafka's objects and Headrace's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
 from headrace.services.kafka.broker import Committed, Partition, Position, Record
 from headrace.services.kafka.client_settings import Properties, logger
@@ -14,30 +21,30 @@ WATERMARKS_S = 2.0
 
 
 def make_consumer(properties: Properties) -> Consumer:
-    """A consumer whose words go to our log. UsageError where a property is none."""
+    """A consumer that logs to Headrace's log. Raises UsageError if a property is invalid."""
     try:
         return Consumer(dict(properties), logger=logger)
     except KafkaException as exception:
-        raise failure("can't make a Kafka consumer", error_of(exception)) from exception
+        raise failure("can't create a Kafka consumer", error_of(exception)) from exception
 
 
 def make_producer(properties: Properties) -> Producer:
-    """A producer whose words go to our log. UsageError where a property is none."""
+    """A producer that logs to Headrace's log. Raises UsageError if a property is invalid."""
     try:
         return Producer(dict(properties), logger=logger)
     except KafkaException as exception:
-        raise failure("can't make a Kafka producer", error_of(exception)) from exception
+        raise failure("can't create a Kafka producer", error_of(exception)) from exception
 
 
-def to_record(message: Message, place: Partition, offset: int) -> Record:
+def to_record(message: Message, partition: Partition, offset: int) -> Record:
     """A message as a record."""
     headers: list[tuple[str, bytes]] = message.headers() or []  # type: ignore[assignment]
     timestamp = message.timestamp()[1] / 1_000
-    return Record(place, offset, timestamp, message.key(), message.value(), headers)
+    return Record(partition, offset, timestamp, message.key(), message.value(), headers)
 
 
 def to_position(message: Message) -> Position:
-    """Where a delivered message lies."""
+    """The position of a delivered message."""
     topic, number, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None
     assert number is not None
@@ -45,40 +52,42 @@ def to_position(message: Message) -> Position:
     return Position(Partition(topic, number), offset)
 
 
-def topic_partitions(partitions: Iterable[Partition]) -> list[TopicPartition]:
-    """Partitions as librdkafka takes them."""
-    return [TopicPartition(place.topic, place.number) for place in partitions]
+def topic_partitions(
+    partitions: Iterable[Partition], offset: int = OFFSET_INVALID
+) -> list[TopicPartition]:
+    """Partitions as librdkafka's, each with this offset."""
+    return [TopicPartition(at.topic, at.number, offset) for at in partitions]
 
 
 def offsets_of(commits: Mapping[Partition, Committed]) -> list[TopicPartition]:
-    """A group's places as librdkafka takes them."""
+    """Commits as librdkafka's."""
     return [
-        TopicPartition(place.topic, place.number, committed.offset, committed.metadata)
-        for place, committed in commits.items()
+        TopicPartition(partition.topic, partition.number, committed.offset, committed.metadata)
+        for partition, committed in commits.items()
     ]
 
 
-def committed_in(places: Sequence[TopicPartition]) -> dict[Partition, Committed]:
-    """The places in a coordinator's answer, those without one left out."""
+def committed_in(answer: Sequence[TopicPartition]) -> dict[Partition, Committed]:
+    """The commits in a coordinator's answer. Partitions without one are left out."""
     return {
-        Partition(place.topic, place.partition): Committed(place.offset, place.metadata or "")
-        for place in places
-        if place.offset >= 0
+        Partition(one.topic, one.partition): Committed(one.offset, one.metadata or "")
+        for one in answer
+        if one.offset >= 0
     }
 
 
-def checked(places: list[TopicPartition]) -> list[TopicPartition]:
-    """The same; KafkaException where one bears an error."""
-    for place in places:
-        if place.error is not None:
-            raise KafkaException(place.error)
-    return places
+def checked(answer: list[TopicPartition]) -> list[TopicPartition]:
+    """Returns an answer. Raises KafkaException if one of its partitions has an error."""
+    for one in answer:
+        if one.error is not None:
+            raise KafkaException(one.error)
+    return answer
 
 
-def watermarks(consumer: Consumer, place: Partition) -> tuple[int, int] | None:
-    """A partition's first offset and end; None where nobody answers in time."""
+def watermarks(consumer: Consumer, partition: Partition) -> tuple[int, int] | None:
+    """A partition's first offset and end, or None if no broker answers in time."""
     try:
-        asked = TopicPartition(place.topic, place.number)
+        asked = TopicPartition(partition.topic, partition.number)
         return consumer.get_watermark_offsets(asked, timeout=WATERMARKS_S)
     except KafkaException:
         return None

@@ -1,4 +1,4 @@
-"""librdkafka's error codes as Headrace's errors: what was wrong, where, and what to do."""
+"""Converts librdkafka's error codes to Headrace's errors, with what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST = frozenset(
         KafkaError._ASSIGNMENT_LOST,
     }
 )
-"""A commit came too late: the partitions are another member's."""
+"""The commit came too late: another member has the partitions now."""
 
 TRANSIENT = frozenset(
     {
@@ -43,7 +43,7 @@ TRANSIENT = frozenset(
         KafkaError.UNSTABLE_OFFSET_COMMIT,
     }
 )
-"""It may work in a moment: worth asking again, for a bounded time."""
+"""Temporary errors: worth a retry, for a bounded time."""
 
 FINAL = frozenset(
     {
@@ -54,22 +54,21 @@ FINAL = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""A reader that waits does not mend these."""
+"""Errors that a reader can't wait out."""
 
 _ADVICE = {
     KafkaError._ALL_BROKERS_DOWN: "is Kafka running there? See `headrace up`",
     KafkaError._TRANSPORT: "is Kafka running there? See `headrace up`",
     KafkaError._TIMED_OUT: "is Kafka running there, and not overloaded?",
     KafkaError._MSG_TIMED_OUT: "is Kafka running there, and not overloaded?",
-    KafkaError._UNKNOWN_TOPIC: "the topic is not there: apply the recipe first",
-    KafkaError._UNKNOWN_PARTITION: "the partition is not there: apply the recipe first",
-    KafkaError.UNKNOWN_TOPIC_OR_PART: "the topic is not there: apply the recipe first",
+    KafkaError._UNKNOWN_TOPIC: "the topic does not exist: apply the recipe first",
+    KafkaError._UNKNOWN_PARTITION: "the partition does not exist: apply the recipe first",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "the topic does not exist: apply the recipe first",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant this principal access to the topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "grant this principal access to the consumer group",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant this principal access to the cluster",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "grant this principal the transactional id",
-    KafkaError.POLICY_VIOLATION: "the cluster's policy forbids it: see the brokers' log",
-    KafkaError.INVALID_REPLICATION_FACTOR: "set a replication that the brokers suffice for",
+    KafkaError.POLICY_VIOLATION: "the cluster's policy forbids this; see the brokers' log",
 }
 _USAGE = frozenset(
     {
@@ -92,12 +91,14 @@ def error_of(exception: KafkaException) -> KafkaError:
 
 
 def failure(what: str, error: KafkaError) -> HeadraceError:
-    """The error to raise: `what` says what was tried, and where."""
+    """The error to raise. `what` says what was tried, and on what."""
     code = error.code()
     advice = _ADVICE.get(code)
     message = f"{what}: {error.str()} ({error.name()}){f': {advice}' if advice else ''}"
     if code in FENCED:
-        return Fenced(f"{what}: another process has taken over this writer ({error.name()})")
+        return Fenced(
+            f"{what}: a newer process is this writer now, so this one must end ({error.name()})"
+        )
     if code in _USAGE:
         return UsageError(message)
     return HeadraceError(message) if code in _OURS else DependencyError(message)

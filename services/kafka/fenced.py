@@ -1,14 +1,14 @@
-"""A sole writer: a transactional producer that works through one transaction after the other."""
+"""A sole writer: a transactional producer that runs one transaction at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import (
     KafkaError,
@@ -18,60 +18,50 @@ from confluent_kafka import (
 )
 
 from headrace.errors import DependencyError, HeadraceError
-from headrace.services.kafka.broker import Committed, Outgoing, Partition, Position
+from headrace.services.kafka.broker import FencedWriter, Outgoing, Position
 from headrace.services.kafka.client_settings import KafkaSettings
-from headrace.services.kafka.convert import make_consumer, make_producer, offsets_of, to_position
+from headrace.services.kafka.convert import make_producer, to_position
 from headrace.services.kafka.failures import FENCED, error_of, failure
 
 logger = logging.getLogger(__name__)
 
-TAKE_OVER_S = 20.0
+FENCE_S = 20.0
 COMMIT_S = 20.0
-"""How long a commit is retried. After that its outcome is unknown."""
+"""How long a commit is retried. After that, its outcome is unknown."""
 SLICE_S = 1.0
 ATTEMPTS = 3
-"""Transactions tried for one write, where the brokers made us abort."""
+"""How often a write is tried, if the brokers abort its transaction."""
 
 R = TypeVar("R")
 
 
-class KafkaFencedWriter:
-    """A sole writer: `transactional.id` is its name. `take_over` comes first.
+class KafkaFencedWriter(FencedWriter):
+    """A sole writer. Its name is the `transactional.id`. Call `fence` first.
 
-    Its thread runs one call at a time. A cancelled `write` still runs to its end there.
+    Its thread runs one call at a time. A `write` that is cancelled still runs to its end there.
     """
 
     def __init__(self, settings: KafkaSettings, writer: str) -> None:
         self._settings = settings
         self._writer = writer
         self._producer: Producer | None = None
-        self._groups: dict[str, Any] = {}
         self._broken: HeadraceError | None = None
-        """Why nothing can be written any more."""
+        """Why this writer can't write any more."""
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{writer}")
 
-    async def take_over(self) -> None:
-        """Cuts the predecessor off at the brokers; they abort its open transaction."""
+    async def fence(self) -> None:
+        """Fences the predecessor at the brokers, which abort its open transaction."""
         try:
-            await self._run(self._take_over)
+            await self._run(self._fence)
         except BaseException:
             await self.close()
             raise
 
-    async def write(
-        self,
-        records: Sequence[Outgoing],
-        commits: Mapping[Partition, Committed] | None = None,
-        consumer_group: str = "",
-    ) -> list[Position]:
-        """Writes all records, and the group's places, or nothing: one transaction."""
-        if not records and not commits:
-            return []
-        return await self._run(partial(self._write, records, commits or {}, consumer_group))
+    async def write(self, records: Sequence[Outgoing]) -> list[Position]:
+        return await self._run(partial(self._write, records)) if records else []
 
     async def close(self) -> None:
-        """Waits for the transaction that runs, if one does, and ends the thread."""
         if not self._closed:
             self._closed = True
             self._thread.submit(self._forget)
@@ -82,18 +72,18 @@ class KafkaFencedWriter:
             raise DependencyError(f"the writer {self._writer} is closed")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _take_over(self) -> None:
+    def _fence(self) -> None:
         self._producer = make_producer(self._settings.transactional(self._writer))
         try:
-            self._patiently(self._producer.init_transactions, TAKE_OVER_S)
+            self._patiently(self._producer.init_transactions, FENCE_S)
         except KafkaException as exception:
-            what = f"can't take over as writer {self._writer}"
+            what = f"can't become the writer {self._writer}"
             raise failure(what, error_of(exception)) from exception
 
     def _patiently(self, call: Callable[[float], object], limit_s: float) -> None:
-        """Calls until it works, as librdkafka allows where it says `retriable`: a time-out, say.
+        """Repeats a call while librdkafka says that its error is `retriable`, such as a time-out.
 
-        In slices, so that `close` does not wait for more than one.
+        Each call takes a slice of the time, so that `close` waits for one slice at most.
         """
         deadline = monotonic() + limit_s
         while True:
@@ -107,19 +97,14 @@ class KafkaFencedWriter:
             else:
                 return
 
-    def _write(
-        self,
-        records: Sequence[Outgoing],
-        commits: Mapping[Partition, Committed],
-        consumer_group: str,
-    ) -> list[Position]:
+    def _write(self, records: Sequence[Outgoing]) -> list[Position]:
         for attempt in range(1, ATTEMPTS + 1):
             if self._broken is not None:
                 raise type(self._broken)(str(self._broken))
             assert self._producer is not None
             try:
                 self._producer.begin_transaction()
-                positions = self._fill(self._producer, records, commits, consumer_group)
+                positions = self._fill(self._producer, records)
                 self._commit(self._producer)
                 return positions
             except KafkaException as exception:
@@ -131,14 +116,8 @@ class KafkaFencedWriter:
                 logger.warning("%s: aborted, attempt %d of %d", wrong, attempt, ATTEMPTS)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _fill(
-        self,
-        producer: Producer,
-        records: Sequence[Outgoing],
-        commits: Mapping[Partition, Committed],
-        consumer_group: str,
-    ) -> list[Position]:
-        """Puts all into the open transaction. Where a record fails, the commit says so."""
+    def _fill(self, producer: Producer, records: Sequence[Outgoing]) -> list[Position]:
+        """Writes all records into the open transaction. If a record fails, the commit fails."""
         positions: dict[int, Position] = {}
         open_records = len(records)
 
@@ -150,21 +129,14 @@ class KafkaFencedWriter:
 
         for index, record in enumerate(records):
             _produce(producer, record, partial(on_delivery, index))
-        if commits:
-            group = self._group(consumer_group)
-            offsets = offsets_of(commits)
-            self._patiently(
-                lambda slice_s: producer.send_offsets_to_transaction(offsets, group, slice_s),
-                COMMIT_S,
-            )
-        # Not `flush()`: of a fenced producer it raises what is no exception (confluent-kafka 2.16).
-        # Each record is delivered or given up within its `message.timeout.ms`.
+        # Not `flush()`: on a fenced producer it raises an object that is no exception
+        # (confluent-kafka 2.16). Each record is delivered or fails within `message.timeout.ms`.
         while open_records and not self._closed:
             producer.poll(SLICE_S)
         return [positions[index] for index in sorted(positions)]
 
     def _commit(self, producer: Producer) -> None:
-        """Commits. An outcome that stays unknown breaks the writer: only a new one finds out."""
+        """Commits. If the outcome stays unknown, this writer fails from then on."""
         try:
             self._patiently(producer.commit_transaction, COMMIT_S)
         except KafkaException as exception:
@@ -172,13 +144,13 @@ class KafkaFencedWriter:
             if error.txn_requires_abort() or error.fatal() or error.code() in FENCED:
                 raise
             self._broken = DependencyError(
-                f"the writer {self._writer} does not know whether its transaction counts "
-                f"({error.name()}): this process must end; a new one finds out"
+                f"the writer {self._writer} could not learn whether its transaction was "
+                f"committed ({error.name()}). This process must end; a new one finds out"
             )
             raise self._broken from exception
 
     def _abort(self, producer: Producer, error: KafkaError, wrong: HeadraceError) -> None:
-        """Takes the open transaction back. Where that can't be, the writer is done for."""
+        """Aborts the open transaction. If that fails, this writer fails from then on."""
         if error.fatal() or error.code() in FENCED:
             self._broken = wrong
             return
@@ -187,24 +159,16 @@ class KafkaFencedWriter:
         except KafkaException as exception:
             self._broken = failure(f"can't abort as {self._writer}", error_of(exception))
 
-    def _group(self, consumer_group: str) -> Any:
-        """What stands for a consumer group in a transaction. It joins nothing, asks nobody."""
-        if consumer_group not in self._groups:
-            consumer = make_consumer(self._settings.member(consumer_group))
-            self._groups[consumer_group] = consumer.consumer_group_metadata()
-            consumer.close()
-        return self._groups[consumer_group]
-
     def _forget(self) -> None:
-        """Drops the producer in its thread. Not `close()`: that would abort, and what an unknown
-        outcome is must stay the brokers' to say."""
+        """Drops the producer in its thread, without `close()`: that would abort a transaction
+        whose outcome is unknown, and the brokers must decide it."""
         self._producer = None
 
 
 def _produce(
     producer: Producer, record: Outgoing, on_delivery: Callable[[KafkaError | None, Message], None]
 ) -> None:
-    """Hands a record to librdkafka; where its queue is full, waits for room, bounded."""
+    """Gives a record to librdkafka. If its queue is full, waits for room, bounded."""
     deadline = monotonic() + COMMIT_S
     while True:
         try:

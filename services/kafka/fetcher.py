@@ -1,7 +1,8 @@
-"""Single records by their places: what a trainer batch refers to.
+"""Fetches single records by their positions, for example those that a trainer batch refers to.
 
-The places are sorted, and each partition is read forward from its first one; a wide gap is
-skipped by a new start. What comes along is cached, bounded: the next batch often continues there.
+The positions are sorted. Each partition is read forward from its first position; the fetcher seeks
+over wide gaps. It caches the other records that it reads on the way, bounded, because the next
+batch often continues there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from time import monotonic
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.errors import DependencyError, HeadraceError, RecordsLost
-from headrace.services.kafka.broker import Partition, Position, Record
+from headrace.services.kafka.broker import Partition, Position, Record, records_lost
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.convert import (
     make_consumer,
@@ -22,29 +23,28 @@ from headrace.services.kafka.convert import (
     watermarks,
 )
 from headrace.services.kafka.failures import FINAL, error_of, failure
-from headrace.services.kafka.lost import records_lost
 
 SILENCE_S = 10.0
-"""No record for so long, while some are wanted: the broker is out of reach."""
+"""If no wanted record comes for this long, the fetch fails."""
 POLL_S = 0.1
 BATCH = 500
 GAP = 256
-"""Offsets worth reading past, rather than starting anew beyond them."""
+"""The widest gap, in offsets, that is read over instead of skipped."""
 CACHE_BYTES = 32 * 1024 * 1024
 
 
 class Fetcher:
-    """A consumer, used by one thread at a time: the broker object's `fetch` thread."""
+    """A consumer that only the broker object's `fetch` thread uses."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._consumer = make_consumer(settings.fetcher())
         self._next: dict[Partition, int] = {}
-        """The assigned partitions, each with the offset that comes next."""
+        """The next offset of each assigned partition."""
         self._cache: OrderedDict[Position, Record] = OrderedDict()
         self._cached_bytes = 0
 
     def fetch(self, positions: Sequence[Position]) -> list[Record]:
-        """The records at these positions, in the order asked. RecordsLost if one is gone."""
+        """The records at these positions, in the given order. RecordsLost if one is gone."""
         found: dict[Position, Record] = {}
         wanted: dict[Partition, deque[int]] = {}
         for position in sorted(set(positions), key=lambda at: (at.partition, at.offset)):
@@ -56,58 +56,60 @@ class Fetcher:
         try:
             self._read(wanted, found)
         except KafkaException as exception:
-            self._begin_anew()
+            self._unassign_all()
             raise failure("can't fetch", error_of(exception)) from exception
         except HeadraceError:
-            self._begin_anew()
+            self._unassign_all()
             raise
         return [found[position] for position in positions]
 
     def close(self) -> None:
-        """Ends the consumer."""
+        """Closes the consumer."""
         self._consumer.close()
 
     def _read(self, wanted: dict[Partition, deque[int]], found: dict[Position, Record]) -> None:
-        """Reads until nothing is wanted any more."""
+        """Reads until all wanted records are found."""
         self._narrow(wanted)
-        heard = monotonic()
+        progress_at = monotonic()
         while wanted:
             messages = self._consumer.consume(1, POLL_S)
             messages += self._consumer.consume(BATCH, 0)
             for message in messages:
                 if self._take(message, wanted, found):
-                    heard = monotonic()
-            if monotonic() - heard > SILENCE_S:
-                place, offsets = next(iter(wanted.items()))
+                    progress_at = monotonic()
+            if monotonic() - progress_at > SILENCE_S:
+                partition, offsets = next(iter(wanted.items()))
                 raise DependencyError(
-                    f"{place.topic}/{place.number}@{offsets[0]} did not come within "
-                    f"{SILENCE_S:.0f} s: is Kafka running, and was the record ever written?"
+                    f"{partition.topic}/{partition.number}@{offsets[0]} did not come within "
+                    f"{SILENCE_S:.0f} s. Is Kafka running, and was the record ever written?"
                 )
 
-    def _begin_anew(self) -> None:
-        """Forgets what is assigned: after a failure it says nothing about where reading goes on."""
+    def _unassign_all(self) -> None:
+        """Unassigns all partitions: after a failure their next offsets are not known."""
         self._consumer.unassign()
         self._next.clear()
 
     def _narrow(self, wanted: dict[Partition, deque[int]]) -> None:
-        """Keeps the partitions that are wanted, each started where it is."""
+        """Unassigns partitions that are not wanted, and starts those that are."""
         idle = self._next.keys() - wanted.keys()
         if idle:
             self._consumer.incremental_unassign(topic_partitions(idle))
-            for place in idle:
-                del self._next[place]
-        for place, offsets in wanted.items():
-            self._start(place, offsets[0])
+            for partition in idle:
+                del self._next[partition]
+        for partition, offsets in wanted.items():
+            self._start(partition, offsets[0])
 
-    def _start(self, place: Partition, offset: int) -> None:
-        """Reads on if the offset is just ahead, else from there."""
-        following = self._next.get(place)
+    def _start(self, partition: Partition, offset: int) -> None:
+        """Reads on if the offset is just ahead, or else starts there."""
+        following = self._next.get(partition)
         if following is not None and following <= offset <= following + GAP:
             return
         if following is not None:
-            self._consumer.incremental_unassign(topic_partitions([place]))
-        self._consumer.incremental_assign([TopicPartition(place.topic, place.number, offset)])
-        self._next[place] = offset
+            self._consumer.incremental_unassign(topic_partitions([partition]))
+        self._consumer.incremental_assign(
+            [TopicPartition(partition.topic, partition.number, offset)]
+        )
+        self._next[partition] = offset
 
     def _take(
         self,
@@ -115,46 +117,46 @@ class Fetcher:
         wanted: dict[Partition, deque[int]],
         found: dict[Position, Record],
     ) -> bool:
-        """Takes a message in. True where it brought the fetching forward."""
+        """Handles a message. True if it made progress towards the wanted records."""
         error = message.error()
         topic, number, offset = message.topic(), message.partition(), message.offset()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             if error.code() == KafkaError._AUTO_OFFSET_RESET and topic and number is not None:
-                place = Partition(topic, number)
-                raise self._gone(place, wanted.get(place))
+                partition = Partition(topic, number)
+                raise self._gone(partition, wanted.get(partition))
             if error.fatal() or error.code() in FINAL:
                 raise failure(f"can't fetch from {topic}", error)
             return False
         assert topic is not None
         assert number is not None
         assert offset is not None
-        place = Partition(topic, number)
-        offsets = wanted.get(place)
+        partition = Partition(topic, number)
+        offsets = wanted.get(partition)
         if offsets and offsets[0] < offset:
-            raise self._gone(place, offsets)
-        if error is not None or offset < self._next.get(place, 0):
+            raise self._gone(partition, offsets)
+        if error is not None or offset < self._next.get(partition, 0):
             return False
-        self._next[place] = offset + 1
+        self._next[partition] = offset + 1
         if not offsets or offsets[0] != offset:
-            self._keep(to_record(message, place, offset))
+            self._keep(to_record(message, partition, offset))
             return bool(offsets)
-        found[Position(place, offset)] = to_record(message, place, offset)
+        found[Position(partition, offset)] = to_record(message, partition, offset)
         offsets.popleft()
         if offsets:
-            self._start(place, offsets[0])
+            self._start(partition, offsets[0])
         else:
-            del wanted[place]
+            del wanted[partition]
         return True
 
     def _keep(self, record: Record) -> None:
-        """Caches what nobody asked for yet; the oldest makes room."""
+        """Caches a record that is not wanted yet, and drops the oldest ones for it."""
         self._cache[Position(record.partition, record.offset)] = record
         self._cached_bytes += len(record.value or b"")
         while self._cached_bytes > CACHE_BYTES:
             _, oldest = self._cache.popitem(last=False)
             self._cached_bytes -= len(oldest.value or b"")
 
-    def _gone(self, place: Partition, offsets: deque[int] | None) -> RecordsLost:
+    def _gone(self, partition: Partition, offsets: deque[int] | None) -> RecordsLost:
         return records_lost(
-            place, offsets[0] if offsets else None, watermarks(self._consumer, place)
+            partition, offsets[0] if offsets else None, watermarks(self._consumer, partition)
         )

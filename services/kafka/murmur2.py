@@ -1,8 +1,8 @@
-"""Which partition a key belongs to: MurmurHash2 as Kafka's Java clients use it.
+"""The partition of a key, by MurmurHash2 as Kafka's Java clients use it.
 
 Source: `org.apache.kafka.common.utils.Utils.murmur2` and `toPositive`. librdkafka's partitioner
-`murmur2_random` and aiokafka's default give the same answer, so every client agrees on where a
-task's events lie.
+`murmur2_random` and aiokafka's default give the same result, so all clients agree on the partition
+of a task's events.
 """
 
 from __future__ import annotations
@@ -28,5 +28,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The number of the key's partition in a topic of so many partitions."""
+    """The number of the key's partition in a topic with `partitions` partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

@@ -1,11 +1,11 @@
-"""One thread that polls one consumer, and hands what arrives to the asyncio loop.
+"""A thread that polls one consumer, and hands the items to the asyncio loop.
 
-The hand-over is bounded in bytes. When the loop does not keep up, the thread first waits (a full
-hand-over soon has room again), then pauses the partitions and goes on polling, so that the member
-stays in its group and can be asked to give partitions up.
+The hand-over is bounded in bytes. If the loop does not keep up, the thread first waits for a
+moment, since a full hand-over soon has room again. Then it pauses the partitions and keeps polling,
+so that the member stays in its group and its partitions can be revoked.
 
-All calls of the consumer are made in that thread: confluent-kafka lets one thread in at a time, and
-a polling one hardly ever lets go.
+Only that thread calls the consumer: confluent-kafka lets in one thread at a time, and a polling
+thread rarely releases it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.errors import DependencyError
-from headrace.services.kafka.broker import End, Partition, Record
+from headrace.services.kafka.broker import End, Partition, Record, records_lost
 from headrace.services.kafka.client_settings import Properties
 from headrace.services.kafka.client_settings import logger as client_logger
 from headrace.services.kafka.convert import (
@@ -32,19 +32,19 @@ from headrace.services.kafka.convert import (
     watermarks,
 )
 from headrace.services.kafka.failures import FINAL, error_of, failure
-from headrace.services.kafka.lost import records_lost
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
-"""What the thread is asked to do waits for so long when nothing arrives."""
+"""Commands to the thread wait up to this long if no message arrives."""
 BATCH = 500
 HANDED_OVER = 8 * 1024 * 1024
-"""Bytes of records read and not yet taken by the loop, each record's own weight included."""
+"""The most bytes of records that were read and that the loop has not taken yet."""
 RECORD_WEIGHT = 1_024
+"""Bytes that a record counts for in addition to its value."""
 ROOM_S = 0.1
 CLOSE_S = 10.0
-"""For the last revocation and commit, which are bounded themselves, and leaving the group."""
+"""The limit for the last revocation and commit, and for leaving the group."""
 
 
 R = TypeVar("R")
@@ -52,18 +52,18 @@ _Command = tuple[Callable[[], Any], asyncio.Future[Any]]
 
 
 class Poller:
-    """A consumer in a thread. What is public is called on the loop, unless it says otherwise."""
+    """A consumer in a thread. Call public methods on the loop, unless they say otherwise."""
 
     def __init__(self, properties: Properties, name: str, who: str = "") -> None:
-        """`who` is named where what it should read is gone."""
+        """`who` names the reader in the error for records that are gone."""
         self._loop = asyncio.get_running_loop()
         self._who = who
         self.consumer = make_consumer(properties)
         self.held: frozenset[Partition] = frozenset()
-        """The partitions whose records may come out. Set on the loop only."""
+        """The partitions whose items `read` may return. Set on the loop only."""
         self.failure: Exception | None = None
         self.stopping = threading.Event()
-        self._held_back: frozenset[Partition] = frozenset()
+        self._paused: frozenset[Partition] = frozenset()
         self._items: list[Record | End] = []
         self._arrived = asyncio.Event()
         self._handed = 0
@@ -71,16 +71,16 @@ class Poller:
         self._room = threading.Event()
         self._throttled = False
         self._commands: SimpleQueue[_Command | None] = SimpleQueue()
-        self._places: dict[tuple[str, int], Partition] = {}
+        self._partitions: dict[tuple[str, int], Partition] = {}
         self._closed = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begins to poll."""
+        """Starts to poll."""
         self._thread.start()
 
     async def read(self) -> list[Record | End]:
-        """What has arrived, at least one. Raises what ended the polling."""
+        """Waits for at least one item, and returns all. Raises the error that ended the polling."""
         while not self._items:
             if self.failure is not None:
                 raise self.failure
@@ -91,25 +91,25 @@ class Poller:
         return items
 
     def hold(self, partitions: Iterable[Partition]) -> None:
-        """From here on, records of these partitions may come out of `read`."""
+        """Lets `read` return items of these partitions from now on."""
         self.held |= frozenset(partitions)
 
     def drop(self, partitions: Iterable[Partition]) -> None:
-        """From here on, nothing of these partitions comes out of `read`."""
+        """Keeps `read` from returning items of these partitions from now on."""
         self.held -= frozenset(partitions)
-        self._held_back &= self.held
+        self._paused &= self.held
         items, self._items = self._items, []
         self._keep(items)
 
     async def pause(self, partitions: Iterable[Partition]) -> None:
-        """Stops fetching until `resume`. It may come before the assignment."""
-        self._held_back |= frozenset(partitions)
-        await self.run(lambda: self.consumer.pause(topic_partitions(self._held_back & self.held)))
+        """Stops fetching until `resume`. May be called before the assignment."""
+        self._paused |= frozenset(partitions)
+        await self.run(lambda: self.consumer.pause(topic_partitions(self._paused & self.held)))
 
     async def resume(self, partitions: Iterable[Partition]) -> None:
-        """Fetches again, unless the hand-over is full: then as soon as it is not."""
-        resumed = self._held_back.intersection(partitions)
-        self._held_back -= resumed
+        """Fetches again; if the hand-over is full, as soon as it has room."""
+        resumed = self._paused.intersection(partitions)
+        self._paused -= resumed
 
         def work() -> None:
             if not self._throttled:
@@ -118,7 +118,7 @@ class Poller:
         await self.run(work)
 
     async def run(self, work: Callable[[], R]) -> R:
-        """Has the thread do it, after it has handed over all that it fetched before."""
+        """Runs `work` in the thread, after it has handed over all that it fetched before."""
         if self.failure is not None:
             raise self.failure
         done: asyncio.Future[R] = self._loop.create_future()
@@ -126,27 +126,30 @@ class Poller:
         return await done
 
     def assign(self, positions: Mapping[Partition, int]) -> None:
-        """In the thread: begins to fetch partitions, each from its offset."""
+        """In the thread: starts to fetch partitions, each from its offset."""
         self.consumer.incremental_assign(
-            [TopicPartition(place.topic, place.number, at) for place, at in positions.items()]
+            [TopicPartition(at.topic, at.number, offset) for at, offset in positions.items()]
         )
-        waiting = positions.keys() if self._throttled else self._held_back & positions.keys()
+        waiting = positions.keys() if self._throttled else self._paused & positions.keys()
         if waiting:
             self.consumer.pause(topic_partitions(waiting))
 
     def unassign(self, partitions: Iterable[Partition]) -> None:
         """In the thread: stops fetching partitions."""
         gone = topic_partitions(partitions)
-        self.consumer.resume(gone)  # Else a later assignment of them would begin paused.
+        self.consumer.resume(gone)  # Otherwise a later assignment of them would start paused.
         self.consumer.incremental_unassign(gone)
 
     def wait(self, work: Coroutine[Any, Any, R], limit_s: float, what: str) -> R:
-        """In the thread: waits for a coroutine on the loop, bounded; serves commands meanwhile."""
+        """In the thread: waits for a coroutine on the loop, bounded, and serves commands meanwhile.
+
+        `what` names the coroutine's work in errors.
+        """
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
             work.close()
-            raise DependencyError(f"{what}: the event loop has ended") from None
+            raise DependencyError(f"{what} failed: the event loop has ended") from None
         future.add_done_callback(lambda _: self._commands.put(None))
         deadline = monotonic() + limit_s
         while not future.done():
@@ -154,21 +157,23 @@ class Poller:
                 command = self._commands.get(timeout=max(0.0, deadline - monotonic()))
             except Empty:
                 future.cancel()
-                raise DependencyError(f"{what} took more than {limit_s:g} s: given up") from None
+                raise DependencyError(f"{what} took more than {limit_s:g} s") from None
             self._serve(command)
         return future.result()
 
     async def close(self) -> None:
-        """Ends the thread, which closes the consumer. What waits in `read` is told."""
+        """Ends the thread, which closes the consumer. A waiting `read` raises DependencyError."""
         self.stopping.set()
         self._room.set()
         done, _ = await asyncio.wait({self._closed}, timeout=CLOSE_S)
         if not done:
-            logger.warning("%s did not close in %.0f s: left behind", self._thread.name, CLOSE_S)
-        self.fail(DependencyError(f"{self._thread.name} is closed: nothing more is read"))
+            logger.warning(
+                "%s did not close in %.0f s; it goes on alone", self._thread.name, CLOSE_S
+            )
+        self.fail(DependencyError(f"{self._thread.name} is closed and reads no more"))
 
     def fail(self, error: Exception) -> None:
-        """Ends the reading: what has arrived still comes out, then this error. The first counts."""
+        """Ends the reading: `read` returns what has arrived, then raises the first error."""
         if self.failure is None:
             self.failure = error
         self._arrived.set()
@@ -179,7 +184,7 @@ class Poller:
                     _settle(command[1], None, self.failure)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """From the thread: has the loop do it. Ends the thread if there is no loop any more."""
+        """From the thread: calls a function on the loop. Ends the thread if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
@@ -197,15 +202,15 @@ class Poller:
                 if self._has_room():
                     self._poll()
         except KafkaException as exception:
-            self.call(self.fail, failure("can't read on", error_of(exception)))
-        except Exception as error:  # Whatever it is, and a callback's: the reader must hear of it.
+            self.call(self.fail, failure("can't continue to read", error_of(exception)))
+        except Exception as error:  # Any error, also a callback's, must reach the reader.
             self.call(self.fail, error)
-        # After a failure too: the member stays silent until it is closed, then gives all up.
+        # After a failure too, the member stays silent until it is closed and leaves its group.
         self.stopping.wait()
         try:
             self.consumer.close()
         except Exception:
-            logger.exception("closing %s", self._thread.name)
+            logger.exception("can't close %s cleanly", self._thread.name)
         self.call(self._on_closed)
 
     def _on_closed(self) -> None:
@@ -223,17 +228,17 @@ class Poller:
         work, done = command
         try:
             result = work()
-        except Exception as error:  # Whoever asked for it must hear of it.
+        except Exception as error:  # The caller of `run` must get it.
             self.call(_settle, done, None, error)
         else:
             self.call(_settle, done, result, None)
 
     def _has_room(self) -> bool:
-        """Waits a moment for room; where there is none, pauses all and lets the polling go on."""
+        """Waits a moment for room. If there is none, pauses all partitions; polling goes on."""
         if self._handed - self._taken < HANDED_OVER:
             if self._throttled:
                 self._throttled = False
-                self.consumer.resume(topic_partitions(self.held - self._held_back))
+                self.consumer.resume(topic_partitions(self.held - self._paused))
             return True
         if self._throttled:
             return True
@@ -247,7 +252,7 @@ class Poller:
         message = self.consumer.poll(POLL_S)
         if message is None:
             return
-        # poll() waits for one; consume() with no wait takes what else is there.
+        # poll() waits for one message; consume() takes the others that have arrived.
         messages = [message, *self.consumer.consume(BATCH - 1, 0)]
         items: list[Record | End] = []
         try:
@@ -260,7 +265,7 @@ class Poller:
             self.call(self._keep, items)
 
     def _keep(self, items: list[Record | End]) -> None:
-        """On the loop: what may still come out waits for `read`; the rest makes room."""
+        """On the loop: keeps the items of held partitions for `read`, and drops the others."""
         kept = [item for item in items if item.partition in self.held]
         if len(kept) < len(items):
             self._take([item for item in items if item.partition not in self.held])
@@ -269,7 +274,7 @@ class Poller:
             self._arrived.set()
 
     def _item(self, message: Message) -> Record | End | None:
-        """What a message is. None where an error needs no more than a line in the log."""
+        """The item in a message, or None if it is an error that needs only a line in the log."""
         error = message.error()
         topic, number, offset = message.topic(), message.partition(), message.offset()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
@@ -278,20 +283,20 @@ class Poller:
         assert topic is not None
         assert number is not None
         assert offset is not None
-        place = self._places.get((topic, number))
-        if place is None:
-            place = self._places[topic, number] = Partition(topic, number)
+        partition = self._partitions.get((topic, number))
+        if partition is None:
+            partition = self._partitions[topic, number] = Partition(topic, number)
         if error is not None:
-            return End(place, offset)
-        return to_record(message, place, offset)
+            return End(partition, offset)
+        return to_record(message, partition, offset)
 
     def _on_error(
         self, error: KafkaError, topic: str | None, number: int | None, offset: int | None
     ) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET and topic and number is not None:
-            place = Partition(topic, number)
+            partition = Partition(topic, number)
             wanted = offset if offset is not None and offset >= 0 else None
-            raise records_lost(place, wanted, watermarks(self.consumer, place), self._who)
+            raise records_lost(partition, wanted, watermarks(self.consumer, partition), self._who)
         if error.fatal() or error.code() in FINAL:
             raise failure(f"can't read {topic or ''}", error)
         client_logger.warning("%s: %s", topic or "consumer", error.str())
@@ -301,7 +306,7 @@ def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> 
     if done.done():
         return
     if isinstance(error, KafkaException):
-        error = failure("a consumer can't do as it was told", error_of(error))
+        error = failure("a consumer command failed", error_of(error))
     if error is not None:
         done.set_exception(error)
     else:

@@ -1,6 +1,6 @@
 """Plain sends through one idempotent producer.
 
-One thread polls it for delivery reports; what it finds at once wakes the asyncio loop once.
+One thread polls it for delivery reports, and wakes the asyncio loop once for all of a poll.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from headrace.services.kafka.failures import error_of, failure
 
 POLL_S = 0.1
 CLOSE_S = 3.0
-"""Seconds that records in flight have at the end."""
+"""How long `close` waits for records in flight."""
 
 _Delivered = tuple[asyncio.Future[Position], Position | HeadraceError]
 
 
 class Sender:
-    """Sends of one process: each durable when it returns, in order within a partition."""
+    """Sends the records of one process, in order within a partition."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._loop = asyncio.get_running_loop()
@@ -39,7 +39,7 @@ class Sender:
         self._thread.start()
 
     async def send(self, record: Outgoing) -> Position:
-        """Writes one record. DependencyError after a bounded wait."""
+        """Writes one record; returns once it is durable. DependencyError after a bounded wait."""
         future: asyncio.Future[Position] = self._loop.create_future()
         if not self._waiting and self._produce(record, future):
             return await future
@@ -48,21 +48,23 @@ class Sender:
             return await asyncio.wait_for(future, 2 * DELIVERY_S)
         except TimeoutError:
             raise DependencyError(
-                f"a record for {record.topic} found no room in {2 * DELIVERY_S:.0f} s: "
-                f"Kafka takes no more, or too slowly"
+                f"the producer's queue was full for {2 * DELIVERY_S:.0f} s, so a record for "
+                f"{record.topic} was not sent. Is Kafka overloaded or down?"
             ) from None
 
     async def close(self) -> None:
-        """Waits for what is in flight, bounded; what remains then fails."""
+        """Waits for records in flight, bounded. Those that remain fail."""
         self._stopping = True
         await asyncio.to_thread(self._thread.join)
         waiting, self._waiting = self._waiting, deque()
         for record, future in waiting:
             if not future.done():
-                future.set_exception(DependencyError(f"closed before {record.topic} had room"))
+                future.set_exception(
+                    DependencyError(f"closed before a record for {record.topic} was sent")
+                )
 
     def _produce(self, record: Outgoing, future: asyncio.Future[Position]) -> bool:
-        """Hands a record to librdkafka. False where its queue is full."""
+        """Gives a record to librdkafka. False if its queue is full."""
         if self._stopping:
             raise DependencyError(f"can't send to {record.topic}: this broker object is closed")
         try:
@@ -91,7 +93,7 @@ class Sender:
             self._delivered.append((future, to_position(message)))
 
     def _poll(self) -> None:
-        """The thread: serves delivery reports, and hands all that came at once to the loop."""
+        """In the thread: serves delivery reports until the sender is closed."""
         while not self._stopping:
             self._serve()
         deadline = monotonic() + CLOSE_S
@@ -108,7 +110,7 @@ class Sender:
         delivered, self._delivered = self._delivered, []
         try:
             self._loop.call_soon_threadsafe(self._resolve, delivered)
-        except RuntimeError:  # The loop is closed: nobody waits any more.
+        except RuntimeError:  # The loop is closed, so no sender waits any more.
             self._stopping = True
 
     def _resolve(self, delivered: list[_Delivered]) -> None:

@@ -1,4 +1,4 @@
-"""The schema registry, by Confluent's protocol (Apicurio's and Karapace's too)."""
+"""A client of schema registries with Confluent's protocol, such as Apicurio and Karapace."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from headrace.errors import DependencyError, HeadraceError, UsageError
 from headrace.services.kafka.schema_registry import COMPATIBILITY, SchemaRegistry
 
 REQUEST_S = 5.0
-"""Bound of connecting, and of each wait for an answer."""
+"""The limit for connecting, and for each wait for an answer."""
 RETRIES = 2
 RETRY_MS = 100
 MAX_CACHED = 1_000
 UNKNOWN_FOR_S = 10.0
-"""An id that the registry does not know is asked for again after this: ids are given out still."""
+"""An id that the registry does not have is requested again after this: it may be assigned later."""
 
 _AVRO = (None, "AVRO")
 _MAX_ID = 2**31
 _NOT_JSON = (SchemaRegistryError.UNKNOWN, None)
-"""Error codes of an answer that is no registry's: its URL is wrong, most likely."""
+"""Error codes of an answer that did not come from a registry. Most likely the URL is wrong."""
+_CHECK_PATH = "Check the path of the URL; Apicurio's is /apis/ccompat/v7"
 _PASSWORD = re.compile(r"//[^/@,]*@")
 
 T = TypeVar("T")
 
 
 class Registry(SchemaRegistry):
-    """One registry. Safe to call from several threads."""
+    """A client of one registry. Safe to call from several threads."""
 
     def __init__(self, url: str) -> None:
-        """`url` is its base, a path included where it has one, a user and password where it asks
-        for them (`https://user:password@host/`); several with commas between are tried in turn.
+        """`url` is the base URL, with its path, user and password (`https://user:password@host/`)
+        if the registry needs them. Of several URLs, separated by commas, each is tried in turn.
 
-        UsageError where it is no HTTP URL.
+        Raises UsageError if it is not an HTTP URL.
         """
-        self._where = _PASSWORD.sub("//", url)
+        self._url = _PASSWORD.sub("//", url)
         try:
             self._client = SchemaRegistryClient(
                 {
@@ -56,32 +57,32 @@ class Registry(SchemaRegistry):
             )
         except (ValueError, TypeError, httpx.InvalidURL) as error:
             raise UsageError(
-                f"{self._where!r} is no schema registry URL, as http://host:8081"
+                f"{self._url!r} is not the URL of a schema registry. Write it like http://host:8081"
             ) from error
         self._lock = threading.Lock()
         self._cached: OrderedDict[int, tuple[str | None, float]] = OrderedDict()
-        """Schema and the monotonic time until which it is good, by id."""
+        """By id: the schema, and the monotonic time until which it is valid."""
 
     def close(self) -> None:
-        """Closes its connections."""
+        """Closes the connections."""
         self._client.close()
 
-    def register(self, subject: str, avsc_text: str, compatibility: str = COMPATIBILITY) -> int:
-        """As SchemaRegistry has it. The level comes first, so that the schema is held to it."""
+    def register(self, subject: str, avsc_text: str) -> int:
+        """Sets the compatibility level first, so that the registry checks the schema against it."""
         self._ask(
-            lambda: self._client.set_compatibility(subject, compatibility),
-            f"set the compatibility of subject {subject} to {compatibility}",
+            lambda: self._client.set_compatibility(subject, COMPATIBILITY),
+            f"set the compatibility of subject {subject} to {COMPATIBILITY}",
         )
         what = f"register the schema of subject {subject}"
         schema_id = self._ask(
             lambda: self._client.register_schema(subject, _schema(avsc_text)), what
         )
         if schema_id is None:
-            raise DependencyError(f"the schema registry at {self._where} does not {what}")
+            raise DependencyError(f"the schema registry at {self._url} did not {what}")
         return schema_id
 
     def lookup(self, subject: str, avsc_text: str) -> int | None:
-        """As SchemaRegistry has it."""
+        """The id of a schema that is registered under a subject, or None."""
         found = self._ask(
             lambda: self._client.lookup_schema(subject, _schema(avsc_text)),
             f"look up subject {subject}",
@@ -89,7 +90,7 @@ class Registry(SchemaRegistry):
         return None if found is None else found.schema_id
 
     def schema(self, schema_id: int) -> str | None:
-        """As SchemaRegistry has it. Answers from its cache where it can."""
+        """The Avro schema with an id, or None; from the cache if it is there."""
         if not 0 <= schema_id < _MAX_ID:
             return None
         with self._lock:
@@ -110,7 +111,7 @@ class Registry(SchemaRegistry):
         return text
 
     def _ask(self, request: Callable[[], T], what: str) -> T | None:
-        """The answer; None where the registry does not have what is asked for."""
+        """The answer, or None if the registry does not have what is requested."""
         try:
             return request()
         except SchemaRegistryError as error:
@@ -119,33 +120,32 @@ class Registry(SchemaRegistry):
             raise self._refusal(error, what) from error
         except httpx.HTTPError as error:
             raise DependencyError(
-                f"can't {what}: no schema registry answers at {self._where}"
-                f" ({type(error).__name__}: {error}): is it running there? See `headrace up`"
+                f"can't {what}: no schema registry answers at {self._url}"
+                f" ({type(error).__name__}: {error}). Is it running? See `headrace up`"
             ) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
-                f"can't {what}: what answers at {self._where} is no schema registry: mind the"
-                " URL's path, as /apis/ccompat/v7 for Apicurio"
+                f"can't {what}: {self._url} did not answer like a schema registry. {_CHECK_PATH}"
             ) from error
 
     def _refusal(self, error: SchemaRegistryError, what: str) -> HeadraceError:
-        message = f"the schema registry at {self._where} can't {what}: {error}"
+        message = f"the schema registry at {self._url} can't {what}: {error}"
         status = error.http_status_code
         if error.error_code in _NOT_JSON and status == HTTPStatus.NOT_FOUND:
-            return UsageError(f"{message}: mind the URL's path, as /apis/ccompat/v7 for Apicurio")
+            return UsageError(f"{message}. {_CHECK_PATH}")
         if status == HTTPStatus.CONFLICT:
             return UsageError(
-                f"{message}. Readers of earlier records would fail: give new fields a default,"
-                " and leave the others' names and types as they are"
+                f"{message}. Readers of earlier records would fail: give new fields a default, and"
+                " do not change the names and types of the others"
             )
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return UsageError(f"{message}: check the user and password in its URL")
+            return UsageError(f"{message}. Check the user and password in its URL")
         if status == HTTPStatus.UNPROCESSABLE_ENTITY:
             return UsageError(message)
         return DependencyError(message)
 
 
 def _schema(avsc_text: str) -> Schema:
-    # Apicurio takes the quotes off a default of "{}" and then finds the schema wrong (3.0.9,
-    # `removeQuotedBrackets`): so the brace is written as JSON also lets it be.
+    # Apicurio removes the quotes of a default of "{}" and then rejects the schema (3.0.9,
+    # `removeQuotedBrackets`), so the brace is escaped.
     return Schema(avsc_text.replace('"{}"', '"\\u007b}"'), "AVRO")

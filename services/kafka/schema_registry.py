@@ -1,4 +1,4 @@
-"""What Headrace asks of a schema registry."""
+"""What Headrace requires of a schema registry."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from headrace.schemas.codec import Codec, avsc
 from headrace.schemas.topics import Topics
 
 COMPATIBILITY = "BACKWARD_TRANSITIVE"
-"""A new schema reads what any earlier one wrote: the log keeps its records for long."""
+"""A new schema must read what all earlier ones wrote, because the log keeps records for long."""
 
 
 class SchemaRegistry(ABC):
-    """Gives schemas their ids. Blocks: in a service call it through `asyncio.to_thread`."""
+    """Assigns ids to schemas. Blocks: in a service, call it through `asyncio.to_thread`."""
 
     @abstractmethod
-    def register(self, subject: str, avsc_text: str, compatibility: str = COMPATIBILITY) -> int:
-        """The id of a schema under a subject, whose compatibility level is set too. Idempotent.
+    def register(self, subject: str, avsc_text: str) -> int:
+        """Registers a schema under a subject, sets the subject's compatibility level to
+        COMPATIBILITY, and returns the schema's id. Idempotent.
 
-        UsageError where the schema is not compatible with the subject's earlier ones, or is none;
-        DependencyError where the registry is out of reach.
+        Raises UsageError if the schema is invalid or not compatible with the subject's earlier
+        ones, and DependencyError if the registry does not answer.
         """
 
     @abstractmethod
     def lookup(self, subject: str, avsc_text: str) -> int | None:
-        """The id of a schema that is registered under a subject; None where it is not."""
+        """The id of a schema that is registered under a subject, or None."""
 
     @abstractmethod
     def schema(self, schema_id: int) -> str | None:
-        """The Avro schema with an id; None where there is none, or it is not Avro."""
+        """The Avro schema with an id. None if there is none, or it is not Avro."""
 
     def prepare(self, codec: Codec, topics: Topics) -> None:
-        """Registers the schemas of all topics where they aren't yet, and tells the codec the ids.
+        """Registers the schemas of all topics that are not registered, and their ids in the codec.
 
-        Raises as `register` does.
+        Raises the same errors as `register`.
         """
-        for placed in topics:
-            if placed.topic.event is None:
+        for topic in topics:
+            if topic.topic.event is None:
                 continue
-            text = json.dumps(avsc(placed.topic.event))
-            schema_id = self.lookup(placed.subject, text)
+            text = json.dumps(avsc(topic.topic.event))
+            schema_id = self.lookup(topic.subject, text)
             if schema_id is None:
-                schema_id = self.register(placed.subject, text)
-            codec.register(placed.topic.event, schema_id)
+                schema_id = self.register(topic.subject, text)
+            codec.register(topic.topic.event, schema_id)

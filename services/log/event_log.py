@@ -1,8 +1,8 @@
-"""The log of one namespace, typed: events in, events out. Below it are bytes, above it are facts.
+"""The typed log of one namespace: events in, events out. The broker below it handles bytes.
 
 Every record carries CloudEvents headers (binary mode) and a W3C `traceparent`, which passes from
-the event that is being handled to the events that it causes. What is no event goes to
-`dead-letters` whole, with Kafka Connect's headers saying where it lay and why.
+the event that is being handled to the events that it causes. A record that is no event goes to
+`dead-letters` whole, with Kafka Connect's headers for its origin and the reason.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from prometheus_client import Counter
 
-from headrace.errors import DecodeError, RecordsLost
+from headrace.errors import DecodeError, HeadraceError, RecordsLost
 from headrace.schemas.codec import Codec, UnknownSchema
 from headrace.schemas.events import EVENTS, Event, Ref
 from headrace.schemas.topics import DEAD_LETTERS, Topic, Topics, topic_of
@@ -29,6 +29,7 @@ from headrace.services.kafka.broker import (
     Position,
     Record,
 )
+from headrace.services.kafka.schema_registry import SchemaRegistry
 from headrace.services.log.trace import next_traceparent
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,9 @@ E = TypeVar("E", bound=Event, covariant=True)
 
 
 WHY = "__connect.errors."
-"""Prefix of the headers that say why a record was parked, and where it lay: Kafka Connect's."""
+"""Prefix of Kafka Connect's headers for a dead letter's origin and reason."""
+FETCHED_AT_ONCE = 64
+"""References whose records `fetch_each` holds in memory at once."""
 
 SENT = Counter("headrace_events_sent_total", "Events sent and durable.", ["event"])
 DEAD = Counter("headrace_dead_letters_total", "Records that were no event.", ["topic"])
@@ -49,7 +52,7 @@ class Delivery(Generic[E]):
 
     event: E
     ref: Ref
-    """Opaque: carried, never computed with."""
+    """Names the record. Copy it, but compute nothing from it."""
     recorded_at: float
     """Seconds since the epoch, by the log's clock."""
     partition: Partition
@@ -57,30 +60,23 @@ class Delivery(Generic[E]):
     traceparent: str = ""
 
 
-class SchemaSource(Protocol):
-    """Where unknown writer's schemas are looked up: the registry."""
-
-    def schema(self, schema_id: int) -> str | None:
-        """The Avro schema's text; None where no such id exists. Blocks."""
-
-
 class EventLog:
-    """Typed events in and out of one namespace's topics."""
+    """Writes and reads the typed events of one namespace's topics."""
 
     def __init__(
         self,
         broker: Broker,
         topics: Topics,
         codec: Codec,
-        registry: SchemaSource,
+        registry: SchemaRegistry,
         source: str,
         *,
         read_only: bool = False,
     ) -> None:
         """`source` is the worker's id: the CloudEvents source of all that it writes.
 
-        With `read_only` what is no event is passed over with a warning: who only looks at a
-        namespace leaves no trace in it.
+        With `read_only`, records that are no events are skipped with a warning and not written to
+        `dead-letters`, so that a command that only looks leaves no trace in the namespace.
         """
         self.broker = broker
         self.topics = topics
@@ -96,14 +92,14 @@ class EventLog:
         ]
 
     async def send(self, event: Event) -> Ref:
-        """Writes an event to its topic. Durable when it returns."""
+        """Writes an event to its topic. Returns once it is durable."""
         record = self.outgoing(event)
         position = await self.broker.send(record)
         self._sent[type(event)].inc()
         return _ref(position, record.value)
 
     async def send_all(self, writer: FencedWriter, events: Sequence[Event]) -> list[Ref]:
-        """Writes all events or none, as the sole writer. Fenced where another has taken over."""
+        """Writes all events or none, as the sole writer. Raises Fenced if a successor exists."""
         records = [self.outgoing(event) for event in events]
         positions = await writer.write(records)
         for event in events:
@@ -125,7 +121,7 @@ class EventLog:
         return Outgoing(self.topics.route(event).name, event.key, value, headers)
 
     async def decode(self, record: Record) -> Delivery[Event]:
-        """The event in a record of this namespace. DecodeError where there is none."""
+        """The event in a record of this namespace. Raises DecodeError if the record is no event."""
         event = await self._event(self._topic(record), record)
         assert record.value is not None
         trace = next((text for name, text in record.headers if name == "traceparent"), b"")
@@ -151,7 +147,7 @@ class EventLog:
             return self._codec.decode(topic.event, record.value)
 
     async def decode_or_dead_letter(self, record: Record) -> Delivery[Event] | None:
-        """As `decode`; what is no event is parked whole in `dead-letters`, and None returned."""
+        """Decodes as `decode` does. If the record is no event, parks it and returns None."""
         try:
             return await self.decode(record)
         except DecodeError as error:
@@ -159,7 +155,11 @@ class EventLog:
             return None
 
     async def dead_letter(self, record: Record, reason: str) -> None:
-        """Parks a record: its key, value and headers as they are, and why. Not if `read_only`."""
+        """Parks a record in `dead-letters`, unless the log is `read_only`.
+
+        The dead letter has the record's key, value and headers, and headers for its origin and
+        the reason.
+        """
         logger.warning(
             "dead letter: %s/%d@%d: %s",
             record.partition.topic,
@@ -170,7 +170,7 @@ class EventLog:
         if self._read_only:
             return
         DEAD.labels(record.partition.topic).inc()
-        cluster = {
+        origin = {
             "topic": record.partition.topic,
             "partition": str(record.partition.number),
             "offset": str(record.offset),
@@ -178,46 +178,70 @@ class EventLog:
             "stage": "VALUE_CONVERTER",
             "exception.message": reason,
         }
-        headers = [(f"{WHY}{name}", text.encode()) for name, text in cluster.items()]
+        headers = [(f"{WHY}{name}", text.encode()) for name, text in origin.items()]
         name = self.topics.name(DEAD_LETTERS)
         await self.broker.send(
             Outgoing(name, record.key or b"", record.value or b"", [*record.headers, *headers])
         )
 
     async def fetch(self, refs: Sequence[Ref]) -> list[Event]:
-        """The events that references name, in the order asked. They may lie in other namespaces.
+        """The events that references name, in the given order. They may be in other namespaces.
 
-        RecordsLost where one is gone, never was, or is no longer the record that was referred to;
-        DecodeError where its topic is none of ours.
+        Raises RecordsLost if a record was deleted, was never written, or is no longer the one that
+        was referred to; DecodeError if a topic is not one of Headrace's.
         """
-        await self._require_places(refs)
-        places = [Position(Partition(ref.topic, ref.partition), ref.offset) for ref in refs]
+        await self._require_partitions(refs)
+        positions = [Position(Partition(ref.topic, ref.partition), ref.offset) for ref in refs]
         events = []
-        for ref, record in zip(refs, await self.broker.fetch(places), strict=True):
+        for ref, record in zip(refs, await self.broker.fetch(positions), strict=True):
             if _digest(record.value or b"") != ref.digest:
                 raise RecordsLost(
                     f"{ref.topic}/{ref.partition}@{ref.offset} is not the record that was "
-                    f"referred to: its digest differs. Was the topic made anew?"
+                    f"referred to: its digest differs. Was the topic deleted and created again?"
                 )
             events.append(await self._event(topic_of(ref.topic), record))
         return events
 
-    async def _require_places(self, refs: Sequence[Ref]) -> None:
-        """Anybody may write a reference: one that leads nowhere must not look like a broker that
-        doesn't answer."""
-        there = {placed.name: placed.partitions for placed in self.topics}
-        if foreign := {ref.topic for ref in refs} - there.keys():
+    async def fetch_each(self, refs: Sequence[Ref]) -> AsyncGenerator[Event | str]:
+        """The event that each reference names, in the given order, or why it can't be read.
+
+        Only a few records are in memory at once.
+        """
+        for first in range(0, len(refs), FETCHED_AT_ONCE):
+            some = refs[first : first + FETCHED_AT_ONCE]
+            try:
+                for event in await self.fetch(some):
+                    yield event
+            except (HeadraceError, DecodeError):
+                for ref in some:
+                    yield await self._fetch_one(ref)
+
+    async def _fetch_one(self, ref: Ref) -> Event | str:
+        try:
+            return (await self.fetch([ref]))[0]
+        except (RecordsLost, DecodeError) as error:
+            return str(error)
+
+    async def _require_partitions(self, refs: Sequence[Ref]) -> None:
+        """Checks that the partitions exist.
+
+        Any team may write a reference. A wrong one must not look like a broker that is down.
+        """
+        existing = {topic.name: topic.partitions for topic in self.topics}
+        if foreign := {ref.topic for ref in refs} - existing.keys():
             for name in foreign:
                 try:
                     topic_of(name)
                 except KeyError:
-                    raise DecodeError(f"a reference names {name}: no topic of ours", None) from None
-            there = await self.broker.list_topics() | there
+                    raise DecodeError(
+                        f"a reference names {name}, which is not a topic of Headrace", None
+                    ) from None
+            existing = await self.broker.list_topics() | existing
         for ref in refs:
-            if ref.partition >= there.get(ref.topic, 0):
+            if ref.partition >= existing.get(ref.topic, 0):
                 raise RecordsLost(
-                    f"{ref.topic}/{ref.partition}@{ref.offset} was never written, or its topic "
-                    f"is gone: there is no such partition"
+                    f"{ref.topic}/{ref.partition}@{ref.offset} does not exist: there is no such "
+                    f"partition. The record was never written, or its topic was deleted"
                 )
 
     def _topic(self, record: Record) -> Topic[Event]:
@@ -225,7 +249,7 @@ class EventLog:
             return self.topics.by_name(record.partition.topic).topic
         except KeyError:
             raise DecodeError(
-                f"{record.partition.topic} is no topic of {self.topics.namespace}", record.value
+                f"{record.partition.topic} is not a topic of {self.topics.namespace}", record.value
             ) from None
 
 

@@ -9,12 +9,12 @@ _parent: ContextVar[str] = ContextVar("headrace_traceparent", default="")
 
 
 def enter_trace(traceparent: str) -> None:
-    """Makes what this asyncio task sends from now on part of an event's trace."""
+    """Makes everything that this asyncio task sends from now on part of an event's trace."""
     _parent.set(traceparent)
 
 
 def next_traceparent() -> str:
-    """A `traceparent` of a new span: in the trace that was entered, else in a new one."""
+    """A `traceparent` with a new span, in the trace that was entered, or else in a new one."""
     parts = _parent.get().split("-")
     trace = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else ""
     trace = trace or f"{random.getrandbits(128):032x}"

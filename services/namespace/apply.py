@@ -20,6 +20,7 @@ from headrace.schemas.topics import (
     PROMPTS,
     RESULTS,
     RETENTION_MS,
+    RUNS,
     TASKS,
     Topic,
     Topics,
@@ -27,7 +28,7 @@ from headrace.schemas.topics import (
 from headrace.services.kafka.broker import Broker, Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.retention import check_recipe, require_kept
-from headrace.services.namespace.run_life import RunLife, differing_keys, read_life, runs_partition
+from headrace.services.namespace.run_life import RunLife, differing_keys, read_life
 
 RECORD_OVERHEAD_BYTES = 64 * 1024
 """Of a batch of one record: its framing, key and headers."""
@@ -73,7 +74,7 @@ async def apply(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
 
 async def find_run(log: EventLog) -> RunLife | None:
     """The namespace's run; None where there is no such namespace on the broker."""
-    if runs_partition(log.topics).topic not in await log.broker.list_topics():
+    if log.topics.name(RUNS) not in await log.broker.list_topics():
         return None
     return await read_life(log)
 
@@ -87,12 +88,7 @@ async def commit_first_places(broker: Broker, topics: Topics) -> None:
 
 def shared_partitions(topics: Topics, service: str) -> tuple[str, list[Partition]]:
     """A service's consumer group, and the partitions that its members share."""
-    return f"{topics.namespace}.{service}", [
-        Partition(placed.name, number)
-        for placed in topics
-        if placed.topic.name == CONSUMERS[service].name
-        for number in range(placed.partitions)
-    ]
+    return f"{topics.namespace}.{service}", topics.partitions_of(CONSUMERS[service])
 
 
 async def lags(broker: Broker, topics: Topics) -> dict[str, int]:

@@ -12,10 +12,9 @@ from headrace.errors import UsageError
 from headrace.schemas.events import RunStateEntered
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import RUNS, Topics
-from headrace.services.kafka.broker import Partition
+from headrace.schemas.topics import RUNS
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import CaughtUp, follow_events
 
 
 @dataclass
@@ -50,25 +49,17 @@ class RunLife:
         return parse_recipe(json.loads(self.started.recipe), "the run's recipe")
 
 
-def runs_partition(topics: Topics) -> Partition:
-    """The one partition of `runs`."""
-    return Partition(topics.name(RUNS), 0)
-
-
 async def follow_life(log: EventLog) -> AsyncGenerator[RunLife, None]:
     """The run's life, once all that was in the log is read, and again with every change."""
     life, caught_up = RunLife(), False
-    reader = EventReader(log, {runs_partition(log.topics): "first"})
-    try:
-        async for item in reader:
+    async with aclosing(follow_events(log, {log.topics.partition(RUNS): "first"})) as items:
+        async for item in items:
             if isinstance(item, CaughtUp):
                 caught_up = True
             elif isinstance(item.event, RunStateEntered):
                 life.on_event(item.event, item.recorded_at)
             if caught_up:
                 yield life
-    finally:
-        await reader.aclose()
 
 
 async def read_life(log: EventLog) -> RunLife:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
 from headrace.errors import DecodeError, UsageError
 from headrace.schemas.topics import PlacedTopic, Topics
-from headrace.services.kafka.broker import Partition, Record
+from headrace.services.kafka.broker import Record
 from headrace.services.log.event_log import WHY, EventLog
+from headrace.services.log.log_reader import Back, Start, follow_records
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.readable import readable
@@ -29,27 +31,16 @@ async def tail_topic(
     """Hands on a topic's records as JSON values, for ever or until `limit`."""
     async with open_namespace(cluster, "tail") as (log, _):
         placed = find_topic(log.topics, name)
-        places = [Partition(placed.name, number) for number in range(placed.partitions)]
-        bounds = await log.broker.ends(places)
-        last = max(LAST, limit or 0)
-        reader = log.broker.reader()
-        try:
-            await reader.assign(
-                {
-                    place: first if from_start else max(first, end - last)
-                    for place, (first, end) in bounds.items()
-                }
-            )
-            shown = 0
-            while True:
-                for item in await reader.read():
-                    if isinstance(item, Record):
-                        print_one(await tree_of(log, item))
-                        shown += 1
-                        if shown == limit:
-                            return
-        finally:
-            await reader.close()
+        start: Start = "first" if from_start else Back(max(LAST, limit or 0))
+        shown = 0
+        starts = dict.fromkeys(placed.all_partitions(), start)
+        async with aclosing(follow_records(log, starts)) as items:
+            async for item in items:
+                if isinstance(item, Record):
+                    print_one(await tree_of(log, item))
+                    shown += 1
+                    if shown == limit:
+                        return
 
 
 def find_topic(topics: Topics, name: str) -> PlacedTopic:
@@ -102,15 +93,11 @@ async def list_topics(cluster: ClusterConfig) -> list[dict[str, Any]]:
     """Every topic of a namespace, in the order of the flow."""
     async with open_namespace(cluster, "topics") as (log, _):
         bounds = await log.broker.ends(
-            [
-                Partition(placed.name, number)
-                for placed in log.topics
-                for number in range(placed.partitions)
-            ]
+            [partition for placed in log.topics for partition in placed.all_partitions()]
         )
     rows = []
     for placed in log.topics:
-        ends = [bounds[Partition(placed.name, number)] for number in range(placed.partitions)]
+        ends = [bounds[partition] for partition in placed.all_partitions()]
         rows.append(
             {
                 "topic": placed.name,

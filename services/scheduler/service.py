@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 from prometheus_client import Gauge
@@ -31,7 +31,7 @@ from headrace.schemas.topics import (
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import read_events
 from headrace.services.scheduler.core import SchedulerCore
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
@@ -50,15 +50,12 @@ async def run(context: ServiceContext) -> None:
     """Admits tasks until `context.stopping` is set. Raises Fenced if a standby became active."""
     topics = context.log.topics
     starts: dict[Partition, SideStart] = {
-        Partition(topics.name(POLICIES), 0): "first",
-        Partition(topics.name(CANCELLATIONS), 0): "first",
+        topics.partition(POLICIES): "first",
+        topics.partition(CANCELLATIONS): "first",
     }
-    for number in range(topics.partitions):
-        starts[Partition(topics.name(EPISODES), number)] = "committed"
-        starts[Partition(topics.name(OUTCOMES), number)] = "committed"
-    for policy in topics.policies:
-        starts[Partition(topics.name(GROUPS, policy), 0)] = "committed"
-        starts[Partition(topics.name(BATCHES, policy), 0)] = "tail"
+    for topic in (EPISODES, OUTCOMES, GROUPS):
+        starts |= dict.fromkeys(topics.partitions_of(topic), "committed")
+    starts |= dict.fromkeys(topics.partitions_of(BATCHES), "tail")
 
     def side_partitions(_: Partition) -> Mapping[Partition, SideStart]:
         return starts
@@ -171,15 +168,10 @@ class SchedulerShard:
         begin = max(kept, end - self._context.recipe.scheduler.duplicates_window)
         if begin >= end:
             return
-        reader = EventReader(self._context.log, {tasks: begin})
-        try:
-            async for item in reader:
-                if isinstance(item, CaughtUp) or item.offset >= end:
-                    return
-                assert isinstance(item.event, TaskSubmitted)
-                self._core.remember(item.offset, item.event)
-        finally:
-            await reader.aclose()
+        async with aclosing(read_events(self._context.log, {tasks: (begin, end)})) as deliveries:
+            async for delivery in deliveries:
+                assert isinstance(delivery.event, TaskSubmitted)
+                self._core.remember(delivery.offset, delivery.event)
 
     async def _start_tasks(self) -> None:
         """Writes starts as soon as they are allowed, several tasks in one transaction."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
 from headrace.errors import UsageError
 from headrace.schemas.events import EpisodeStarted, TaskCancelled, TaskEnded, TaskSubmitted
 from headrace.schemas.topics import EPISODES, RESULTS, TASKS
-from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
-from headrace.services.log.positions import Start
+from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.tasks.cancelled import TaskId, id_of
 
 IN_FLIGHT = 256
@@ -46,15 +45,11 @@ class TaskStatuses:
     async def read(self, log: EventLog) -> None:
         """Reads `tasks`, `episodes` and `results` to their ends."""
         topics = log.topics
-        starts: dict[Partition, Start] = {Partition(topics.name(TASKS), 0): "first"}
-        for number in range(topics.partitions):
-            starts[Partition(topics.name(EPISODES), number)] = "first"
-            starts[Partition(topics.name(RESULTS), number)] = "first"
-        reader = EventReader(log, starts)
-        try:
-            async for item in reader:
-                if isinstance(item, CaughtUp):
-                    return
+        partitions = [
+            at for topic in (TASKS, EPISODES, RESULTS) for at in topics.partitions_of(topic)
+        ]
+        async with aclosing(read_events(log, dict.fromkeys(partitions, WHOLE))) as deliveries:
+            async for item in deliveries:
                 if isinstance(item.event, TaskSubmitted):
                     task = self._by_offset[item.offset] = id_of(item.event)
                     self._numbers.setdefault(task, item.offset)
@@ -62,8 +57,6 @@ class TaskStatuses:
                     self._started.add(item.event.task)
                 elif isinstance(item.event, TaskEnded):
                     self._ended.add(item.event.task)
-        finally:
-            await reader.aclose()
 
     def of_number(self, number: int) -> TaskStatus:
         """The task with a number. UsageError where there is none."""

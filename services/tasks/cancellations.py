@@ -8,12 +8,12 @@ same cancellations before or after its start.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import aclosing
 
 from headrace.schemas.events import TaskCancelled, TaskSubmitted
 from headrace.schemas.topics import CANCELLATIONS
-from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import EventReader
+from headrace.services.log.log_reader import follow_events
 from headrace.services.tasks.cancelled import CancelledTasks, TaskId, id_of
 
 OnCancelled = Callable[[TaskId, str], None]
@@ -42,14 +42,11 @@ class Cancellations:
 
     async def follow(self) -> None:
         """Reads the topic, for ever. DependencyError where the log is out of reach."""
-        place = Partition(self._log.topics.name(CANCELLATIONS), 0)
-        reader = EventReader(self._log, {place: "first"})
-        try:
-            async for item in reader:
+        cancellations = self._log.topics.partition(CANCELLATIONS)
+        async with aclosing(follow_events(self._log, {cancellations: "first"})) as items:
+            async for item in items:
                 if isinstance(item, Delivery) and isinstance(item.event, TaskCancelled):
                     self._on_cancelled(item.event)
-        finally:
-            await reader.aclose()
 
     def _on_cancelled(self, event: TaskCancelled) -> None:
         if self._tasks.add(event):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
+from contextlib import aclosing
 
 from headrace.errors import UsageError
 from headrace.schemas.events import PolicyPublished, TaskEnded, TaskSubmitted, Use
@@ -22,8 +23,7 @@ from headrace.schemas.topics import POLICIES, RESULTS
 from headrace.services.base.concurrency import until_first
 from headrace.services.base.plugins import load
 from headrace.services.kafka.broker import Partition
-from headrace.services.log.event_reader import CaughtUp, EventReader
-from headrace.services.log.positions import Start
+from headrace.services.log.log_reader import CaughtUp, Start, follow_events
 from headrace.services.tasks.data_sets.data_sets import BUILTIN
 from headrace.services.tasks.source import submitted_by
 from headrace.services.tasks.task_maker import Item, TaskMaker
@@ -78,13 +78,11 @@ class _Rounds:
         rounds = (int(task_id.partition("-")[0]) for task_id in self._submitted)
         self._newest_round = max(rounds, default=-1)
         topics = self._context.log.topics
-        starts: dict[Partition, Start] = {Partition(topics.name(POLICIES), 0): "first"}
-        for number in range(topics.partitions):
-            starts[Partition(topics.name(RESULTS), number)] = "first"
-        reader = EventReader(self._context.log, starts)
+        partitions = [topics.partition(POLICIES), *topics.partitions_of(RESULTS)]
+        starts: dict[Partition, Start] = dict.fromkeys(partitions, "first")
         caught_up = False
-        try:
-            async for item in reader:
+        async with aclosing(follow_events(self._context.log, starts)) as items:
+            async for item in items:
                 if isinstance(item, CaughtUp):
                     caught_up = True
                     await self._submit(self._newest_round)  # where a predecessor broke off
@@ -94,8 +92,6 @@ class _Rounds:
                     self._ended.add(item.event.task_id)
                 if caught_up:
                     await self._submit(self._due())
-        finally:
-            await reader.aclose()
 
     def _due(self) -> int:
         """The version of the round that begins now; -1 for none."""

@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from headrace.schemas.events import EpisodeStarted, TaskSubmitted
@@ -19,8 +20,15 @@ from headrace.schemas.topics import EPISODES, TASKS
 from headrace.services.base.concurrency import until_first
 from headrace.services.base.plugins import load
 from headrace.services.kafka.broker import Partition
-from headrace.services.log.event_reader import CaughtUp, EventReader
-from headrace.services.log.positions import TAIL, Back, Start
+from headrace.services.log.log_reader import (
+    TAIL,
+    WHOLE,
+    Back,
+    CaughtUp,
+    Start,
+    follow_events,
+    read_events,
+)
 from headrace.services.tasks.data_sets.data_sets import BUILTIN
 from headrace.services.tasks.task_maker import Item, TaskMaker
 from headrace.services.tasks.warm_start import demonstrating, demonstrations, until_learned
@@ -109,17 +117,12 @@ def tasks_of(recipe: Recipe) -> Iterator[tuple[str, int, Item]]:
 
 async def submitted_by(context: ServiceContext, source: str) -> dict[str, int]:
     """What a source submitted before: task id to number."""
-    place = Partition(context.log.topics.name(TASKS), 0)
-    reader = EventReader(context.log, {place: "first"})
+    tasks = context.log.topics.partition(TASKS)
     numbers: dict[str, int] = {}
-    try:
-        async for item in reader:
-            if isinstance(item, CaughtUp):
-                break
+    async with aclosing(read_events(context.log, {tasks: WHOLE})) as deliveries:
+        async for item in deliveries:
             if isinstance(item.event, TaskSubmitted) and item.event.source == source:
                 numbers.setdefault(item.event.task_id, item.offset)
-    finally:
-        await reader.aclose()
     return numbers
 
 
@@ -145,9 +148,8 @@ class _Backlog:
     async def follow(self) -> None:
         """Follows `episodes`: a started task waits no more, nor does any before it."""
         topics = self._log.topics
-        await self._pass_finished(Partition(topics.name(TASKS), 0))
-        name = topics.name(EPISODES)
-        places = [Partition(name, number) for number in range(topics.partitions)]
+        await self._pass_finished(topics.partition(TASKS))
+        places = topics.partitions_of(EPISODES)
         # What was started last, and all that has gone before its turn since: no more than waits.
         back = TAIL + 2 * len(self._waiting)
         # Where other teams' refused tasks are all that lies there, it says nothing.
@@ -163,9 +165,8 @@ class _Backlog:
     async def _read(self, starts: Mapping[Partition, Start], enough: int) -> bool:
         """Follows for ever; False where fewer partitions than enough have shown a start by now."""
         shown: set[Partition] = set()
-        reader = EventReader(self._log, starts)
-        try:
-            async for item in reader:
+        async with aclosing(follow_events(self._log, starts)) as items:
+            async for item in items:
                 if isinstance(item, CaughtUp):
                     if len(shown) < enough:
                         return False
@@ -175,8 +176,6 @@ class _Backlog:
                     if self._tells(item.event):
                         shown.add(item.partition)
                 self._drop_started()
-        finally:
-            await reader.aclose()
         return True
 
     async def room(self, most: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator
+from contextlib import aclosing
 
 from headrace.schemas.events import BatchAssembled, PolicyPublished
 from headrace.schemas.frontier import Frontier
@@ -16,8 +17,7 @@ from headrace.schemas.recipe.recipe import Recipe, WarmStart
 from headrace.schemas.topics import BATCHES, POLICIES
 from headrace.services.base.plugins import load
 from headrace.services.kafka.broker import Partition
-from headrace.services.log.event_reader import EventReader
-from headrace.services.log.positions import Start
+from headrace.services.log.log_reader import Start, follow_events
 from headrace.services.tasks.data_sets.data_sets import BUILTIN
 from headrace.services.tasks.task_maker import Item
 from headrace.services.worker.service_context import ServiceContext
@@ -80,12 +80,11 @@ async def until_learned(context: ServiceContext, tasks: Collection[int]) -> None
     recipe, topics = context.recipe, context.log.topics
     trained = [name for name, policy in recipe.policies.items() if policy.training is not None]
     learned = Learned(trained, tasks)
-    starts: dict[Partition, Start] = {Partition(topics.name(POLICIES), 0): "first"}
+    starts: dict[Partition, Start] = {topics.partition(POLICIES): "first"}
     for name in trained:
-        starts[Partition(topics.name(BATCHES, name), 0)] = "tail"
-    reader = EventReader(context.log, starts)
-    try:
-        async for item in reader:
+        starts[topics.partition(BATCHES, name)] = "tail"
+    async with aclosing(follow_events(context.log, starts)) as items:
+        async for item in items:
             match getattr(item, "event", None):
                 case BatchAssembled() as batch:
                     learned.on_batch(batch)
@@ -93,5 +92,3 @@ async def until_learned(context: ServiceContext, tasks: Collection[int]) -> None
                     learned.on_policy(published)
             if learned.done:
                 return
-    finally:
-        await reader.aclose()

@@ -11,7 +11,7 @@ from prometheus_client import Counter
 
 from headrace.services.kafka.broker import Committed, End, FencedWriter, Partition, Record
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.positions import reached
+from headrace.services.log.log_reader import reached
 from headrace.services.log.trace import enter_trace
 from headrace.services.worker.commit_metadata import CommitMetadata
 from headrace.services.worker.open_records import OpenRecords

@@ -33,7 +33,7 @@ from prometheus_client import Gauge
 from headrace.errors import DependencyError
 from headrace.services.kafka.broker import Committed, End, Partition, Record, Subscription
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.positions import Start, resolve_starts
+from headrace.services.log.log_reader import Start, resolve_starts
 from headrace.services.worker.commit_metadata import read_metadata
 from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import Shard, ShardContext

@@ -21,12 +21,12 @@ from headrace.services.base.types import TaskView
 from headrace.services.env import service
 from headrace.services.kafka.broker import Partition
 from headrace.services.kafka.memory.memory_broker import MemoryCluster
-from headrace.services.kafka.memory.memory_registry import MemoryRegistry
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import CaughtUp, EventStream, follow_events
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.namespace.apply import apply
 from headrace.services.worker.service_context import ServiceContext
+from tests.memory_registry import MemoryRegistry
 
 ANSWER_S = 60.0
 """Most seconds until an action is answered."""
@@ -67,7 +67,7 @@ class Stage:
         """A worker is there from the beginning; at the end all are gone."""
         await apply(self._log, self._recipe)
         place = Partition(self._topics.name(OBSERVATIONS), 0)
-        reader = EventReader(self._log, {place: "first"})
+        reader = follow_events(self._log, {place: "first"})
         hearing = asyncio.create_task(self._hear(reader))
         self.start()
         try:
@@ -135,7 +135,7 @@ class Stage:
         }
         await self._log.send(ActionRequested(**{**fields, **more}))
 
-    async def _hear(self, reader: EventReader) -> None:
+    async def _hear(self, reader: EventStream) -> None:
         async for item in reader:
             if not isinstance(item, CaughtUp) and isinstance(item.event, ObservationRecorded):
                 self._answers.put_nowait(item.event)

@@ -17,9 +17,8 @@ from headrace.infra.local.detached import free_port
 from headrace.schemas.events import Event, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES, Topic, Topics
-from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import connect
@@ -89,11 +88,8 @@ class Deployment:
         self, topic: Topic[Any], policy: str | None = None
     ) -> AsyncIterator[AsyncIterator[Delivery[Event]]]:
         """A topic's events, from the first on, without end."""
-        name = self.log.topics.name(topic, policy)
-        count = self.log.topics.by_name(name).partitions
-        reader = EventReader(
-            self.log, {Partition(name, number): "first" for number in range(count)}
-        )
+        partitions = self.log.topics.partitions_of(topic, policy)
+        reader = follow_events(self.log, dict.fromkeys(partitions, "first"))
 
         async def deliveries() -> AsyncIterator[Delivery[Event]]:
             async for item in reader:

@@ -29,7 +29,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import BATCHES, Topics
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from headrace.services.operate.serve import spare_the_collector
@@ -129,7 +129,7 @@ class Loader:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._reader = EventReader(log, {Partition(log.topics.name(BATCHES, "default"), 0): 0})
+        self._reader = follow_events(log, {Partition(log.topics.name(BATCHES, "default"), 0): 0})
         self._batches = self._read()
 
     async def run(self, batches: int) -> dict[str, float]:

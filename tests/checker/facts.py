@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headrace.errors import DecodeError
 from headrace.schemas.events import Event, Ref, TaskSubmitted
 from headrace.schemas.topics import DEAD_LETTERS
-from headrace.services.kafka.broker import Partition, Record
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.positions import Start, reached, resolve_starts
+from headrace.services.log.log_reader import WHOLE, read_records
 
 E = TypeVar("E", bound=Event)
 Violations = Iterator[str]
@@ -84,26 +84,17 @@ class Facts:
 
 async def read_all(log: EventLog) -> tuple[list[Delivery[Event]], int]:
     """Every event of a namespace, and how many records were none. Leaves no trace in the log."""
-    starts: dict[Partition, Start] = {
-        Partition(placed.name, number): "first"
-        for placed in log.topics
-        if placed.topic is not DEAD_LETTERS
-        for number in range(placed.partitions)
+    ranges = {
+        partition: WHOLE
+        for topic in log.topics
+        if topic.topic is not DEAD_LETTERS
+        for partition in topic.all_partitions()
     }
     deliveries, undecodable = [], 0
-    reader = log.broker.reader()
-    try:
-        positions, ends = await resolve_starts(log, starts)
-        behind = {place: end for place, end in ends.items() if positions[place] < end}
-        await reader.assign({place: positions[place] for place in behind})
-        while behind:
-            for item in await reader.read():
-                if isinstance(item, Record):
-                    try:
-                        deliveries.append(await log.decode(item))
-                    except DecodeError:
-                        undecodable += 1
-                reached(item, behind)
-    finally:
-        await reader.close()
+    async with aclosing(read_records(log.broker, ranges)) as records:
+        async for record in records:
+            try:
+                deliveries.append(await log.decode(record))
+            except DecodeError:
+                undecodable += 1
     return deliveries, undecodable

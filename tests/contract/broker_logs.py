@@ -98,7 +98,7 @@ class MemoryLog:
 
     async def leave_open(self, writer: str, record: Outgoing) -> None:
         state = self._cluster.state
-        state.begin(writer, state.take_over(writer), [record], {}, "")
+        state.begin(writer, state.fence(writer), [record])
 
 
 class KafkaMember:
@@ -155,9 +155,9 @@ class KafkaLog:
             await process.communicate()
 
     async def expire(self, partition: Partition, before: int) -> None:
-        place = TopicPartition(partition.topic, partition.number, before)
+        at = TopicPartition(partition.topic, partition.number, before)
         with AdminClient({"bootstrap.servers": self._servers}) as admin:
-            for future in admin.delete_records([place]).values():
+            for future in admin.delete_records([at]).values():
                 await asyncio.wrap_future(future)
 
     async def leave_open(self, writer: str, record: Outgoing) -> None:

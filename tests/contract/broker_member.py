@@ -27,9 +27,9 @@ async def take_part(
     """
     known: dict[Partition, None] = {}
 
-    async def on_assigned(places: Mapping[Partition, Committed]) -> None:
-        known.update(dict.fromkeys(places))
-        say(f"assigned {_numbers(places)}")
+    async def on_assigned(commits: Mapping[Partition, Committed]) -> None:
+        known.update(dict.fromkeys(commits))
+        say(f"assigned {_numbers(commits)}")
 
     async def on_revoked(
         partitions: Sequence[Partition], lost: bool

@@ -37,7 +37,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @dataclass
-class Place:
+class Bench:
     """A log with a client or several, and a topic of the test's own."""
 
     log: Log
@@ -64,16 +64,16 @@ class Place:
 
 
 @asynccontextmanager
-async def a_place(
+async def a_bench(
     log: Log, namespace: str, *, partitions: int = 1, clients: int = 1
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[Bench]:
     brokers = [log.client(f"client-{number}") for number in range(clients)]
-    place = Place(log, brokers, f"{namespace}.topic", f"{namespace}.{GROUP}")
+    bench = Bench(log, brokers, f"{namespace}.topic", f"{namespace}.{GROUP}")
     try:
-        await place.broker.create_topics({place.topic: (partitions, {})})
-        every = [place.at(number) for number in range(partitions)]
-        await place.broker.commit_first(place.group, every)
-        yield place
+        await bench.broker.create_topics({bench.topic: (partitions, {})})
+        every = [bench.at(number) for number in range(partitions)]
+        await bench.broker.commit_first(bench.group, every)
+        yield bench
     finally:
         for broker in brokers:
             await broker.close()
@@ -90,7 +90,7 @@ class Member:
     before_assigned: Callable[[], Coroutine[Any, Any, None]] | None = None
     before_revoked: Callable[[], Coroutine[Any, Any, None]] | None = None
     story: list[Any] = field(default_factory=list)
-    places: dict[Partition, Committed] = field(default_factory=dict)
+    commits: dict[Partition, Committed] = field(default_factory=dict)
     held: set[Partition] = field(default_factory=set)
     records: list[Record] = field(default_factory=list)
 
@@ -129,12 +129,12 @@ class Member:
         finally:
             self.happened.set()
 
-    async def _on_assigned(self, places: Mapping[Partition, Committed]) -> None:
+    async def _on_assigned(self, commits: Mapping[Partition, Committed]) -> None:
         if self.before_assigned is not None:
             await self.before_assigned()
-        self.places |= places
-        self.held |= set(places)
-        self.story.append(("assigned", sorted(places)))
+        self.commits |= commits
+        self.held |= set(commits)
+        self.story.append(("assigned", sorted(commits)))
         self.happened.set()
 
     async def _on_revoked(
@@ -147,7 +147,7 @@ class Member:
         self.held -= set(partitions)
         self.story.append(("revoked", sorted(partitions)))
         self.happened.set()
-        return {place: self.last_words[place] for place in partitions if place in self.last_words}
+        return {at: self.last_words[at] for at in partitions if at in self.last_words}
 
 
 async def read_to(reader: Reader, *ends: End) -> list[Record | End]:
@@ -179,13 +179,13 @@ def values(items: Sequence[Record | End]) -> list[str]:
 
 def test_sends_in_flight_keep_their_order_in_each_partition(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
-            outgoing = [place.outgoing(str(n), n % 2) for n in range(600)]
-            positions = await asyncio.gather(*map(place.broker.send, outgoing))
-            assert positions == [Position(place.at(n % 2), n // 2) for n in range(600)]
-            reader = place.broker.reader()
-            await reader.assign({place.at(0): 0, place.at(1): 0})
-            items = await read_to(reader, End(place.at(0), 300), End(place.at(1), 300))
+        async with a_bench(log, namespace, partitions=2) as bench:
+            outgoing = [bench.outgoing(str(n), n % 2) for n in range(600)]
+            positions = await asyncio.gather(*map(bench.broker.send, outgoing))
+            assert positions == [Position(bench.at(n % 2), n // 2) for n in range(600)]
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(0): 0, bench.at(1): 0})
+            items = await read_to(reader, End(bench.at(0), 300), End(bench.at(1), 300))
             for number in (0, 1):
                 of_it = [item for item in items if item.partition.number == number]
                 assert values(of_it) == [str(n) for n in range(number, 600, 2)]
@@ -196,14 +196,14 @@ def test_sends_in_flight_keep_their_order_in_each_partition(log: Log, namespace:
 
 def test_a_record_comes_as_it_was_sent(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
+        async with a_bench(log, namespace) as bench:
             headers = [("name", b"\x00\xff"), ("name", b""), ("other", "ü".encode())]
             before = time.time()
-            position = await place.broker.send(
-                Outgoing(place.topic, b"\x01key", b"\x00value", headers, partition=0)
+            position = await bench.broker.send(
+                Outgoing(bench.topic, b"\x01key", b"\x00value", headers, partition=0)
             )
-            (record,) = await place.broker.fetch([position])
-            assert record.partition == place.at()
+            (record,) = await bench.broker.fetch([position])
+            assert record.partition == bench.at()
             assert (record.offset, record.key, record.value) == (0, b"\x01key", b"\x00value")
             assert record.headers == headers
             assert before - 1 <= record.timestamp <= time.time() + 1
@@ -213,11 +213,11 @@ def test_a_record_comes_as_it_was_sent(log: Log, namespace: str) -> None:
 
 def test_the_key_decides_as_in_java(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=7) as place:
+        async with a_bench(log, namespace, partitions=7) as bench:
             keys = [str(task).encode() for task in range(200)] + [bytes(range(n)) for n in range(9)]
             keys += ["schlüssel".encode(), b"\xff\x80\x81", b"x" * 1_001]
             positions = await asyncio.gather(
-                *(place.broker.send(Outgoing(place.topic, key, b"")) for key in keys if key)
+                *(bench.broker.send(Outgoing(bench.topic, key, b"")) for key in keys if key)
             )
             numbers = [position.partition.number for position in positions]
             assert numbers == [partition_of(key, 7) for key in keys if key]
@@ -228,16 +228,16 @@ def test_the_key_decides_as_in_java(log: Log, namespace: str) -> None:
 
 def test_close_waits_for_what_is_in_flight(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, clients=2) as place:
+        async with a_bench(log, namespace, clients=2) as bench:
             sends = [
-                asyncio.create_task(place.broker.send(place.outgoing(str(n)))) for n in range(50)
+                asyncio.create_task(bench.broker.send(bench.outgoing(str(n)))) for n in range(50)
             ]
             await asyncio.sleep(0)
-            await place.broker.close()
+            await bench.broker.close()
             assert [position.offset for position in await asyncio.gather(*sends)] == list(range(50))
-            assert (await place.brokers[1].ends([place.at()]))[place.at()] == (0, 50)
+            assert (await bench.brokers[1].ends([bench.at()]))[bench.at()] == (0, 50)
             with pytest.raises(DependencyError):
-                await place.broker.send(place.outgoing("late"))
+                await bench.broker.send(bench.outgoing("late"))
 
     run(main)
 
@@ -247,14 +247,14 @@ def test_close_waits_for_what_is_in_flight(log: Log, namespace: str) -> None:
 
 def test_an_end_comes_whenever_all_has_been_read(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
-            await place.send("a", "b")
-            reader = place.broker.reader()
-            await reader.assign({place.at(0): 0, place.at(1): 0})
-            items = await read_to(reader, End(place.at(0), 2), End(place.at(1), 0))
+        async with a_bench(log, namespace, partitions=2) as bench:
+            await bench.send("a", "b")
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(0): 0, bench.at(1): 0})
+            items = await read_to(reader, End(bench.at(0), 2), End(bench.at(1), 0))
             assert values(items) == ["a", "b"]
-            await place.send("c")
-            items = await read_to(reader, End(place.at(0), 3))
+            await bench.send("c")
+            items = await read_to(reader, End(bench.at(0), 3))
             assert values(items) == ["c"]
 
     run(main)
@@ -262,128 +262,111 @@ def test_an_end_comes_whenever_all_has_been_read(log: Log, namespace: str) -> No
 
 def test_ends_count_the_gaps_that_transactions_leave(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            writer = await place.broker.fenced(f"{namespace}.writer")
-            await writer.write([place.outgoing("a"), place.outgoing("b")])
-            reader = place.broker.reader()
-            await reader.assign({place.at(): 0})
-            assert values(await read_to(reader, End(place.at(), 3))) == ["a", "b"]
-            assert (await place.broker.ends([place.at()]))[place.at()] == (0, 3)
-            assert (await place.broker.send(place.outgoing("c"))).offset == 3
-            assert values(await read_to(reader, End(place.at(), 4))) == ["c"]
+        async with a_bench(log, namespace) as bench:
+            writer = await bench.broker.fenced(f"{namespace}.writer")
+            await writer.write([bench.outgoing("a"), bench.outgoing("b")])
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(): 0})
+            assert values(await read_to(reader, End(bench.at(), 3))) == ["a", "b"]
+            assert (await bench.broker.ends([bench.at()]))[bench.at()] == (0, 3)
+            assert (await bench.broker.send(bench.outgoing("c"))).offset == 3
+            assert values(await read_to(reader, End(bench.at(), 4))) == ["c"]
 
     run(main)
 
 
 def test_an_open_transaction_holds_readers_back(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            await place.send("before")
-            await log.leave_open(f"{namespace}.writer", place.outgoing("never decided"))
-            await place.send("after")
-            reader = place.broker.reader()
-            await reader.assign({place.at(): 0})
-            items = await read_to(reader, End(place.at(), 1))
+        async with a_bench(log, namespace) as bench:
+            await bench.send("before")
+            await log.leave_open(f"{namespace}.writer", bench.outgoing("never decided"))
+            await bench.send("after")
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(): 0})
+            items = await read_to(reader, End(bench.at(), 1))
             items += await what_comes(reader)
             assert values(items) == ["before"]
-            assert (await place.broker.ends([place.at()]))[place.at()] == (0, 1)
-            await place.broker.fenced(f"{namespace}.writer")  # Aborts what its predecessor left.
-            assert values(await read_to(reader, End(place.at(), 4))) == ["after"]
-            assert (await place.broker.ends([place.at()]))[place.at()] == (0, 4)
+            assert (await bench.broker.ends([bench.at()]))[bench.at()] == (0, 1)
+            await bench.broker.fenced(f"{namespace}.writer")  # Aborts what its predecessor left.
+            assert values(await read_to(reader, End(bench.at(), 4))) == ["after"]
+            assert (await bench.broker.ends([bench.at()]))[bench.at()] == (0, 4)
 
     run(main)
 
 
 def test_the_undecided_end_counts_what_an_open_transaction_hides(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            await log.leave_open(f"{namespace}.other", place.outgoing("never decided"))
-            writer = await place.broker.fenced(f"{namespace}.writer")
-            await writer.write([place.outgoing("one's own")])
-            assert (await place.broker.ends([place.at()]))[place.at()] == (0, 0)
-            reader = place.broker.reader()
-            await reader.assign({place.at(): 0})
+        async with a_bench(log, namespace) as bench:
+            await log.leave_open(f"{namespace}.other", bench.outgoing("never decided"))
+            writer = await bench.broker.fenced(f"{namespace}.writer")
+            await writer.write([bench.outgoing("one's own")])
+            assert (await bench.broker.ends([bench.at()]))[bench.at()] == (0, 0)
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(): 0})
             assert values(await what_comes(reader)) == []
-            _, end = (await place.broker.ends([place.at()], include_uncommitted=True))[place.at()]
+            _, end = (await bench.broker.ends([bench.at()], include_uncommitted=True))[bench.at()]
             assert end == 3
-            await place.broker.fenced(f"{namespace}.other")  # Aborts: a mark more.
-            assert values(await read_to(reader, End(place.at(), end + 1))) == ["one's own"]
+            await bench.broker.fenced(f"{namespace}.other")  # Aborts: a mark more.
+            assert values(await read_to(reader, End(bench.at(), end + 1))) == ["one's own"]
 
     run(main)
 
 
 def test_reading_begins_at_the_offset_asked(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
-            await place.send("a", "b", "c")
-            reader = place.broker.reader()
-            await reader.assign({place.at(0): 1})
-            assert values(await read_to(reader, End(place.at(0), 3))) == ["b", "c"]
-            await place.send("x", number=1)
-            await reader.assign({place.at(1): 0})  # Adds; the other stays.
-            assert values(await read_to(reader, End(place.at(1), 1))) == ["x"]
-            await place.send("d")
-            assert values(await read_to(reader, End(place.at(0), 4))) == ["d"]
+        async with a_bench(log, namespace, partitions=2) as bench:
+            await bench.send("a", "b", "c")
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(0): 1})
+            assert values(await read_to(reader, End(bench.at(0), 3))) == ["b", "c"]
+            await bench.send("x", number=1)
+            await reader.assign({bench.at(1): 0})  # Adds; the other stays.
+            assert values(await read_to(reader, End(bench.at(1), 1))) == ["x"]
+            await bench.send("d")
+            assert values(await read_to(reader, End(bench.at(0), 4))) == ["d"]
 
     run(main)
 
 
 def test_what_is_gone_can_not_be_read(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            await place.send("a", "b", "c")
-            await log.expire(place.at(), 2)
-            assert (await place.broker.ends([place.at()]))[place.at()] == (2, 3)
-            reader = place.broker.reader()
-            where = f"{place.topic}/0"
+        async with a_bench(log, namespace) as bench:
+            await bench.send("a", "b", "c")
+            await log.expire(bench.at(), 2)
+            assert (await bench.broker.ends([bench.at()]))[bench.at()] == (2, 3)
+            reader = bench.broker.reader()
+            where = f"{bench.topic}/0"
             with pytest.raises(RecordsLost, match=f"{where}: 1 record is lost, offsets 1 to 1: "):
-                await reader.assign({place.at(): 1})
-            with pytest.raises(RecordsLost, match=f"{where}: .* offsets 3 to 3: .* made anew"):
-                await reader.assign({place.at(): 4})
+                await reader.assign({bench.at(): 1})
+            with pytest.raises(RecordsLost, match=f"{where}: .* offsets 3 to 3: .* created again"):
+                await reader.assign({bench.at(): 4})
             with pytest.raises(DependencyError):
                 await reader.assign({Partition(f"{namespace}.absent", 0): 0})
-            await reader.assign({place.at(): 2})
-            assert values(await read_to(reader, End(place.at(), 3))) == ["c"]
+            await reader.assign({bench.at(): 2})
+            assert values(await read_to(reader, End(bench.at(), 3))) == ["c"]
             with pytest.raises(RecordsLost, match=f"{where}: 1 record is lost"):
-                await place.broker.fetch([Position(place.at(), 1)])
-
-    run(main)
-
-
-def test_paused_partitions_wait_and_others_flow(log: Log, namespace: str) -> None:
-    async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
-            reader = place.broker.reader()
-            await reader.assign({place.at(0): 0, place.at(1): 0})
-            await read_to(reader, End(place.at(0), 0), End(place.at(1), 0))
-            await reader.pause([place.at(0)])
-            await place.send("held back")
-            await place.send("flows", number=1)
-            items = await read_to(reader, End(place.at(1), 1))
-            assert values(items + await what_comes(reader)) == ["flows"]
-            await reader.resume([place.at(0)])
-            assert values(await read_to(reader, End(place.at(0), 1))) == ["held back"]
+                await bench.broker.fetch([Position(bench.at(), 1)])
 
     run(main)
 
 
 def test_nothing_of_an_unassigned_partition_comes(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
+        async with a_bench(log, namespace, partitions=2) as bench:
             await asyncio.gather(
-                *(place.broker.send(place.outgoing(str(n), n % 2)) for n in range(3_000))
+                *(bench.broker.send(bench.outgoing(str(n), n % 2)) for n in range(3_000))
             )
-            reader = place.broker.reader()
-            await reader.assign({place.at(0): 0, place.at(1): 0})
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(0): 0, bench.at(1): 0})
             first = await reader.read()
             assert first
-            await reader.unassign([place.at(0)])  # With some of it fetched already, maybe.
-            items = await read_to(reader, End(place.at(1), 1_500))
-            assert {item.partition for item in items} == {place.at(1)}
-            await place.send("more", number=0)
+            await reader.unassign([bench.at(0)])  # With some of it fetched already, maybe.
+            items = await read_to(reader, End(bench.at(1), 1_500))
+            assert {item.partition for item in items} == {bench.at(1)}
+            await bench.send("more", number=0)
             assert await what_comes(reader) == []
-            await reader.assign({place.at(0): 1_498})
-            items = await read_to(reader, End(place.at(0), 1_501))
+            await reader.assign({bench.at(0): 1_498})
+            items = await read_to(reader, End(bench.at(0), 1_501))
             assert [item.offset for item in items] == [1_498, 1_499, 1_500, 1_501]
 
     run(main)
@@ -391,10 +374,10 @@ def test_nothing_of_an_unassigned_partition_comes(log: Log, namespace: str) -> N
 
 def test_closing_a_reader_ends_what_waits_in_it(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            reader = place.broker.reader()
-            await reader.assign({place.at(): 0})
-            await read_to(reader, End(place.at(), 0))
+        async with a_bench(log, namespace) as bench:
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(): 0})
+            await read_to(reader, End(bench.at(), 0))
             reading = asyncio.create_task(reader.read())
             await asyncio.sleep(0)
             await reader.close()
@@ -409,33 +392,33 @@ def test_closing_a_reader_ends_what_waits_in_it(log: Log, namespace: str) -> Non
 
 def test_fetch_answers_in_the_order_asked(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
+        async with a_bench(log, namespace, partitions=2) as bench:
             for number in (0, 1):
                 await asyncio.gather(
-                    *(place.broker.send(place.outgoing(f"{number}-{n}", number)) for n in range(50))
+                    *(bench.broker.send(bench.outgoing(f"{number}-{n}", number)) for n in range(50))
                 )
             wanted = [(1, 40), (0, 49), (1, 3), (0, 0), (1, 40), (1, 4)]
-            positions = [Position(place.at(number), offset) for number, offset in wanted]
-            records = await place.broker.fetch(positions)
+            positions = [Position(bench.at(number), offset) for number, offset in wanted]
+            records = await bench.broker.fetch(positions)
             assert values(records) == [f"{number}-{offset}" for number, offset in wanted]
             assert [Position(record.partition, record.offset) for record in records] == positions
-            assert await place.broker.fetch([]) == []
+            assert await bench.broker.fetch([]) == []
 
     run(main)
 
 
 def test_fetch_finds_no_record_where_a_marker_lies(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            writer = await place.broker.fenced(f"{namespace}.writer")
-            await writer.write([place.outgoing("a")])
-            reader = place.broker.reader()
-            await reader.assign({place.at(): 0})
-            await read_to(reader, End(place.at(), 2))
-            await place.send("b")
+        async with a_bench(log, namespace) as bench:
+            writer = await bench.broker.fenced(f"{namespace}.writer")
+            await writer.write([bench.outgoing("a")])
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(): 0})
+            await read_to(reader, End(bench.at(), 2))
+            await bench.send("b")
             with pytest.raises(RecordsLost, match=r"offsets 1 to 1.* a gap"):
-                await place.broker.fetch([Position(place.at(), 0), Position(place.at(), 1)])
-            records = await place.broker.fetch([Position(place.at(), 2), Position(place.at(), 0)])
+                await bench.broker.fetch([Position(bench.at(), 0), Position(bench.at(), 1)])
+            records = await bench.broker.fetch([Position(bench.at(), 2), Position(bench.at(), 0)])
             assert values(records) == ["b", "a"]
 
     run(main)
@@ -446,21 +429,21 @@ def test_fetch_finds_no_record_where_a_marker_lies(log: Log, namespace: str) -> 
 
 def test_a_member_reads_from_the_groups_places(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
-            await place.send("a", "b")
-            await place.send("x", number=1)
-            member = place.subscribe()
+        async with a_bench(log, namespace, partitions=2) as bench:
+            await bench.send("a", "b")
+            await bench.send("x", number=1)
+            member = bench.subscribe()
             await member.until(lambda: len(member.records) == 3)
-            assert member.story[0] == ("assigned", [place.at(0), place.at(1)])
-            await member.subscription.commit({place.at(0): Committed(1, "noted")})
-            assert await place.broker.committed(place.group, [place.at(0), place.at(1)]) == {
-                place.at(0): Committed(1, "noted"),
-                place.at(1): Committed(0),
+            assert member.story[0] == ("assigned", [bench.at(0), bench.at(1)])
+            await member.subscription.commit({bench.at(0): Committed(1, "noted")})
+            assert await bench.broker.committed(bench.group, [bench.at(0), bench.at(1)]) == {
+                bench.at(0): Committed(1, "noted"),
+                bench.at(1): Committed(0),
             }
             await member.close()
-            later = place.subscribe()
+            later = bench.subscribe()
             await later.until(lambda: len(later.records) == 2)
-            assert later.places[place.at(0)] == Committed(1, "noted")
+            assert later.commits[bench.at(0)] == Committed(1, "noted")
             assert sorted(values(later.records)) == ["b", "x"]
             await later.close()
 
@@ -469,33 +452,33 @@ def test_a_member_reads_from_the_groups_places(log: Log, namespace: str) -> None
 
 def test_no_record_comes_before_on_assigned_has_returned(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            await place.send("a")
+        async with a_bench(log, namespace) as bench:
+            await bench.send("a")
             asked, answer = asyncio.Event(), asyncio.Event()
 
             async def wait() -> None:
                 asked.set()
                 await answer.wait()
 
-            member = place.subscribe(before_assigned=wait)
+            member = bench.subscribe(before_assigned=wait)
             await asked.wait()
             await asyncio.sleep(QUIET_S)
             assert member.story == []
             answer.set()
             await member.until(lambda: bool(member.records))
-            assert member.story[0] == ("assigned", [place.at()])
+            assert member.story[0] == ("assigned", [bench.at()])
             await member.close()
 
     run(main)
 
 
-def test_a_group_without_a_place_is_an_error(log: Log, namespace: str) -> None:
+def test_a_group_without_a_commit_is_an_error(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            place.group += ".new"
-            assert await place.broker.committed(place.group, [place.at()]) == {}
-            member = place.subscribe()
-            with pytest.raises(DependencyError, match="no place"):
+        async with a_bench(log, namespace) as bench:
+            bench.group += ".new"
+            assert await bench.broker.committed(bench.group, [bench.at()]) == {}
+            member = bench.subscribe()
+            with pytest.raises(DependencyError, match="no commit"):
                 await member.until(lambda: bool(member.story))
             await member.close()
 
@@ -504,9 +487,9 @@ def test_a_group_without_a_place_is_an_error(log: Log, namespace: str) -> None:
 
 def test_members_share_the_partitions(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=5, clients=2) as place:
-            one, other = place.subscribe(), place.subscribe(place.brokers[1])
-            every = {place.at(number) for number in range(5)}
+        async with a_bench(log, namespace, partitions=5, clients=2) as bench:
+            one, other = bench.subscribe(), bench.subscribe(bench.brokers[1])
+            every = {bench.at(number) for number in range(5)}
 
             def shared() -> bool:
                 return one.held | other.held == every and len(one.held) in (2, 3)
@@ -520,7 +503,7 @@ def test_members_share_the_partitions(log: Log, namespace: str) -> None:
                 other.happened.clear()
             assert not one.held & other.held
             for number in range(5):
-                await place.send(str(number), number=number)
+                await bench.send(str(number), number=number)
             await one.until(lambda: len(one.records) == len(one.held))
             await other.until(lambda: len(other.records) == len(other.held))
             assert {record.partition for record in one.records} == one.held
@@ -533,28 +516,28 @@ def test_members_share_the_partitions(log: Log, namespace: str) -> None:
 
 def test_a_hand_over_waits_for_the_last_words_and_keeps_them(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=4, clients=2) as place:
+        async with a_bench(log, namespace, partitions=4, clients=2) as bench:
             for number in range(4):
-                await place.send("a", "b", "c", number=number)
-            every = [place.at(number) for number in range(4)]
+                await bench.send("a", "b", "c", number=number)
+            every = [bench.at(number) for number in range(4)]
             finish = asyncio.Event()
-            one = place.subscribe(
+            one = bench.subscribe(
                 last_words=dict.fromkeys(every, Committed(2, "last words")),
                 before_revoked=finish.wait,
             )
             await one.until(lambda: len(one.records) == 12)
-            other = place.subscribe(place.brokers[1])
+            other = bench.subscribe(bench.brokers[1])
             await one.until(lambda: bool(one.told("revoking")))
             ((_, moved, lost),) = one.told("revoking")
             assert not lost
             assert len(moved) == 2  # Balanced, and no more than that moves.
             for number in range(4):
-                await place.send("d", number=number)
+                await bench.send("d", number=number)
             await asyncio.sleep(QUIET_S)
             assert other.story == []  # What is not let go of is not handed over.
             finish.set()
             await other.until(lambda: len(other.records) == 4)
-            assert other.places == dict.fromkeys(moved, Committed(2, "last words"))
+            assert other.commits == dict.fromkeys(moved, Committed(2, "last words"))
             assert sorted(values(other.records)) == ["c", "c", "d", "d"]
             await one.until(lambda: len(one.records) == 14)
             after = one.story[one.story.index(("revoking", moved, False)) :]
@@ -568,17 +551,17 @@ def test_a_hand_over_waits_for_the_last_words_and_keeps_them(log: Log, namespace
 
 def test_closing_a_subscription_hands_over_at_once(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2, clients=2) as place:
-            every = [place.at(0), place.at(1)]
-            one = place.subscribe(last_words=dict.fromkeys(every, Committed(0, "bye")))
+        async with a_bench(log, namespace, partitions=2, clients=2) as bench:
+            every = [bench.at(0), bench.at(1)]
+            one = bench.subscribe(last_words=dict.fromkeys(every, Committed(0, "bye")))
             await one.until(lambda: len(one.held) == 2)
             await one.close()
             assert one.story[-1] == ("revoked", every)
             assert ("revoking", every, False) in one.story
-            assert await place.broker.committed(place.group, every) == dict.fromkeys(
+            assert await bench.broker.committed(bench.group, every) == dict.fromkeys(
                 every, Committed(0, "bye")
             )
-            other = place.subscribe(place.brokers[1])
+            other = bench.subscribe(bench.brokers[1])
             await other.until(
                 lambda: len(other.held) == 2, SESSION_S
             )  # It left: none is waited for.
@@ -591,13 +574,13 @@ def test_closing_a_subscription_hands_over_at_once(log: Log, namespace: str) -> 
 
 def test_closing_the_broker_leaves_the_group(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, clients=2) as place:
-            member = place.subscribe(last_words={place.at(): Committed(0, "bye")})
+        async with a_bench(log, namespace, clients=2) as bench:
+            member = bench.subscribe(last_words={bench.at(): Committed(0, "bye")})
             await member.until(lambda: bool(member.held))
-            await place.broker.close()
+            await bench.broker.close()
             assert member.held == set()
-            committed = await place.brokers[1].committed(place.group, [place.at()])
-            assert committed == {place.at(): Committed(0, "bye")}
+            committed = await bench.brokers[1].committed(bench.group, [bench.at()])
+            assert committed == {bench.at(): Committed(0, "bye")}
             await member.close()
 
     run(main)
@@ -606,22 +589,22 @@ def test_closing_the_broker_leaves_the_group(log: Log, namespace: str) -> None:
 def test_a_silent_member_loses_its_partitions_and_its_commits(log: Log, namespace: str) -> None:
     async def main() -> None:
         async with (
-            a_place(log, namespace, partitions=2) as place,
-            log.member(place.topic, place.group) as silent,
+            a_bench(log, namespace, partitions=2) as bench,
+            log.member(bench.topic, bench.group) as silent,
         ):
             assert await silent.hear() == "assigned 0,1"
             silent.freeze()
-            heir = place.subscribe()
+            heir = bench.subscribe()
             await heir.until(lambda: len(heir.held) == 2)
-            assert set(heir.places.values()) == {Committed(0)}
+            assert set(heir.commits.values()) == {Committed(0)}
             await heir.subscription.commit(dict.fromkeys(heir.held, Committed(0, "heir")))
             silent.tell("commit 0")  # As a zombie, which may not know that it is one.
             silent.thaw()
             heard = {await silent.hear(), await silent.hear()}
             assert heard == {"lost 0,1", "committed"}
-            every = [place.at(0), place.at(1)]
+            every = [bench.at(0), bench.at(1)]
             await heir.until(lambda: len(heir.held) == 1)  # The zombie joined again.
-            committed = await place.broker.committed(place.group, every)
+            committed = await bench.broker.committed(bench.group, every)
             assert committed == dict.fromkeys(every, Committed(0, "heir"))
             await heir.close()
 
@@ -631,18 +614,18 @@ def test_a_silent_member_loses_its_partitions_and_its_commits(log: Log, namespac
 def test_a_killed_members_partitions_are_handed_over(log: Log, namespace: str) -> None:
     async def main() -> None:
         async with (
-            a_place(log, namespace, partitions=2) as place,
-            log.member(place.topic, place.group) as member,
+            a_bench(log, namespace, partitions=2) as bench,
+            log.member(bench.topic, bench.group) as member,
         ):
             assert await member.hear() == "assigned 0,1"
-            await place.send("a")
+            await bench.send("a")
             assert await member.hear() == "read 0 0"
             member.tell("commit 0")
             assert await member.hear() == "committed"
             member.kill()
-            heir = place.subscribe()
+            heir = bench.subscribe()
             await heir.until(lambda: len(heir.records) == 1)
-            assert heir.places == {place.at(number): Committed(0, "zombie") for number in (0, 1)}
+            assert heir.commits == {bench.at(number): Committed(0, "zombie") for number in (0, 1)}
             await heir.close()
 
     run(main)
@@ -650,16 +633,16 @@ def test_a_killed_members_partitions_are_handed_over(log: Log, namespace: str) -
 
 def test_pausing_a_member_keeps_it_in_the_group(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
-            member = place.subscribe()
-            await member.until(lambda: End(place.at(0), 0) in member.story)
-            await member.subscription.pause([place.at(0)])
-            await place.send("held back")
-            await place.send("flows", number=1)
+        async with a_bench(log, namespace, partitions=2) as bench:
+            member = bench.subscribe()
+            await member.until(lambda: End(bench.at(0), 0) in member.story)
+            await member.subscription.pause([bench.at(0)])
+            await bench.send("held back")
+            await bench.send("flows", number=1)
             await member.until(lambda: bool(member.records))
             await asyncio.sleep(SESSION_S * 1.5)
             assert values(member.records) == ["flows"]
-            await member.subscription.resume([place.at(0)])
+            await member.subscription.resume([bench.at(0)])
             await member.until(lambda: len(member.records) == 2)
             assert values(member.records) == ["flows", "held back"]
             assert len(member.held) == 2
@@ -670,18 +653,18 @@ def test_pausing_a_member_keeps_it_in_the_group(log: Log, namespace: str) -> Non
 
 def test_commits_of_partitions_not_held_are_left_out(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
+        async with a_bench(log, namespace, partitions=2) as bench:
             outside = f"{namespace}.outside"
-            await place.broker.create_topics({outside: (1, {})})
-            await place.broker.commit_first(place.group, [Partition(outside, 0)])
-            member = place.subscribe()
+            await bench.broker.create_topics({outside: (1, {})})
+            await bench.broker.commit_first(bench.group, [Partition(outside, 0)])
+            member = bench.subscribe()
             await member.until(lambda: len(member.held) == 2)
             await member.subscription.commit(
-                {place.at(1): Committed(0, "mine"), Partition(outside, 0): Committed(7, "not mine")}
+                {bench.at(1): Committed(0, "mine"), Partition(outside, 0): Committed(7, "not mine")}
             )
-            assert await place.broker.committed(
-                place.group, [place.at(1), Partition(outside, 0)]
-            ) == {place.at(1): Committed(0, "mine"), Partition(outside, 0): Committed(0)}
+            assert await bench.broker.committed(
+                bench.group, [bench.at(1), Partition(outside, 0)]
+            ) == {bench.at(1): Committed(0, "mine"), Partition(outside, 0): Committed(0)}
             await member.close()
 
     run(main)
@@ -689,15 +672,15 @@ def test_commits_of_partitions_not_held_are_left_out(log: Log, namespace: str) -
 
 def test_metadata_has_a_limit(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            member = place.subscribe()
+        async with a_bench(log, namespace) as bench:
+            member = bench.subscribe()
             await member.until(lambda: bool(member.held))
             longest = Committed(0, "x" * METADATA_LIMIT)
-            await member.subscription.commit({place.at(): longest})
+            await member.subscription.commit({bench.at(): longest})
             too_long = Committed(0, "x" * (METADATA_LIMIT + 1_000))
             with pytest.raises(HeadraceError):
-                await member.subscription.commit({place.at(): too_long})
-            assert (await place.broker.committed(place.group, [place.at()]))[place.at()] == longest
+                await member.subscription.commit({bench.at(): too_long})
+            assert (await bench.broker.committed(bench.group, [bench.at()]))[bench.at()] == longest
             await member.close()
 
     run(main)
@@ -705,16 +688,21 @@ def test_metadata_has_a_limit(log: Log, namespace: str) -> None:
 
 def test_first_commits_do_not_overwrite(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
-            group = f"{place.group}.new"
-            await place.broker.commit_first(group, [place.at(0)])
-            writer = await place.broker.fenced(f"{namespace}.writer")
-            await writer.write([], {place.at(0): Committed(5, "there")}, group)
-            await place.broker.commit_first(group, [place.at(0), place.at(1)])
-            assert await place.broker.committed(group, [place.at(0), place.at(1)]) == {
-                place.at(0): Committed(5, "there"),
-                place.at(1): Committed(0),
+        async with a_bench(log, namespace, partitions=2) as bench:
+            both = [bench.at(0), bench.at(1)]
+            member = bench.subscribe()
+            await member.until(lambda: len(member.held) == 2)
+            await member.subscription.commit({bench.at(0): Committed(5, "there")})
+            await member.close()
+            await bench.broker.commit_first(bench.group, both)
+            assert await bench.broker.committed(bench.group, both) == {
+                bench.at(0): Committed(5, "there"),
+                bench.at(1): Committed(0),
             }
+            group = f"{bench.group}.new"
+            await bench.broker.commit_first(group, [bench.at(0)])
+            await bench.broker.commit_first(group, both)
+            assert await bench.broker.committed(group, both) == dict.fromkeys(both, Committed(0))
 
     run(main)
 
@@ -722,19 +710,16 @@ def test_first_commits_do_not_overwrite(log: Log, namespace: str) -> None:
 # Sole writers
 
 
-def test_a_sole_writer_writes_records_and_places_at_once(log: Log, namespace: str) -> None:
+def test_a_sole_writer_writes_all_records_at_once(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=3) as place:
-            writer = await place.broker.fenced(f"{namespace}.writer")
-            records = [place.outgoing(str(n), n % 2) for n in range(10)]
-            place_of = Committed(4, "with the records")
-            positions = await writer.write(records, {place.at(2): place_of}, place.group)
-            assert positions == [Position(place.at(n % 2), n // 2) for n in range(10)]
-            assert values(await place.broker.fetch(positions)) == [str(n) for n in range(10)]
-            committed = await place.broker.committed(place.group, [place.at(2)])
-            assert committed == {place.at(2): place_of}
-            (following,) = await writer.write([place.outgoing("next")])
-            assert following == Position(place.at(0), 6)  # A marker lies between.
+        async with a_bench(log, namespace, partitions=3) as bench:
+            writer = await bench.broker.fenced(f"{namespace}.writer")
+            records = [bench.outgoing(str(n), n % 2) for n in range(10)]
+            positions = await writer.write(records)
+            assert positions == [Position(bench.at(n % 2), n // 2) for n in range(10)]
+            assert values(await bench.broker.fetch(positions)) == [str(n) for n in range(10)]
+            (following,) = await writer.write([bench.outgoing("next")])
+            assert following == Position(bench.at(0), 6)  # A marker lies between.
             await writer.close()
 
     run(main)
@@ -742,59 +727,52 @@ def test_a_sole_writer_writes_records_and_places_at_once(log: Log, namespace: st
 
 def test_a_write_that_fails_leaves_nothing(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            writer = await place.broker.fenced(f"{namespace}.writer")
-            too_long = Committed(1, "x" * (METADATA_LIMIT + 1_000))
-            with pytest.raises(HeadraceError):
-                await writer.write([place.outgoing("never")], {place.at(): too_long}, place.group)
-            await place.send("after")
-            reader = place.broker.reader()
-            await reader.assign({place.at(): 0})
+        async with a_bench(log, namespace) as bench:
+            writer = await bench.broker.fenced(f"{namespace}.writer")
+            with pytest.raises(DependencyError):
+                await writer.write([bench.outgoing("never"), bench.outgoing("nowhere", 99)])
+            await bench.send("after")
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(): 0})
             items: list[Record | End] = []
             async with asyncio.timeout(20):
                 while not values(items):
                     items += await reader.read()
             assert values(items) == ["after"]
-            committed = await place.broker.committed(place.group, [place.at()])
-            assert committed == {place.at(): Committed(0)}
 
     run(main)
 
 
 def test_a_successor_cuts_the_predecessor_off(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, clients=2) as place:
+        async with a_bench(log, namespace, clients=2) as bench:
             name = f"{namespace}.writer"
-            old = await place.broker.fenced(name)
-            await old.write([place.outgoing("old")])
-            new = await place.brokers[1].fenced(name)
+            old = await bench.broker.fenced(name)
+            await old.write([bench.outgoing("old")])
+            new = await bench.brokers[1].fenced(name)
             for _ in range(2):
                 with pytest.raises(Fenced):
-                    await old.write(
-                        [place.outgoing("zombie")], {place.at(): Committed(9)}, place.group
-                    )
-            (position,) = await new.write([place.outgoing("new")])
-            reader = place.brokers[1].reader()
-            await reader.assign({place.at(): 0})
-            items = await read_to(reader, End(place.at(), position.offset + 2))
+                    await old.write([bench.outgoing("zombie")])
+            (position,) = await new.write([bench.outgoing("new")])
+            reader = bench.brokers[1].reader()
+            await reader.assign({bench.at(): 0})
+            items = await read_to(reader, End(bench.at(), position.offset + 2))
             assert values(items) == ["old", "new"]
-            committed = await place.broker.committed(place.group, [place.at()])
-            assert committed == {place.at(): Committed(0)}
-            other = await place.broker.fenced(f"{name}.other")  # Another name, another writer.
-            await other.write([place.outgoing("other")])
-            await new.write([place.outgoing("new")])
+            other = await bench.broker.fenced(f"{name}.other")  # Another name, another writer.
+            await other.write([bench.outgoing("other")])
+            await new.write([bench.outgoing("new")])
 
     run(main)
 
 
 def test_a_successor_sees_all_that_was_written(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
+        async with a_bench(log, namespace, partitions=2) as bench:
             for end in range(2, 12, 2):
-                writer = await place.broker.fenced(f"{namespace}.writer")
-                ends = await place.broker.ends([place.at(0), place.at(1)])
+                writer = await bench.broker.fenced(f"{namespace}.writer")
+                ends = await bench.broker.ends([bench.at(0), bench.at(1)])
                 assert set(ends.values()) == {(0, end - 2)}
-                await writer.write([place.outgoing("a", 0), place.outgoing("b", 1)])
+                await writer.write([bench.outgoing("a", 0), bench.outgoing("b", 1)])
 
     run(main)
 
@@ -804,29 +782,29 @@ def test_a_successor_sees_all_that_was_written(log: Log, namespace: str) -> None
 
 def test_topics_are_made_once_and_their_partitions_stay(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=3) as place:
+        async with a_bench(log, namespace, partitions=3) as bench:
             other = f"{namespace}.other"
-            await place.send("kept")
-            await place.broker.create_topics({place.topic: (3, {}), other: (1, {})})
-            topics = await place.broker.list_topics()
-            assert (topics[place.topic], topics[other]) == (3, 1)
-            assert (await place.broker.ends([place.at()]))[place.at()] == (0, 1)
+            await bench.send("kept")
+            await bench.broker.create_topics({bench.topic: (3, {}), other: (1, {})})
+            topics = await bench.broker.list_topics()
+            assert (topics[bench.topic], topics[other]) == (3, 1)
+            assert (await bench.broker.ends([bench.at()]))[bench.at()] == (0, 1)
             with pytest.raises(UsageError, match="3 partitions"):
-                await place.broker.create_topics({place.topic: (4, {})})
-            await place.broker.delete_topics([other, f"{namespace}.absent"])
-            assert other not in await place.broker.list_topics()
-            await place.broker.create_topics({other: (2, {})})
-            assert (await place.broker.list_topics())[other] == 2
+                await bench.broker.create_topics({bench.topic: (4, {})})
+            await bench.broker.delete_topics([other, f"{namespace}.absent"])
+            assert other not in await bench.broker.list_topics()
+            await bench.broker.create_topics({other: (2, {})})
+            assert (await bench.broker.list_topics())[other] == 2
 
     run(main)
 
 
 def test_a_group_whose_records_were_deleted_hears_which(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
-            await place.send("a", "b", "c")
-            await log.expire(place.at(), 2)
-            member = place.subscribe()
+        async with a_bench(log, namespace) as bench:
+            await bench.send("a", "b", "c")
+            await log.expire(bench.at(), 2)
+            member = bench.subscribe()
             with pytest.raises(RecordsLost, match=r"2 records are lost, offsets 0 to 1: .*docs/"):
                 await member.until(lambda: bool(member.records))
             await member.subscription.close()
@@ -836,33 +814,33 @@ def test_a_group_whose_records_were_deleted_hears_which(log: Log, namespace: str
 
 def test_a_topics_settings_are_told(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
+        async with a_bench(log, namespace) as bench:
             made = {"retention.ms": "3600000", "cleanup.policy": "delete"}
             other = f"{namespace}.other"
-            await place.broker.create_topics({other: (1, made)})
-            told = await place.broker.topic_settings([other])
+            await bench.broker.create_topics({other: (1, made)})
+            told = await bench.broker.topic_settings([other])
             assert told[other].items() >= made.items()
-            assert await place.broker.topic_settings([]) == {}
+            assert await bench.broker.topic_settings([]) == {}
             with pytest.raises(DependencyError):
-                await place.broker.topic_settings([f"{namespace}.absent"])
+                await bench.broker.topic_settings([f"{namespace}.absent"])
 
     run(main)
 
 
 def test_offsets_are_found_by_time(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace, partitions=2) as place:
-            await place.send("a")
-            reader = place.broker.reader()
-            await reader.assign({place.at(): 0})
-            first = (await read_to(reader, End(place.at(), 1)))[0]
+        async with a_bench(log, namespace, partitions=2) as bench:
+            await bench.send("a")
+            reader = bench.broker.reader()
+            await reader.assign({bench.at(): 0})
+            first = (await read_to(reader, End(bench.at(), 1)))[0]
             assert isinstance(first, Record)
             await asyncio.sleep(0.01)
-            await place.send("b")
+            await bench.send("b")
 
             async def at(timestamp: float) -> list[int]:
-                found = await place.broker.offsets_at([place.at(0), place.at(1)], timestamp)
-                return [found[place.at(0)], found[place.at(1)]]
+                found = await bench.broker.offsets_at([bench.at(0), bench.at(1)], timestamp)
+                return [found[bench.at(0)], found[bench.at(1)]]
 
             assert await at(0) == [0, 0]
             assert await at(first.timestamp) == [0, 0]
@@ -874,10 +852,10 @@ def test_offsets_are_found_by_time(log: Log, namespace: str) -> None:
 
 def test_what_is_not_there_is_an_error(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_place(log, namespace) as place:
+        async with a_bench(log, namespace) as bench:
             with pytest.raises(DependencyError):
-                await place.broker.ends([Partition(f"{namespace}.absent", 0)])
+                await bench.broker.ends([Partition(f"{namespace}.absent", 0)])
             with pytest.raises(DependencyError):
-                await place.broker.send(Outgoing(f"{namespace}.absent", b"key", b""))
+                await bench.broker.send(Outgoing(f"{namespace}.absent", b"key", b""))
 
     run(main)

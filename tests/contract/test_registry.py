@@ -28,9 +28,9 @@ from headrace.schemas.events import (
     TaskSubmitted,
 )
 from headrace.schemas.topics import Topics
-from headrace.services.kafka.memory.memory_registry import MemoryRegistry
 from headrace.services.kafka.registry import Registry
 from headrace.services.kafka.schema_registry import SchemaRegistry
+from tests.memory_registry import MemoryRegistry
 
 RUN_STATE = json.dumps(avsc(RunStateEntered))
 
@@ -235,12 +235,12 @@ def test_a_registry_out_of_reach_is_named_without_its_password() -> None:
 def test_a_wrong_path_is_said_to_be_one(url: str, path: str) -> None:
     registry = Registry(url.removesuffix("/apis/ccompat/v7") + path)
     for ask in (lambda: registry.schema(1), lambda: registry.lookup("s", RUN_STATE)):
-        with pytest.raises(UsageError, match="mind the URL's path"):
+        with pytest.raises(UsageError, match="Check the path of the URL"):
             ask()
     registry.close()
 
 
 @pytest.mark.parametrize("text", ["", "ftp://host", "host:8081"])
 def test_what_is_no_url_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no schema registry URL"):
+    with pytest.raises(UsageError, match="is not the URL of a schema registry"):
         Registry(text)

@@ -17,8 +17,9 @@ import pytest
 from headrace.infra import local
 from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
 from headrace.schemas.topics import BATCHES, DEAD_LETTERS, GROUPS, POLICIES, Topics
-from headrace.services.kafka.broker import Partition, Record
+from headrace.services.kafka.broker import Partition
 from headrace.services.kafka.client import KafkaBroker
+from headrace.services.log.log_reader import WHOLE, read_records
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.replay.recording import read_topic
@@ -110,23 +111,13 @@ def records(run: Recorded, namespace: str) -> dict[Partition, list[tuple[bytes |
     async def read() -> dict[Partition, list[tuple[bytes | None, bytes]]]:
         assert run.cluster.bootstrap_servers is not None
         broker = KafkaBroker(run.cluster.bootstrap_servers, client_id="test")
-        places = [
-            Partition(placed.name, number)
-            for placed in Topics(namespace, ("default",), 4)
-            for number in range(placed.partitions)
-        ]
-        found: dict[Partition, list[tuple[bytes | None, bytes]]] = {p: [] for p in places}
-        behind = {place: end for place, (_, end) in (await broker.ends(places)).items() if end}
-        reader = broker.reader()
-        await reader.assign(dict.fromkeys(places, 0))
-        while behind:
-            for item in await reader.read():
-                if isinstance(item, Record):
-                    found[item.partition].append((item.key, item.value or b""))
-                end = item.offset + 1 if isinstance(item, Record) else item.offset
-                if end >= behind.get(item.partition, end + 1):
-                    del behind[item.partition]
-        await reader.close()
+        found: dict[Partition, list[tuple[bytes | None, bytes]]] = {
+            partition: []
+            for topic in Topics(namespace, ("default",), 4)
+            for partition in topic.all_partitions()
+        }
+        async for record in read_records(broker, dict.fromkeys(found, WHOLE)):
+            found[record.partition].append((record.key, record.value or b""))
         await broker.close()
         return found
 

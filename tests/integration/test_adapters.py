@@ -10,7 +10,7 @@ from headrace.infra import local
 from headrace.schemas.events import PolicyPublished
 from headrace.schemas.topics import POLICIES
 from headrace.services.kafka.broker import Partition
-from headrace.services.log.event_reader import read_all
+from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from tests.checker import check_namespace
@@ -94,5 +94,5 @@ def test_two_adapters_of_one_base_are_trained_and_served(
 async def publications(cluster: ClusterConfig) -> list[PolicyPublished]:
     async with open_namespace(cluster, "test") as (log, _):
         place = Partition(log.topics.name(POLICIES), 0)
-        events = [delivery.event async for delivery in read_all(log, {place: "first"})]
+        events = [delivery.event async for delivery in read_events(log, {place: WHOLE})]
         return [event for event in events if isinstance(event, PolicyPublished)]

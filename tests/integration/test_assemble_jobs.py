@@ -24,7 +24,7 @@ from headrace.schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
 from headrace.services.kafka.broker import Outgoing, Partition
 from headrace.services.kafka.client import KafkaBroker
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs import assemble_groups
 from tests.unit.stream_jobs.test_assemble_batches import (
@@ -68,8 +68,7 @@ async def apply(log: EventLog) -> None:
 
 
 def results_of(log: EventLog) -> list[Partition]:
-    name = log.topics.name(RESULTS)
-    return [Partition(name, number) for number in range(log.topics.partitions)]
+    return log.topics.partitions_of(RESULTS)
 
 
 async def send_results(log: EventLog, first: int, count: int) -> None:
@@ -81,7 +80,7 @@ async def send_results(log: EventLog, first: int, count: int) -> None:
 async def read_groups(log: EventLog, tasks: int) -> list[int]:
     """The tasks of all groups, read until `tasks` different ones have come, and to the end."""
     found: list[int] = []
-    reader = EventReader(log, {Partition(log.topics.name(GROUPS, "default"), 0): 0})
+    reader = follow_events(log, {Partition(log.topics.name(GROUPS, "default"), 0): 0})
     caught_up = False
     async with asyncio.timeout(2 * BOUND_S):
         async for item in reader:

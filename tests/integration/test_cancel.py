@@ -17,9 +17,8 @@ from headrace.schemas.events import Blob, EpisodeStarted, Event, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import EPISODES, RESULTS, Topics
 from headrace.services.agent import service as agent
-from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import EventReader
+from headrace.services.log.log_reader import follow_events
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
@@ -62,11 +61,15 @@ class Watch:
     """What was started and what has ended, as it comes."""
 
     def __init__(self, log: EventLog) -> None:
-        names = [log.topics.name(topic) for topic in (EPISODES, RESULTS)]
-        places = [Partition(name, n) for name in names for n in range(log.topics.partitions)]
+        topics = log.topics
         self.started: set[int] = set()
         self.ended: dict[int, TaskEnded] = {}
-        self._reader = EventReader(log, dict.fromkeys(places, "first"))
+        self._reader = follow_events(
+            log,
+            dict.fromkeys(
+                [*topics.partitions_of(EPISODES), *topics.partitions_of(RESULTS)], "first"
+            ),
+        )
         self._news = asyncio.Event()
 
     async def follow(self) -> None:

@@ -65,8 +65,8 @@ class Member:
         self.last: Mapping[Partition, Committed] = {}
         self.arrived = asyncio.Event()
 
-    async def on_assigned(self, places: Mapping[Partition, Committed]) -> None:
-        self.won.update(places)
+    async def on_assigned(self, partitions: Mapping[Partition, Committed]) -> None:
+        self.won.update(partitions)
         self.arrived.set()
 
     async def on_revoked(
@@ -82,12 +82,12 @@ def test_ends_wait_for_a_broker_that_does_not_know_its_partition_yet(
     async def main() -> None:
         broker = KafkaBroker(kafka, client_id="test")
         try:
-            place = Partition(f"{namespace}.things.v1", 0)
-            asking = asyncio.create_task(broker.ends([place]))
+            partition = Partition(f"{namespace}.things.v1", 0)
+            asking = asyncio.create_task(broker.ends([partition]))
             done, _ = await asyncio.wait({asking}, timeout=1.0)
             assert not done
             await topic(broker, namespace)
-            assert await asking == {place: (0, 0)}
+            assert await asking == {partition: (0, 0)}
         finally:
             await broker.close()
 
@@ -126,9 +126,9 @@ def test_an_unknown_property_is_named() -> None:
 def test_a_cancelled_send_harms_nobody(kafka: str, namespace: str) -> None:
     async def main() -> None:
         broker = KafkaBroker(kafka, client_id="test")
-        [place] = await topic(broker, namespace)
+        [partition] = await topic(broker, namespace)
         sends = [
-            asyncio.create_task(broker.send(Outgoing(place.topic, b"k", b"%d" % number)))
+            asyncio.create_task(broker.send(Outgoing(partition.topic, b"k", b"%d" % number)))
             for number in range(100)
         ]
         await asyncio.sleep(0)
@@ -136,7 +136,7 @@ def test_a_cancelled_send_harms_nobody(kafka: str, namespace: str) -> None:
             send.cancel()
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, Position] * 50
-        assert (await broker.send(Outgoing(place.topic, b"k", b"last"))).offset == 100
+        assert (await broker.send(Outgoing(partition.topic, b"k", b"last"))).offset == 100
         await broker.close()
 
     drive(main)
@@ -145,9 +145,9 @@ def test_a_cancelled_send_harms_nobody(kafka: str, namespace: str) -> None:
 def test_a_record_too_large_and_an_unknown_topic_are_refused(kafka: str, namespace: str) -> None:
     async def main() -> None:
         broker = KafkaBroker(kafka, client_id="test")
-        [place] = await topic(broker, namespace)
+        [partition] = await topic(broker, namespace)
         with pytest.raises(HeadraceError, match="9000000 bytes"):
-            await broker.send(Outgoing(place.topic, b"k", bytes(9_000_000)))
+            await broker.send(Outgoing(partition.topic, b"k", bytes(9_000_000)))
         with pytest.raises(DependencyError, match="apply the recipe"):
             await broker.send(Outgoing(f"{namespace}.absent", b"k", b"v"))
         await broker.close()
@@ -157,15 +157,15 @@ def test_a_record_too_large_and_an_unknown_topic_are_refused(kafka: str, namespa
 
 def test_a_slow_reader_is_not_overrun_and_loses_nothing(kafka: str, namespace: str) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test", bulk=True)
-        places = await topic(broker, namespace, 2)
+        broker = KafkaBroker(kafka, client_id="test")
+        partitions = await topic(broker, namespace, 2)
         count, value = 600, os.urandom(100_000)
         await asyncio.gather(
-            *(broker.send(Outgoing(places[0].topic, b"%d" % n, value)) for n in range(count))
+            *(broker.send(Outgoing(partitions[0].topic, b"%d" % n, value)) for n in range(count))
         )
         reader = broker.reader()
-        await reader.assign(dict.fromkeys(places, 0))
-        taken: dict[Partition, int] = dict.fromkeys(places, 0)
+        await reader.assign(dict.fromkeys(partitions, 0))
+        taken: dict[Partition, int] = dict.fromkeys(partitions, 0)
         largest = 0
         while sum(taken.values()) < count:
             items = await reader.read()
@@ -186,26 +186,28 @@ def test_a_place_that_retention_removed_is_told_with_what_is_there(
 ) -> None:
     async def main() -> None:
         broker = KafkaBroker(kafka, client_id="test")
-        [place] = await topic(broker, namespace)
+        [partition] = await topic(broker, namespace)
         for number in range(10):
-            await broker.send(Outgoing(place.topic, b"k", b"%d" % number))
-        await broker.commit_first("group", [place])
+            await broker.send(Outgoing(partition.topic, b"k", b"%d" % number))
+        await broker.commit_first("group", [partition])
         admin = AdminClient({"bootstrap.servers": kafka})
-        [gone] = admin.delete_records([TopicPartition(place.topic, 0, 6)]).values()
+        [gone] = admin.delete_records([TopicPartition(partition.topic, 0, 6)]).values()
         await asyncio.wrap_future(gone)
-        where = re.escape(f"{place.topic}/0")
+        where = re.escape(f"{partition.topic}/0")
         with pytest.raises(RecordsLost, match=f"{where}: 3 records are lost, offsets 3 to 5: "):
-            await broker.reader().assign({place: 3})
+            await broker.reader().assign({partition: 3})
         with pytest.raises(RecordsLost, match=f"{where}: .*offsets 10 to 10: .*ends at 10"):
-            await broker.reader().assign({place: 11})
+            await broker.reader().assign({partition: 11})
         with pytest.raises(RecordsLost, match=f"{where}: 4 records are lost, offsets 2 to 5: "):
-            await broker.fetch([Position(place, 8), Position(place, 2)])
-        assert [record.value for record in await broker.fetch([Position(place, 8)])] == [b"8"]
+            await broker.fetch([Position(partition, 8), Position(partition, 2)])
+        assert [record.value for record in await broker.fetch([Position(partition, 8)])] == [b"8"]
         member = Member()
         subscription = broker.subscribe(
-            [place.topic], "group", member.on_assigned, member.on_revoked
+            [partition.topic], "group", member.on_assigned, member.on_revoked
         )
-        lost = f"{where}: 6 records are lost, offsets 0 to 5: the consumer group group goes on at 0"
+        lost = (
+            f"{where}: 6 records are lost, offsets 0 to 5: the consumer group group continues at 0"
+        )
         with pytest.raises(RecordsLost, match=lost):
             await subscription.read()
         await broker.close()
@@ -213,15 +215,15 @@ def test_a_place_that_retention_removed_is_told_with_what_is_there(
     drive(main)
 
 
-def test_a_group_without_a_place_asks_for_apply(kafka: str, namespace: str) -> None:
+def test_a_group_without_a_commit_asks_for_apply(kafka: str, namespace: str) -> None:
     async def main() -> None:
         broker = KafkaBroker(kafka, client_id="test")
-        [place] = await topic(broker, namespace)
+        [partition] = await topic(broker, namespace)
         member = Member()
         subscription = broker.subscribe(
-            [place.topic], namespace, member.on_assigned, member.on_revoked
+            [partition.topic], namespace, member.on_assigned, member.on_revoked
         )
-        with pytest.raises(DependencyError, match=r"no place.*apply the recipe first"):
+        with pytest.raises(DependencyError, match=r"no commit.*apply the recipe first"):
             await subscription.read()
         await broker.close()
         assert (member.won, member.lost) == ({}, [])
@@ -232,14 +234,16 @@ def test_a_group_without_a_place_asks_for_apply(kafka: str, namespace: str) -> N
 def test_what_a_callback_raises_ends_the_reading(kafka: str, namespace: str) -> None:
     async def main() -> None:
         broker = KafkaBroker(kafka, client_id="test")
-        [place] = await topic(broker, namespace)
-        await broker.commit_first(namespace, [place])
+        [partition] = await topic(broker, namespace)
+        await broker.commit_first(namespace, [partition])
         member = Member()
 
         async def on_assigned(_: Mapping[Partition, Committed]) -> None:
             raise ZeroDivisionError("a handler's own")
 
-        subscription = broker.subscribe([place.topic], namespace, on_assigned, member.on_revoked)
+        subscription = broker.subscribe(
+            [partition.topic], namespace, on_assigned, member.on_revoked
+        )
         with pytest.raises(ZeroDivisionError, match="a handler's own"):
             await subscription.read()
         await broker.close()
@@ -251,55 +255,59 @@ def test_what_a_callback_raises_ends_the_reading(kafka: str, namespace: str) -> 
 def test_callbacks_may_pause_and_commit(kafka: str, namespace: str) -> None:
     async def main() -> None:
         broker = KafkaBroker(kafka, client_id="test")
-        places = await topic(broker, namespace, 2)
-        await broker.commit_first(namespace, places)
-        for place in places:
-            await broker.send(Outgoing(place.topic, b"k", b"v", partition=place.number))
+        partitions = await topic(broker, namespace, 2)
+        await broker.commit_first(namespace, partitions)
+        for partition in partitions:
+            await broker.send(Outgoing(partition.topic, b"k", b"v", partition=partition.number))
         told = asyncio.Event()
 
         async def on_assigned(won: Mapping[Partition, Committed]) -> None:
-            await subscription.pause([places[1]])
-            await subscription.commit({places[0]: Committed(1)})  # Not held yet: left out.
+            await subscription.pause([partitions[1]])
+            await subscription.commit({partitions[0]: Committed(1)})  # Not held yet: left out.
             told.set()
 
         async def on_revoked(
             gone: Sequence[Partition], lost: bool
         ) -> Mapping[Partition, Committed]:
             await subscription.pause(gone)
-            await subscription.commit({places[0]: Committed(1)})  # Not held any more.
-            return {places[1]: Committed(1, "last word")}
+            await subscription.commit({partitions[0]: Committed(1)})  # Not held any more.
+            return {partitions[1]: Committed(1, "last word")}
 
-        subscription = broker.subscribe([places[0].topic], namespace, on_assigned, on_revoked)
-        assert [record.partition for record in await read_records(subscription, 1)] == [places[0]]
-        assert await broker.committed(namespace, places) == dict.fromkeys(places, Committed(0))
-        await subscription.resume([places[1]])
-        assert [record.partition for record in await read_records(subscription, 1)] == [places[1]]
+        subscription = broker.subscribe([partitions[0].topic], namespace, on_assigned, on_revoked)
+        assert [record.partition for record in await read_records(subscription, 1)] == [
+            partitions[0]
+        ]
+        assert await broker.committed(namespace, partitions) == dict.fromkeys(
+            partitions, Committed(0)
+        )
+        await subscription.resume([partitions[1]])
+        assert [record.partition for record in await read_records(subscription, 1)] == [
+            partitions[1]
+        ]
         await subscription.close()
         assert told.is_set()
-        assert await broker.committed(namespace, places) == {
-            places[0]: Committed(0),
-            places[1]: Committed(1, "last word"),
+        assert await broker.committed(namespace, partitions) == {
+            partitions[0]: Committed(0),
+            partitions[1]: Committed(1, "last word"),
         }
         await broker.close()
 
     drive(main)
 
 
-def test_a_transaction_takes_a_groups_places_along(kafka: str, namespace: str) -> None:
+def test_a_writer_goes_on_after_a_write_that_failed(kafka: str, namespace: str) -> None:
     async def main() -> None:
         broker = KafkaBroker(kafka, client_id="test")
-        [place] = await topic(broker, namespace)
-        await broker.commit_first(namespace, [place])
+        [partition] = await topic(broker, namespace)
         writer = await broker.fenced(f"{namespace}.writer")
-        records = [Outgoing(place.topic, b"k", b"%d" % number) for number in range(3)]
-        positions = await writer.write(records, {place: Committed(7, "note")}, namespace)
-        assert positions == [Position(place, number) for number in range(3)]
-        assert await broker.committed(namespace, [place]) == {place: Committed(7, "note")}
+        records = [Outgoing(partition.topic, b"k", b"%d" % number) for number in range(3)]
+        positions = await writer.write(records)
+        assert positions == [Position(partition, number) for number in range(3)]
         with pytest.raises(HeadraceError, match="MSG_SIZE_TOO_LARGE"):
-            await writer.write([*records, Outgoing(place.topic, b"k", bytes(9_000_000))])
-        [after] = await writer.write([Outgoing(place.topic, b"k", b"after")])
+            await writer.write([*records, Outgoing(partition.topic, b"k", bytes(9_000_000))])
+        [after] = await writer.write([Outgoing(partition.topic, b"k", b"after")])
         reader = broker.reader()
-        await reader.assign({place: 0})
+        await reader.assign({partition: 0})
         seen: list[Record | End] = []
         while not any(isinstance(item, End) and item.offset > after.offset for item in seen):
             seen += await reader.read()
@@ -332,43 +340,43 @@ def test_a_killed_broker_comes_back_or_is_closed_without(
 ) -> None:
     async def main() -> None:
         broker = KafkaBroker(own_stack.bootstrap_servers, client_id="test")
-        [place] = await topic(broker, namespace)
-        await broker.commit_first(namespace, [place])
+        [partition] = await topic(broker, namespace)
+        await broker.commit_first(namespace, [partition])
         member = Member()
         subscription = broker.subscribe(
-            [place.topic], namespace, member.on_assigned, member.on_revoked
+            [partition.topic], namespace, member.on_assigned, member.on_revoked
         )
         reader = broker.reader()
-        await reader.assign({place: 0})
-        await broker.send(Outgoing(place.topic, b"k", b"before"))
+        await reader.assign({partition: 0})
+        await broker.send(Outgoing(partition.topic, b"k", b"before"))
         await read_records(reader, 1)
         await read_records(subscription, 1)
 
         await asyncio.to_thread(kill, own_stack.kafka_pid)
         in_flight = [
-            asyncio.create_task(broker.send(Outgoing(place.topic, b"k", b"%d" % number)))
+            asyncio.create_task(broker.send(Outgoing(partition.topic, b"k", b"%d" % number)))
             for number in range(10)
         ]
         again = await asyncio.to_thread(local.up, own_stack.state)
         assert again.bootstrap_servers == own_stack.bootstrap_servers
         positions = await asyncio.gather(*in_flight)
-        assert positions == [Position(place, offset) for offset in range(1, 11)]
+        assert positions == [Position(partition, offset) for offset in range(1, 11)]
         values = [b"%d" % number for number in range(10)]
         assert [record.value for record in await read_records(reader, 10)] == values
         seen: dict[int, bytes | None] = {}
         while not seen.keys() >= set(range(1, 11)):  # From 0 again, if the session has run out.
             seen |= {record.offset: record.value for record in await read_records(subscription, 1)}
         assert [seen[offset] for offset in range(1, 11)] == values
-        await subscription.commit({place: Committed(11)})
-        assert await broker.committed(namespace, [place]) == {place: Committed(11)}
+        await subscription.commit({partition: Committed(11)})
+        assert await broker.committed(namespace, [partition]) == {partition: Committed(11)}
         assert [record.value for record in await broker.fetch(positions)] == values
 
         writer = await broker.fenced(f"{namespace}.writer")
         await asyncio.to_thread(kill, again.kafka_pid)
         member.lost.clear()
-        member.last = {place: Committed(11)}
-        unknown = asyncio.create_task(writer.write([Outgoing(place.topic, b"k", b"never")]))
-        lost = asyncio.create_task(broker.send(Outgoing(place.topic, b"k", b"never")))
+        member.last = {partition: Committed(11)}
+        unknown = asyncio.create_task(writer.write([Outgoing(partition.topic, b"k", b"never")]))
+        lost = asyncio.create_task(broker.send(Outgoing(partition.topic, b"k", b"never")))
         await asyncio.sleep(0)
         begun = monotonic()
         await broker.close()
@@ -377,6 +385,6 @@ def test_a_killed_broker_comes_back_or_is_closed_without(
             await lost
         with pytest.raises(DependencyError, match=f"{namespace}.writer"):
             await unknown
-        assert member.lost == [place]
+        assert member.lost == [partition]
 
     drive(main)

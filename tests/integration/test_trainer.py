@@ -31,13 +31,13 @@ from headrace.schemas.topics import POLICIES, TRAJECTORIES, Topics
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
 from headrace.services.kafka.memory.memory_broker import MemoryBroker
-from headrace.services.kafka.memory.memory_registry import MemoryRegistry
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import weights_digest
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer import service
+from tests.memory_registry import MemoryRegistry
 
 BOUND_S = 30.0
 """No wait of these tests is longer."""
@@ -166,7 +166,7 @@ class Bench:
     async def published(self, policy: str = "learner", until: int = -1) -> list[PolicyPublished]:
         """All publications of a policy, once version `until` is among them."""
         place = Partition(self.log.topics.name(POLICIES), 0)
-        reader = EventReader(self.log, {place: 0})
+        reader = follow_events(self.log, {place: 0})
         found: list[PolicyPublished] = []
         caught_up = False
         async with asyncio.timeout(BOUND_S):

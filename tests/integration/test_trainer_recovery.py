@@ -21,7 +21,7 @@ from headrace.services.inference.serving import ServedPolicy, Slots
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.inference.weights_follower import WeightsFollower
 from headrace.services.kafka.broker import Partition
-from headrace.services.log.event_reader import EventReader
+from headrace.services.log.log_reader import follow_events
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder, weights_digest
 from headrace.trainer import loop, losses
@@ -219,7 +219,7 @@ def test_an_idle_trainer_mends_the_store_and_the_worker_serves_on(
             folder = model_folder("tiny-llama")
             engine = ScriptedEngine(EngineSetup(folder, 4))
             served = ServedPolicy("learner", engine, Slots(engine), Tokenizer(folder), "worker")
-            reader = EventReader(bench.log, {Partition(bench.log.topics.name(POLICIES), 0): 0})
+            reader = follow_events(bench.log, {Partition(bench.log.topics.name(POLICIES), 0): 0})
             follower = WeightsFollower(
                 reader, bench.blobs, {"learner": served}, tmp_path / "scratch"
             )

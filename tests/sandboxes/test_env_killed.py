@@ -23,7 +23,7 @@ from headrace.schemas.topics import INSTANCES, OBSERVATIONS, Topics
 from headrace.services.base.clock import now_ms
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import CaughtUp, EventStream, follow_events
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
@@ -86,7 +86,7 @@ class Actor:
         assert answer.failure is None, answer.failure
 
 
-async def route(reader: EventReader, actors: dict[int, Actor]) -> None:
+async def route(reader: EventStream, actors: dict[int, Actor]) -> None:
     async for item in reader:
         if not isinstance(item, CaughtUp) and isinstance(item.event, ObservationRecorded):
             actors[item.event.task].answers.put_nowait(item.event)
@@ -145,7 +145,7 @@ async def kill_again_and_again(
         await apply(log, recipe)
         actors = {task: Actor(log, task) for task in range(EPISODES)}
         places = {Partition(topics.name(OBSERVATIONS), number): "first" for number in range(2)}
-        reader = EventReader(log, places)  # type: ignore[arg-type]
+        reader = follow_events(log, places)  # type: ignore[arg-type]
         routing = asyncio.create_task(route(reader, actors))
         workers.start()
         try:
@@ -176,7 +176,7 @@ async def kill_again_and_again(
 async def check_told(log: EventLog, topics: Topics) -> None:
     """Sandboxes and workers told of their lives."""
     told: dict[str, list[str]] = {}
-    reader = EventReader(log, {Partition(topics.name(INSTANCES), 0): "first"})
+    reader = follow_events(log, {Partition(topics.name(INSTANCES), 0): "first"})
     async for item in reader:
         if isinstance(item, CaughtUp):
             break

@@ -122,8 +122,8 @@ class Acts:
             process.thaw()
             process.clock_error_s = 0.0
         await asyncio.gather(*self._background)
-        if away_s := self._run.cluster.state.away_s():
-            await asyncio.sleep(away_s)
+        if down_s := self._run.cluster.state.down_s():
+            await asyncio.sleep(down_s)
         for service in self._run.scenario.processes:
             if not self._run.running(service):
                 self._run.add(service)
@@ -249,8 +249,8 @@ class Acts:
         values = self._chance.choices(GARBAGE, k=self._chance.randint(1, 3))
         records = [no_event(placed, value) for value in values]
         writer = f"team {self._chance.random()}"
-        epoch = state.take_over(writer)
-        state.begin(writer, epoch, records, {}, "")
+        epoch = state.fence(writer)
+        state.begin(writer, epoch, records)
         decide = state.commit if self._chance.random() < 0.5 else state.abort
         loop().call_later(seconds, decide, writer, epoch)
 

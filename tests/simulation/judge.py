@@ -64,7 +64,7 @@ class Result:
 
 def readable(run: Run) -> Ends:
     """How far each partition can be read now."""
-    places = [Partition(one.name, n) for one in run.topics for n in range(one.partitions)]
+    places = [at for one in run.topics for at in one.all_partitions()]
     return {place: run.cluster.state.log(place).stable_end for place in places}
 
 
@@ -168,8 +168,7 @@ def all_records(run: Run) -> Iterator[Record]:
     for placed in run.topics:
         if placed.topic is DEAD_LETTERS:
             continue
-        for number in range(placed.partitions):
-            partition = Partition(placed.name, number)
+        for partition in placed.all_partitions():
             log = run.cluster.state.log(partition)
             yield from gone.get(partition, ())
             yield from log.read(log.first, 10**9)[0]

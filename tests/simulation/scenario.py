@@ -227,7 +227,7 @@ _MOST = _PROCESSES | {"agent": 3, "env": 3, "inference": 3}
 LIMITS: dict[str, tuple[Any, ...]] = {
     "headrace.services.worker.shard_host:INTAKE": (1, 4, 1_000),
     "headrace.services.worker.worker:COMMIT_INTERVAL_S": (0.2, 1.0, 5.0),
-    "headrace.services.log.positions:TAIL": (2, 64),
+    "headrace.services.log.log_reader:TAIL": (2, 64),
     "headrace.services.scheduler.service:STARTS_A_TRANSACTION": (1, 512),
     "headrace.services.scheduler.service:QUEUE_HIGH": (2, 10_000),
     "headrace.stream_jobs.batches:BATCH_BYTES": (700, 500_000),

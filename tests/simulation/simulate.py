@@ -178,7 +178,7 @@ class _Progress:
         topics = run.topics
         self._places = {Partition(topics.name(topic), 0): 0 for topic in (TASKS, POLICIES)}
         self._places[Partition(topics.name(BATCHES, "default"), 0)] = 0
-        self._places |= {Partition(topics.name(RESULTS), n): 0 for n in range(topics.partitions)}
+        self._places |= dict.fromkeys(topics.partitions_of(RESULTS), 0)
         self._tasks: set[int] = set()
         self._to_train: set[int] = set()
         self._own: set[str] = set()

@@ -12,8 +12,7 @@ from headrace.schemas.events import ActionRequested, EpisodeEnded, ObservationRe
 from headrace.schemas.topics import ACTIONS
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import EventReader
-from headrace.services.log.positions import Start
+from headrace.services.log.log_reader import Start, follow_events
 from tests.simulation.processes import Run
 from tests.simulation.scenario import Scenario, calm
 from tests.simulation.simulate import simulate
@@ -24,7 +23,7 @@ LIVES = 4
 
 async def answer_all(log: EventLog, starts: dict[Partition, Start]) -> None:
     """Answers every score, and moves `starts` on behind each answer."""
-    reader = EventReader(log, starts.copy())
+    reader = follow_events(log, starts.copy())
     try:
         async for item in reader:
             if not isinstance(item, Delivery) or not isinstance(item.event, ActionRequested):
@@ -42,10 +41,7 @@ async def answer_all(log: EventLog, starts: dict[Partition, Start]) -> None:
 
 async def serve(run: Run, log: EventLog) -> None:
     """A judge that dies, and starts again behind its last commit: some it answers twice."""
-    name = log.topics.name(ACTIONS)
-    starts: dict[Partition, Start] = {
-        Partition(name, number): "first" for number in range(log.topics.partitions)
-    }
+    starts: dict[Partition, Start] = dict.fromkeys(log.topics.partitions_of(ACTIONS), "first")
     for life in range(LIVES):
         committed = starts.copy()
         with suppress(TimeoutError):

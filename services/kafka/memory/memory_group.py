@@ -1,8 +1,8 @@
-"""The consumer groups of the in-memory log: who holds which partition, and the groups' places.
+"""The consumer groups of the in-memory log: each partition's owner, and the groups' commits.
 
-Partitions change hands one by one, as with Kafka's cooperative protocol: a partition is granted
-only once its last owner has released it, or was expelled. The assignment is balanced and sticky.
-Sets of members and partitions are dicts and lists here: those have an order that repeats.
+Partitions move one by one, as with Kafka's cooperative protocol: a partition is granted only once
+its last owner has released it, or was expelled. The assignment is balanced and sticky. Members and
+partitions are in dicts and lists, not sets, because their order must repeat.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Member:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever one of the following changes."""
     granted: dict[Partition, None] = field(default_factory=dict)
-    """Won, and not yet taken over by the member."""
+    """Assigned to the member, which has not handled that yet."""
     revoking: dict[Partition, None] = field(default_factory=dict)
     """To be released by the member."""
     expelled: bool = False
@@ -34,56 +34,58 @@ class MemoryGroup:
     """One consumer group."""
 
     def __init__(self, name: str, partitions: Callable[[Sequence[str]], list[Partition]]) -> None:
-        """`partitions` says which ones some topics have."""
+        """`partitions` returns the partitions of some topics."""
         self.name = name
         self.members: list[Member] = []
-        self.places: dict[Partition, Committed] = {}
+        self.commits: dict[Partition, Committed] = {}
         self._partitions = partitions
         self._owners: dict[Partition, Member] = {}
         self._targets: dict[Partition, Member] = {}
 
     def join(self, member: Member) -> None:
-        """Lets a member in, and shares the partitions anew."""
+        """Adds a member, and rebalances."""
         self.members.append(member)
         self._rebalance()
 
     def leave(self, member: Member) -> None:
-        """Lets a member go, with all that it held."""
+        """Removes a member and its partitions, and rebalances."""
         if member not in self.members:
             return
         self.members.remove(member)
-        for partition in [place for place, owner in self._owners.items() if owner is member]:
+        for partition in [
+            partition for partition, owner in self._owners.items() if owner is member
+        ]:
             del self._owners[partition]
         member.granted.clear()
         member.revoking.clear()
         self._rebalance()
 
     def expel(self, member: Member) -> None:
-        """Takes everything from a member that was silent for too long, and tells it."""
+        """Removes a member that was silent for too long, and notifies it."""
         self.leave(member)
         member.expelled = True
         member.news.set()
 
     def shuffle(self, random: Random) -> None:
-        """Shares the partitions anew, by chance: balance comes back with the next change."""
+        """Assigns the partitions at random. The next rebalance balances them."""
         for partition in sorted(self._targets):
             able = [member for member in self.members if partition.topic in member.topics]
             self._targets[partition] = random.choice(able)
-        self._hand_over()
+        self._move()
 
     def release(self, member: Member, partitions: Sequence[Partition]) -> None:
-        """The member has let go of these."""
+        """Notes that the member has released these partitions."""
         for partition in partitions:
             if self._owners.get(partition) is member:
                 del self._owners[partition]
                 member.revoking.pop(partition, None)
                 member.granted.pop(partition, None)
-        self._hand_over()
+        self._move()
 
     def commit(self, member: Member, commits: Mapping[Partition, Committed]) -> None:
-        """Notes the places of partitions that the member holds; others are left out."""
-        check_metadata(commits)
-        self.places |= {
+        """Commits for partitions that the member holds; leaves out others."""
+        _check_metadata(commits)
+        self.commits |= {
             partition: committed
             for partition, committed in commits.items()
             if self._owners.get(partition) is member
@@ -92,10 +94,10 @@ class MemoryGroup:
     def _rebalance(self) -> None:
         topics = sorted({topic for member in self.members for topic in member.topics})
         self._targets = balance(self._partitions(topics), self.members, self._targets)
-        self._hand_over()
+        self._move()
 
-    def _hand_over(self) -> None:
-        """Moves towards the targets, as far as the owners have let go."""
+    def _move(self) -> None:
+        """Moves partitions to their targets, as far as the owners have released them."""
         for partition in sorted({**self._owners, **self._targets}):
             owner, target = self._owners.get(partition), self._targets.get(partition)
             if owner is target:
@@ -114,9 +116,9 @@ def balance(
     members: Sequence[Member],
     previous: Mapping[Partition, Member],
 ) -> dict[Partition, Member]:
-    """Shares partitions so that few change hands, and no one has two more than another could.
+    """Assigns partitions so that few move, and no member has two more than another could have.
 
-    Each goes to a member with its topic; there must be one.
+    Each goes to a member that subscribes to its topic. There must be one.
     """
     held: dict[Member, list[Partition]] = {member: [] for member in members}
     loose: list[Partition] = []
@@ -136,7 +138,7 @@ def _least_loaded(held: Mapping[Member, list[Partition]], partition: Partition) 
 
 
 def _level(held: Mapping[Member, list[Partition]]) -> bool:
-    """Moves one partition from a member with many to one with few. False: all is level."""
+    """Moves one partition from a member with many to one with few. False if none has to move."""
     for shares in sorted(held.values(), key=len, reverse=True):
         for partition in reversed(shares):
             fewer = _least_loaded(held, partition)
@@ -147,12 +149,12 @@ def _level(held: Mapping[Member, list[Partition]]) -> bool:
     return False
 
 
-def check_metadata(commits: Mapping[Partition, Committed]) -> None:
-    """Refuses what a stock broker refuses."""
+def _check_metadata(commits: Mapping[Partition, Committed]) -> None:
+    """Refuses metadata that a stock broker refuses."""
     for partition, committed in commits.items():
         size = len(committed.metadata.encode())
         if size > METADATA_LIMIT:
             raise HeadraceError(
                 f"the commit of {partition.topic}/{partition.number} has {size} bytes of "
-                f"metadata: a broker takes {METADATA_LIMIT}"
+                f"metadata, but brokers accept at most {METADATA_LIMIT}"
             )

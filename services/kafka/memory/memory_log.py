@@ -1,20 +1,18 @@
 """The records of the in-memory log: partitions, offsets, transactions, sole writers.
 
-No asyncio but the events that wake readers. As on Kafka, a transaction's records lie among
-others' from the start, a marker takes an offset at its end, and a `read_committed` reader stops
-at the first record of the oldest open transaction (the last stable offset).
+It uses asyncio only for the events that wake readers. As on Kafka, a transaction's records are in
+the log from the start, its marker takes an offset, and `read_committed` readers stop at the first
+record of the oldest open transaction (the last stable offset).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from headrace.errors import DependencyError, Fenced
-from headrace.services.kafka.broker import Committed, Outgoing, Partition, Record
-from headrace.services.kafka.lost import records_lost
+from headrace.services.kafka.broker import Outgoing, Partition, Record, records_lost
 
 
 class _State(Enum):
@@ -25,15 +23,13 @@ class _State(Enum):
 
 @dataclass(eq=False, slots=True)
 class Transaction:
-    """What one sole writer writes at once: its records' logs, and a group's places."""
+    """One transaction of a sole writer, and the partitions that it writes to."""
 
     logs: dict[Partition, PartitionLog] = field(default_factory=dict)
-    commits: Mapping[Partition, Committed] = field(default_factory=dict)
-    consumer_group: str = ""
     state: _State = _State.OPEN
 
     def mark(self) -> None:
-        """Leaves a marker in every partition written to: now readers see what was decided."""
+        """Writes a marker to every partition; readers see the decision from now on."""
         for log in self.logs.values():
             log.end_transaction(self)
         self.logs.clear()
@@ -41,14 +37,14 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One offset. `record` None: a marker."""
+    """One offset. If `record` is None, it is a marker."""
 
     record: Record | None
     transaction: Transaction | None
 
     @property
     def visible(self) -> Record | None:
-        """The record, where a `read_committed` reader sees one."""
+        """The record, if a `read_committed` reader sees one."""
         if self.transaction is not None and self.transaction.state is not _State.COMMITTED:
             return None
         return self.record
@@ -62,7 +58,7 @@ class PartitionLog:
         self.first = 0
         """The oldest offset that is kept."""
         self.watchers: dict[asyncio.Event, None] = {}
-        """Set whenever more can be read. (A dict: sets have no order that repeats.)"""
+        """Set whenever more can be read. (A dict, because the order of sets does not repeat.)"""
         self._entries: list[_Entry] = []
         self._open: dict[Transaction, int] = {}
 
@@ -73,7 +69,7 @@ class PartitionLog:
 
     @property
     def stable_end(self) -> int:
-        """Where `read_committed` readers stop: all below is decided."""
+        """Where `read_committed` readers stop: all transactions below are decided."""
         return next(iter(self._open.values()), self.end)
 
     def append(
@@ -110,13 +106,13 @@ class PartitionLog:
         return records, position
 
     def record(self, offset: int) -> Record:
-        """The committed record at an offset. RecordsLost where there is none any more.
+        """The committed record at an offset.
 
-        DependencyError where it is not there yet.
+        Raises RecordsLost if there is none any more, and DependencyError if there is none yet.
         """
         if self.stable_end <= offset <= self.end:
             raise DependencyError(
-                f"{self.partition.topic}/{self.partition.number}@{offset} did not come: was the "
+                f"{self.partition.topic}/{self.partition.number}@{offset} did not come. Was the "
                 f"record ever written?"
             )
         if self.first <= offset < self.stable_end:
@@ -126,17 +122,17 @@ class PartitionLog:
         raise records_lost(self.partition, offset, (self.first, self.stable_end))
 
     def offset_at(self, timestamp: float) -> int:
-        """The offset of the first committed record that is no older; the end without one."""
+        """The offset of the first committed record at or after a time, or else the end."""
         records, end = self.read(self.first, self.stable_end - self.first)
         return next((one.offset for one in records if one.timestamp >= timestamp), end)
 
     def check(self, position: int) -> None:
-        """RecordsLost where nothing can be read from that position."""
+        """Raises RecordsLost if that position can't be read."""
         if not self.first <= position <= self.end:
             raise records_lost(self.partition, position, (self.first, self.end))
 
     def expire(self, before: int) -> list[Record]:
-        """Deletes what lies before an offset, as retention does. Returns the records it held."""
+        """Deletes the records before an offset, as retention does, and returns them."""
         kept = max(self.first, min(before, self.stable_end))
         gone = [entry.visible for entry in self._entries[: kept - self.first]]
         del self._entries[: kept - self.first]
@@ -145,36 +141,36 @@ class PartitionLog:
         return [record for record in gone if record is not None]
 
     def wake(self) -> None:
-        """Lets every reader look again."""
+        """Wakes all readers."""
         for watcher in self.watchers:
             watcher.set()
 
 
 @dataclass(eq=False, slots=True)
 class SoleWriter:
-    """The broker's side of a transactional id: whoever has the newest epoch may write."""
+    """The broker's side of a transactional id: only the newest epoch may write."""
 
     name: str
     epoch: int = 0
     transaction: Transaction | None = None
-    """The last one: open, or decided and perhaps not marked yet."""
+    """The last transaction: open, or decided and perhaps not marked yet."""
 
-    def take_over(self) -> int:
-        """Cuts off the predecessor, ends what it left unfinished, and returns the new epoch."""
+    def fence(self) -> int:
+        """Fences the predecessor, ends its last transaction, and returns the new epoch."""
         self.epoch += 1
         self._finish()
         return self.epoch
 
     def begin(self, epoch: int, transaction: Transaction) -> None:
-        """Opens a transaction. Fenced where another has taken over."""
+        """Opens a transaction. Raises Fenced if the epoch is not the newest."""
         self._check(epoch)
         self._finish()
         self.transaction = transaction
 
     def commit(self, epoch: int) -> Transaction:
-        """Decides that the open transaction counts, and returns it. Fenced as above.
+        """Commits the open transaction and returns it. Raises Fenced as `begin` does.
 
-        Its markers are for the caller to write, a moment later; whatever comes next sees to it.
+        The caller writes its markers a moment later, or the next transaction does.
         """
         self._check(epoch)
         assert self.transaction is not None, f"{self.name} has begun no transaction"
@@ -182,14 +178,14 @@ class SoleWriter:
         return self.transaction
 
     def abort(self, epoch: int) -> None:
-        """Takes the open transaction back. Fenced as above."""
+        """Aborts the open transaction. Raises Fenced as `begin` does."""
         self._check(epoch)
         self._finish()
 
     def time_out(self, transaction: Transaction) -> None:
-        """Cuts off a writer that left its transaction open for too long."""
+        """Fences a writer that left its transaction open for too long."""
         if self.transaction is transaction and transaction.state is _State.OPEN:
-            self.take_over()
+            self.fence()
 
     def _finish(self) -> None:
         if self.transaction is not None:
@@ -201,6 +197,5 @@ class SoleWriter:
     def _check(self, epoch: int) -> None:
         if epoch != self.epoch:
             raise Fenced(
-                f"another process has taken over as the sole writer {self.name!r}: this one must "
-                f"end"
+                f"a newer process is the sole writer {self.name!r} now, so this one must end"
             )

@@ -1,4 +1,4 @@
-"""All that the in-memory log's processes share: topics, consumer groups, sole writers."""
+"""The state that the in-memory log's processes share: topics, consumer groups, sole writers."""
 
 from __future__ import annotations
 
@@ -8,82 +8,85 @@ from contextlib import suppress
 
 from headrace.errors import DependencyError, UsageError
 from headrace.services.base.clock import now
-from headrace.services.kafka.broker import Committed, Outgoing, Partition, Position
-from headrace.services.kafka.memory.memory_group import MemoryGroup, check_metadata
+from headrace.services.kafka.broker import (
+    Committed,
+    Outgoing,
+    Partition,
+    Position,
+    wrong_partitions,
+)
+from headrace.services.kafka.memory.memory_group import MemoryGroup
 from headrace.services.kafka.memory.memory_log import PartitionLog, SoleWriter, Transaction
 from headrace.services.kafka.murmur2 import partition_of
 
 TRANSACTION_S = 10.0
-"""Seconds that a transaction may be open."""
+"""How long a transaction may be open."""
 MARKING_S = 0.001
-"""Seconds from a commit until its markers are written."""
+"""Time from a commit until its markers are written."""
 
 
 class State:
-    """The cluster."""
+    """The state of the cluster."""
 
     def __init__(self) -> None:
         self.topics: dict[str, list[PartitionLog]] = {}
         self.configurations: dict[str, dict[str, str]] = {}
-        """What each topic was made with; nothing here heeds it."""
+        """The configuration that each topic was created with. It has no effect here."""
         self._groups: dict[str, MemoryGroup] = {}
         self._writers: dict[str, SoleWriter] = {}
-        self._back_at = 0.0
+        self._down_until = 0.0
 
-    def go_away(self, seconds: float) -> None:
-        """Answers nobody for so long, from now on; what comes meanwhile waits."""
-        self._back_at = max(self._back_at, asyncio.get_running_loop().time() + seconds)
+    def stop_answering(self, seconds: float) -> None:
+        """Makes requests wait for some seconds from now on."""
+        self._down_until = max(self._down_until, asyncio.get_running_loop().time() + seconds)
 
-    def away_s(self) -> float:
-        """Seconds until it answers again; 0 where it does."""
-        if not self._back_at:
+    def down_s(self) -> float:
+        """Seconds until the log answers again; 0 if it does now."""
+        if not self._down_until:
             return 0.0
-        return max(0.0, self._back_at - asyncio.get_running_loop().time())
+        return max(0.0, self._down_until - asyncio.get_running_loop().time())
 
     def groups(self) -> list[MemoryGroup]:
         """All consumer groups."""
         return list(self._groups.values())
 
     def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
-        """Makes the topics that are absent: name to number of partitions and configuration."""
+        """Creates the topics that do not exist: name to (partitions, configuration)."""
         for name, (partitions, configuration) in topics.items():
             logs = [PartitionLog(Partition(name, number)) for number in range(partitions)]
-            there = len(self.topics.setdefault(name, logs))
+            actual = len(self.topics.setdefault(name, logs))
             self.configurations.setdefault(name, dict(configuration))
-            if there != partitions:
-                raise UsageError(
-                    f"the topic {name} has {there} partitions, not {partitions}: their number is "
-                    f"fixed when a namespace is made. Use it, or another namespace"
-                )
+            if actual != partitions:
+                raise UsageError(wrong_partitions(name, actual, partitions))
 
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The topics' configurations. DependencyError where one does not exist."""
+        """The topics' configurations. Raises DependencyError if one does not exist."""
         for name in topics:
             self.log(Partition(name, 0))
         return {name: dict(self.configurations[name]) for name in topics}
 
     def delete_topics(self, topics: Sequence[str]) -> None:
-        """Removes topics, and the groups' places in them."""
+        """Deletes topics, and the groups' commits for them."""
         for name in topics:
             self.configurations.pop(name, None)
             for log in self.topics.pop(name, []):
                 for group in self._groups.values():
-                    group.places.pop(log.partition, None)
+                    group.commits.pop(log.partition, None)
                 log.wake()
 
     def log(self, partition: Partition) -> PartitionLog:
-        """A partition's records. DependencyError where there is no such partition."""
+        """A partition's log. Raises DependencyError if there is no such partition."""
         logs = self.topics.get(partition.topic)
         if logs is None or not 0 <= partition.number < len(logs):
             raise DependencyError(
-                f"there is no {partition.topic}/{partition.number}: apply the recipe first"
+                f"{partition.topic}/{partition.number} does not exist: apply the recipe first"
             )
         return logs[partition.number]
 
     def ends(
         self, partitions: Sequence[Partition], *, include_uncommitted: bool
     ) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and its last stable offset, or its last of all."""
+        """Each partition's first offset and its end; `include_uncommitted` as in `Broker`."""
         logs = [self.log(partition) for partition in partitions]
         return {
             log.partition: (log.first, log.end if include_uncommitted else log.stable_end)
@@ -91,7 +94,7 @@ class State:
         }
 
     async def decided(self, positions: Sequence[Position], limit_s: float) -> None:
-        """Waits, bounded, while any of the positions lies in a transaction not yet marked."""
+        """Waits, bounded, while any of the positions is in a transaction not yet marked."""
         wake = asyncio.Event()
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -111,43 +114,38 @@ class State:
         return Position(log.partition, log.append(outgoing, now()))
 
     def group(self, name: str) -> MemoryGroup:
-        """A consumer group; made where it is not there yet."""
+        """A consumer group. Creates it if it does not exist."""
         return self._groups.setdefault(name, MemoryGroup(name, self._partitions))
 
     def committed(
         self, consumer_group: str, partitions: Sequence[Partition]
     ) -> dict[Partition, Committed]:
-        """The group's places; a partition without one is absent."""
-        places = self.group(consumer_group).places
-        return {partition: places[partition] for partition in partitions if partition in places}
+        """The group's commits. A partition without one is absent."""
+        commits = self.group(consumer_group).commits
+        return {at: commits[at] for at in partitions if at in commits}
 
     def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
-        """Commits offset 0 where the group has no place. DependencyError where it has members."""
+        """Commits offset 0 for partitions without a commit.
+
+        Raises DependencyError if the group has members.
+        """
         group = self.group(consumer_group)
-        absent = [self.log(place).partition for place in partitions if place not in group.places]
+        absent = [self.log(at).partition for at in partitions if at not in group.commits]
         if absent and group.members:
             raise DependencyError(
-                f"can't set the first places of {consumer_group}: it has members already"
+                f"can't make the first commits of {consumer_group}: it has members already"
             )
-        group.places |= dict.fromkeys(absent, Committed(0))
+        group.commits |= dict.fromkeys(absent, Committed(0))
 
-    def take_over(self, writer: str) -> int:
-        """Cuts off the sole writer of that name; returns the successor's epoch."""
-        return self._writers.setdefault(writer, SoleWriter(writer)).take_over()
+    def fence(self, writer: str) -> int:
+        """Fences the sole writer of that name; returns the successor's epoch."""
+        return self._writers.setdefault(writer, SoleWriter(writer)).fence()
 
-    def begin(
-        self,
-        writer: str,
-        epoch: int,
-        records: Sequence[Outgoing],
-        commits: Mapping[Partition, Committed],
-        consumer_group: str,
-    ) -> list[Position]:
-        """Opens a transaction and writes all into it. It counts for nothing yet."""
-        check_metadata(commits)
+    def begin(self, writer: str, epoch: int, records: Sequence[Outgoing]) -> list[Position]:
+        """Opens a transaction and writes all records into it."""
         logs = [self.route(outgoing) for outgoing in records]
         sole = self._writers[writer]
-        transaction = Transaction(commits=commits, consumer_group=consumer_group)
+        transaction = Transaction()
         sole.begin(epoch, transaction)
         asyncio.get_running_loop().call_later(TRANSACTION_S, sole.time_out, transaction)
         return [
@@ -156,16 +154,15 @@ class State:
         ]
 
     def commit(self, writer: str, epoch: int) -> None:
-        """Makes the writer's open transaction count: records and places at once.
+        """Commits the writer's open transaction.
 
-        As on Kafka, it is decided when this returns, and seen by readers a moment later.
+        As on Kafka, it is decided when this returns, and readers see it a moment later.
         """
         transaction = self._writers[writer].commit(epoch)
-        self.group(transaction.consumer_group).places |= transaction.commits
         asyncio.get_running_loop().call_later(MARKING_S, transaction.mark)
 
     def abort(self, writer: str, epoch: int) -> None:
-        """Takes the writer's open transaction back. Fenced where another has taken over."""
+        """Aborts the writer's open transaction. Raises Fenced if it has a successor."""
         self._writers[writer].abort(epoch)
 
     def route(self, outgoing: Outgoing) -> PartitionLog:

@@ -58,7 +58,7 @@ def list_dead_letters(as_json: bool, **options: Any) -> None:
     from headrace.services.operate.show.facts import iso
 
     async def read() -> list[Any]:
-        from headrace.services.log.scan import Patience
+        from headrace.services.log.log_reader import Patience
         from headrace.services.operate.dead_letters.dead_letters import list_kinds
 
         async with _namespace(options) as (log, _):
@@ -101,7 +101,7 @@ def show_dead_letter(number: int, as_json: bool, **options: Any) -> None:
     from headrace.services.operate.dead_letters.dead_letters import dead_letter_tree
 
     async def read() -> tuple[DeadLetter, str]:
-        from headrace.services.log.scan import Patience
+        from headrace.services.log.log_reader import Patience
         from headrace.services.operate.dead_letters.dead_letters import find_dead_letter, why_not
 
         async with _namespace(options) as (log, _):
@@ -187,7 +187,7 @@ def redrive_dead_letters(
 
 async def _retry(options: dict[str, Any], numbers: tuple[int, ...] | None) -> list[Any]:
     from headrace.errors import UsageError
-    from headrace.services.log.scan import Patience
+    from headrace.services.log.log_reader import Patience
     from headrace.services.operate.dead_letters.dead_letters import retry
 
     async with _namespace(options) as (log, life):

@@ -30,7 +30,7 @@ from headrace.schemas.topics import (
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Headers, Outgoing, Partition, Record
 from headrace.services.log.event_log import WHY, EventLog
-from headrace.services.log.scan import Patience, scan, scan_whole
+from headrace.services.log.log_reader import WHOLE, Patience, read_records
 
 RETRY_OF = "headrace.retry_of"
 """Header of a record that was put back: the letter's place."""
@@ -150,7 +150,7 @@ async def list_kinds(log: EventLog, patience: Patience) -> list[Kind]:
 async def find_dead_letter(log: EventLog, number: int, patience: Patience) -> DeadLetter:
     """Letter `number`. UsageError where there is none."""
     at = _place(log.topics)
-    async with aclosing(scan(log.broker, {at: (number, number + 1)}, patience)) as records:
+    async with aclosing(read_records(log.broker, {at: (number, number + 1)}, patience)) as records:
         async for record in records:
             dead_letter = read_dead_letter(record)
             if isinstance(dead_letter, DeadLetter):
@@ -266,13 +266,13 @@ async def _redrive(log: EventLog, patience: Patience) -> dict[Origin, int]:
 
 
 async def _read_all(log: EventLog, patience: Patience) -> AsyncGenerator[DeadLetter | int]:
-    async with aclosing(scan_whole(log.broker, [_place(log.topics)], patience)) as records:
+    async with aclosing(read_records(log.broker, {_place(log.topics): WHOLE}, patience)) as records:
         async for record in records:
             yield read_dead_letter(record)
 
 
 def _place(topics: Topics) -> Partition:
-    return Partition(topics.name(DEAD_LETTERS), 0)
+    return topics.partition(DEAD_LETTERS)
 
 
 def _number(text: str) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,7 @@ from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Evaluation, Recipe
 from headrace.schemas.topics import POLICIES
 from headrace.services.inference.local_weights import LocalWeights
-from headrace.services.kafka.broker import Partition
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.models.weights import ADAPTER, model_folder
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
@@ -59,16 +59,12 @@ async def fetch_models(cluster: ClusterConfig, version: int | None, folder: Path
     async with open_namespace(cluster, "evaluate") as (log, life):
         recipe = life.recipe()
         found: dict[str, PolicyPublished] = {}
-        reader = EventReader(log, {Partition(log.topics.name(POLICIES), 0): "first"})
-        try:
-            async for item in reader:
-                if isinstance(item, CaughtUp):
-                    break
-                event = item.event
+        policies = log.topics.partition(POLICIES)
+        async with aclosing(read_events(log, {policies: WHOLE})) as deliveries:
+            async for delivery in deliveries:
+                event = delivery.event
                 if isinstance(event, PolicyPublished) and version in (None, event.version):
                     found[event.policy] = event
-        finally:
-            await reader.aclose()
         if missing := sorted(recipe.policies.keys() - found.keys()):
             which = "a version" if version is None else f"version {version}"
             raise UsageError(f"{log.topics.namespace}: policy {missing[0]!r} has not {which}")

@@ -72,7 +72,7 @@ def prune(
 async def _prune(
     cluster: Any, yes: bool, keep: int, unnamed: bool, forget: tuple[str, ...]
 ) -> list[Prunable]:
-    from headrace.services.log.scan import Patience
+    from headrace.services.log.log_reader import Patience
     from headrace.services.namespace.connect import connect, locate
     from headrace.services.operate.prune.pruner import Pruner
 

@@ -32,7 +32,7 @@ from headrace.schemas.topics import (
 )
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.scan import Patience, scan_whole
+from headrace.services.log.log_reader import WHOLE, Patience, read_records
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
@@ -132,7 +132,7 @@ class Pruner:
             for placed in topics:
                 if placed.topic in NAMING and placed.name in existing:
                     logs[placed.name] = log
-                    places += [Partition(placed.name, n) for n in range(placed.partitions)]
+                    places += placed.all_partitions()
         found: set[str] = set()
         async with aclosing(self._facts(logs, places)) as facts:
             async for fact in facts:
@@ -144,7 +144,8 @@ class Pruner:
         self, logs: Mapping[str, EventLog], places: Sequence[Partition]
     ) -> AsyncGenerator[Fact[Event]]:
         """All events of these partitions, each by the log of its topic."""
-        records = scan_whole(self.connection.broker, places, self.patience)
+        whole = dict.fromkeys(places, WHOLE)
+        records = read_records(self.connection.broker, whole, self.patience)
         async with aclosing(records):
             async for record in records:
                 with suppress(DecodeError):

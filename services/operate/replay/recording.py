@@ -17,8 +17,7 @@ from headrace.schemas.recipe.tables import RecipeError
 from headrace.schemas.topics import RESULTS, Topic, Topics
 from headrace.services.kafka.broker import Partition, Position
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import read_all
-from headrace.services.log.positions import Start
+from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import Connection, connect, locate
@@ -194,20 +193,7 @@ def read_topic(
     log: EventLog, topic: Topic[Any], policy: str | None = None
 ) -> AsyncGenerator[Delivery[Event], None]:
     """All that a topic holds now."""
-    starts: dict[Partition, Start] = dict.fromkeys(
-        partitions_of(log.topics, topic, policy), "first"
-    )
-    return read_all(log, starts)
-
-
-def partitions_of(topics: Topics, topic: Topic[Any], policy: str | None = None) -> list[Partition]:
-    """The partitions of a topic; of a topic that is one a policy, those of all without `policy`."""
-    return [
-        Partition(placed.name, number)
-        for placed in topics
-        if placed.topic is topic and policy in (None, placed.policy)
-        for number in range(placed.partitions)
-    ]
+    return read_events(log, dict.fromkeys(log.topics.partitions_of(topic, policy), WHOLE))
 
 
 def chunks(items: Sequence[T], size: int = FETCHED) -> Iterator[Sequence[T]]:

@@ -20,7 +20,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import ACTIONS, EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, PROMPTS
 from headrace.services.agent.service import load_agents
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import read_all
+from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.operate.replay.recorded_answers import (
     Divergence,
     RecordedAttempt,
@@ -29,7 +29,6 @@ from headrace.services.operate.replay.recorded_answers import (
 from headrace.services.operate.replay.recording import (
     Progress,
     Recording,
-    partitions_of,
     read_topic,
 )
 
@@ -192,13 +191,13 @@ async def _choose(
 
 async def _kept_since(log: EventLog) -> float:
     """Epoch seconds from which on nothing is missing: what an episode asks follows its start."""
-    places = [place for topic in TOPICS for place in partitions_of(log.topics, topic)]
+    places = [place for topic in TOPICS for place in log.topics.partitions_of(topic)]
     bounds = await log.broker.ends(places)
     since = 0.0
     for place, (first, end) in bounds.items():
         if not 0 < first < end:
             continue
-        async with aclosing(read_all(log, {place: "first"})) as deliveries:
+        async with aclosing(read_events(log, {place: WHOLE})) as deliveries:
             async for delivery in deliveries:
                 since = max(since, delivery.recorded_at)
                 break

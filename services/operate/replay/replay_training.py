@@ -8,14 +8,13 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from headrace.schemas.events import PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES
-from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.run_life import enter
 from headrace.services.operate.run.run import Interrupted
@@ -83,17 +82,14 @@ async def ended_after(log: EventLog, recipe: Recipe, reason: str) -> AsyncIterat
 
 async def _follow(log: EventLog, policy: str, until: int, on_version: OnVersion) -> None:
     """Hands on the policy's publications; returns at version `until`."""
-    reader = EventReader(log, {Partition(log.topics.name(POLICIES), 0): "first"})
-    try:
-        async for item in reader:
+    async with aclosing(follow_events(log, {log.topics.partition(POLICIES): "first"})) as items:
+        async for item in items:
             if isinstance(item, CaughtUp) or not isinstance(item.event, PolicyPublished):
                 continue
             if item.event.policy == policy:
                 on_version(item.event)
                 if item.event.version >= until:
                     return
-    finally:
-        await reader.aclose()
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 
 from headrace.schemas.topics import DEAD_LETTERS, OUTCOMES, RESULTS, TASKS
-from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import lags, shared_partitions
 from headrace.services.namespace.cluster_config import ClusterConfig
@@ -122,20 +121,19 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
 
 async def _episodes(log: EventLog) -> int:
     """Outcomes, by offset."""
-    name = log.topics.name(OUTCOMES)
-    places = [Partition(name, number) for number in range(log.topics.partitions)]
+    places = log.topics.partitions_of(OUTCOMES)
     return sum(end for _, end in (await log.broker.ends(places)).values())
 
 
 async def _started(log: EventLog) -> int:
     """The scheduler's place in `tasks`: what lies before it has been started, or refused."""
     group, partitions = shared_partitions(log.topics, "scheduler")
-    assert partitions == [Partition(log.topics.name(TASKS), 0)]
+    assert partitions == [log.topics.partition(TASKS)]
     committed = await log.broker.committed(group, partitions)
     return sum(place.offset for place in committed.values())
 
 
 async def _dead_letters(log: EventLog) -> int:
-    place = Partition(log.topics.name(DEAD_LETTERS), 0)
+    place = log.topics.partition(DEAD_LETTERS)
     first, end = (await log.broker.ends([place]))[place]
     return end - first

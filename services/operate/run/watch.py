@@ -9,9 +9,13 @@ from headrace.errors import DecodeError
 from headrace.schemas.topics import BATCHES, POLICIES, RESULTS, TASKS, Topics
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
-from headrace.services.log.positions import Start
-from headrace.services.log.scan import OffsetRange, Patience, scan
+from headrace.services.log.log_reader import (
+    CaughtUp,
+    OffsetRange,
+    Start,
+    follow_events,
+    read_records,
+)
 from headrace.services.operate.run.progress import Progress
 
 BATCH_OFFSETS = 128
@@ -22,28 +26,25 @@ def progress_partitions(topics: Topics) -> list[Partition]:
     """All partitions of `tasks`, `results`, `batches.*` and `policies`."""
     names = {topic.name for topic in (TASKS, RESULTS, BATCHES, POLICIES)}
     return [
-        Partition(placed.name, number)
+        partition
         for placed in topics
         if placed.topic.name in names
-        for number in range(placed.partitions)
+        for partition in placed.all_partitions()
     ]
 
 
 async def follow_progress(log: EventLog, progress: Progress, on_change: Callable[[], None]) -> None:
     """Folds events for ever. Calls `on_change` once caught up, and after every event from then."""
     starts: dict[Partition, Start] = dict.fromkeys(progress_partitions(log.topics), "first")
-    reader = EventReader(log, starts)
     caught_up = False
-    try:
-        async for item in reader:
+    async with aclosing(follow_events(log, starts)) as items:
+        async for item in items:
             if isinstance(item, CaughtUp):
                 caught_up = True
             else:
                 progress.on_event(item.event, item.recorded_at, item.offset)
             if caught_up:
                 on_change()
-    finally:
-        await reader.aclose()
 
 
 async def read_recent(log: EventLog, progress: Progress, recent: int) -> dict[Partition, int]:
@@ -60,14 +61,14 @@ async def read_recent(log: EventLog, progress: Progress, recent: int) -> dict[Pa
         for place, (first, end) in bounds.items()
     }
     await _fold(log, progress, {place: (begins[place], bounds[place][1]) for place in places})
-    policies = Partition(log.topics.name(POLICIES), 0)
+    policies = log.topics.partition(POLICIES)
     if any(policy.version < 0 for policy in progress.policies.values()):
         await _fold(log, progress, {policies: (bounds[policies][0], begins[policies])})
     return begins
 
 
 async def _fold(log: EventLog, progress: Progress, ranges: Mapping[Partition, OffsetRange]) -> None:
-    async with aclosing(scan(log.broker, ranges, Patience(lambda line: None))) as records:
+    async with aclosing(read_records(log.broker, ranges)) as records:
         async for record in records:
             with suppress(DecodeError):
                 event = (await log.decode(record)).event

@@ -39,7 +39,7 @@ from headrace.schemas.topics import (
 from headrace.services.kafka.broker import Partition
 from headrace.services.kafka.murmur2 import partition_of
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.scan import OffsetRange, Patience, scan
+from headrace.services.log.log_reader import OffsetRange, Patience, read_records
 from headrace.services.operate.evaluation import EvaluationResult, Evaluations
 from headrace.services.operate.show.facts import Fact, fact_of
 
@@ -136,7 +136,7 @@ class Gatherer:
         self, policy: str, version: int, since: float, passing: float
     ) -> EvaluationResult | None:
         """What tasks that ended from a time on say of a version; None where none evaluates it."""
-        places = [self._place(RESULTS, number) for number in range(self._log.topics.partitions)]
+        places = self._log.topics.partitions_of(RESULTS)
         starts = await self._log.broker.offsets_at(places, since - SKEW_S)
         found = Evaluations(passing)
         counted: set[str] = set()
@@ -242,7 +242,7 @@ class Gatherer:
         held: bool = False,
     ) -> AsyncGenerator[Fact[Event]]:
         """What these offset ranges hold of one key, or of all. `held`: all of it is kept in memory."""
-        async with aclosing(scan(self._log.broker, ranges, self._patience)) as records:
+        async with aclosing(read_records(self._log.broker, ranges, self._patience)) as records:
             async for record in records:
                 if key is not None and record.key != key:
                     continue
@@ -257,7 +257,7 @@ class Gatherer:
                     self.remarks.append(f"{place} is no event: {error.reason}")
 
     def _place(self, topic: Topic[Any], number: int, policy: str | None = None) -> Partition:
-        return Partition(self._log.topics.name(topic, policy), number)
+        return self._log.topics.partition(topic, policy, number)
 
 
 async def _first(

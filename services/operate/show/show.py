@@ -13,7 +13,7 @@ from headrace.schemas.events import BatchAssembled, Event, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.scan import Patience, fetch_each, scan
+from headrace.services.log.log_reader import Patience, read_records
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
@@ -99,7 +99,7 @@ class _Finder:
             event = batch.event
             assert isinstance(event, BatchAssembled)
             refs = [sample.trajectory for sample in event.samples]
-            async for trajectory in fetch_each(self.log, refs):
+            async for trajectory in self.log.fetch_each(refs):
                 samples.append(tell_sample(event, len(samples), trajectory))
         evaluation = None
         # It may have been published again since; what measured it came after the first time.
@@ -135,7 +135,7 @@ class _Finder:
         if wanted.partition >= topic.partitions:
             raise UsageError(f"{topic.name} has {topic.partitions} partitions, from 0")
         at = (wanted.offset, wanted.offset + 1)
-        async with aclosing(scan(self.log.broker, {place: at}, self.patience)) as records:
+        async with aclosing(read_records(self.log.broker, {place: at}, self.patience)) as records:
             async for record in records:
                 return _RecordAnswer(await tree_of(self.log, record))
         first, end = (await self.log.broker.ends([place]))[place]

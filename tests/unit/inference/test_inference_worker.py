@@ -23,12 +23,12 @@ from headrace.schemas.topics import GENERATIONS, PROMPTS, Topics
 from headrace.services.inference import service
 from headrace.services.kafka.broker import Outgoing, Partition
 from headrace.services.kafka.memory.memory_broker import MemoryBroker
-from headrace.services.kafka.memory.memory_registry import MemoryRegistry
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import EventReader
+from headrace.services.log.log_reader import follow_events
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import weights_digest
 from headrace.services.worker.service_context import ServiceContext
+from tests.memory_registry import MemoryRegistry
 
 POLICIES = ("left", "right")
 PARTITIONS = 2
@@ -91,7 +91,7 @@ class Place:
     async def answers(self, count: int) -> list[GenerationCompleted]:
         """The first so many answers, by task."""
         name = self.log.topics.name(GENERATIONS)
-        reader = EventReader(self.log, {Partition(name, n): 0 for n in range(PARTITIONS)})
+        reader = follow_events(self.log, {Partition(name, n): 0 for n in range(PARTITIONS)})
         found: list[GenerationCompleted] = []
         async for item in reader:
             if isinstance(item, Delivery) and isinstance(item.event, GenerationCompleted):

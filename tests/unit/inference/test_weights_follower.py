@@ -19,7 +19,7 @@ from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.inference.weights_follower import WeightsFollower
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
-from headrace.services.log.event_reader import CaughtUp
+from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder, weights_digest
 

@@ -11,11 +11,12 @@ from headrace.schemas.events import RunStateEntered
 from headrace.schemas.topics import RUNS, Topics
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
-from headrace.services.kafka.memory.memory_registry import MemoryRegistry
 from headrace.services.log.event_log import EventLog
+from headrace.services.log.log_reader import WHOLE, read_records
+from tests.memory_registry import MemoryRegistry
 
 TOPICS = Topics("unit", ("default",), 2)
-RUNS_PLACE = Partition(TOPICS.name(RUNS), 0)
+RUNS_PARTITION = TOPICS.partition(RUNS)
 
 
 def started(number: int = 0) -> RunStateEntered:
@@ -36,21 +37,14 @@ class Bench:
         self.registry.prepare(codec, TOPICS)
         return EventLog(broker, TOPICS, codec, self.registry, source)
 
-    async def records(self, place: Partition) -> list[Record]:
+    async def records(self, partition: Partition) -> list[Record]:
         """All records of a partition."""
-        end = (await self.broker.ends([place]))[place][1]
-        reader = self.broker.reader()
-        await reader.assign({place: 0})
-        found: list[Record] = []
-        while len(found) < end:
-            found += [item for item in await reader.read() if isinstance(item, Record)]
-        await reader.close()
-        return found
+        return [record async for record in read_records(self.broker, {partition: WHOLE})]
 
     async def put(self, value: bytes, **fields: Any) -> Record:
         """Writes any bytes to `runs`, and reads them back."""
-        await self.broker.send(Outgoing(RUNS_PLACE.topic, b"key", value, **fields))
-        return (await self.records(RUNS_PLACE))[-1]
+        await self.broker.send(Outgoing(RUNS_PARTITION.topic, b"key", value, **fields))
+        return (await self.records(RUNS_PARTITION))[-1]
 
 
 def run(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:

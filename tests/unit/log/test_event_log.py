@@ -16,15 +16,15 @@ from headrace.schemas.events import RunStateEntered
 from headrace.schemas.topics import DEAD_LETTERS, Topics
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.event_reader import read_all
+from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.log.trace import enter_trace
-from tests.unit.log.log_bench import RUNS_PLACE, TOPICS, Bench, run, started
+from tests.unit.log.log_bench import RUNS_PARTITION, TOPICS, Bench, run, started
 
 
 def test_a_record_says_what_it_is_in_its_headers() -> None:
     async def test(bench: Bench) -> None:
         ref = await bench.log.send(started())
-        (record,) = await bench.records(RUNS_PLACE)
+        (record,) = await bench.records(RUNS_PARTITION)
         headers = dict(record.headers)
         trace = headers.pop("traceparent").decode()
         assert headers == {
@@ -47,11 +47,11 @@ def test_what_an_event_causes_continues_its_trace() -> None:
             if parent is not None:
                 enter_trace(parent.traceparent)
             await bench.log.send(started())
-            record = (await bench.records(RUNS_PLACE))[-1]
+            record = (await bench.records(RUNS_PARTITION))[-1]
             return dict(record.headers)["traceparent"].decode().split("-")
 
         first = await asyncio.create_task(send(None))
-        (record,) = await bench.records(RUNS_PLACE)
+        (record,) = await bench.records(RUNS_PARTITION)
         delivery = await bench.log.decode(record)
         caused = await asyncio.create_task(send(delivery))
         foreign = await asyncio.create_task(send(None))
@@ -78,13 +78,13 @@ def test_a_dead_letter_is_the_record_whole_and_says_where_it_lay_and_why() -> No
     async def test(bench: Bench) -> None:
         record = await bench.put(b"\x07garbage", headers=[("theirs", b"kept")])
         assert await bench.log.decode_or_dead_letter(record) is None
-        (dead,) = await bench.records(Partition(TOPICS.name(DEAD_LETTERS), 0))
+        (dead,) = await bench.records(TOPICS.partition(DEAD_LETTERS))
         assert (dead.key, dead.value) == (b"key", b"\x07garbage")
         headers = dict(dead.headers)
         assert headers.pop("theirs") == b"kept"
         assert headers.pop("__connect.errors.exception.message").startswith(b"no Confluent framing")
         assert headers == {
-            "__connect.errors.topic": RUNS_PLACE.topic.encode(),
+            "__connect.errors.topic": RUNS_PARTITION.topic.encode(),
             "__connect.errors.partition": b"0",
             "__connect.errors.offset": b"0",
             "__connect.errors.connector.name": b"writer-1",
@@ -96,9 +96,9 @@ def test_a_dead_letter_is_the_record_whole_and_says_where_it_lay_and_why() -> No
 
 def test_a_tombstone_is_a_dead_letter_too() -> None:
     async def test(bench: Bench) -> None:
-        record = Record(RUNS_PLACE, 4, 0.0, None, None, [])
+        record = Record(RUNS_PARTITION, 4, 0.0, None, None, [])
         assert await bench.log.decode_or_dead_letter(record) is None
-        (dead,) = await bench.records(Partition(TOPICS.name(DEAD_LETTERS), 0))
+        (dead,) = await bench.records(TOPICS.partition(DEAD_LETTERS))
         assert dict(dead.headers)["__connect.errors.exception.message"].startswith(b"a tombstone")
 
     run(test)
@@ -147,7 +147,7 @@ def test_references_are_fetched_in_the_order_asked_and_their_digests_checked() -
         assert fetched == [started(2), started(0), started(2)]
         with pytest.raises(RecordsLost, match="its digest differs"):
             await bench.log.fetch([refs[0].model_copy(update={"digest": bytes(16)})])
-        bench.cluster.expire(RUNS_PLACE, 1)
+        bench.cluster.expire(RUNS_PARTITION, 1)
         with pytest.raises(RecordsLost):
             await bench.log.fetch([refs[0]])
 
@@ -183,7 +183,7 @@ def test_a_reference_that_leads_nowhere_is_lost_and_not_waited_for() -> None:
             with pytest.raises(RecordsLost):
                 await bench.log.fetch([ref, ref.model_copy(update=changes)])
         for topic in ("1", "", "run-0.trajectories", "__consumer_offsets"):
-            with pytest.raises(DecodeError, match="no topic of ours"):
+            with pytest.raises(DecodeError, match="not a topic of Headrace"):
                 await bench.log.fetch([ref.model_copy(update={"topic": topic})])
 
     run(test)
@@ -194,8 +194,8 @@ def test_a_log_that_only_reads_leaves_no_trace() -> None:
         await bench.put(b"garbage")
         await bench.log.send(started())
         looking = EventLog(bench.broker, TOPICS, Codec(), bench.registry, "looker", read_only=True)
-        async with aclosing(read_all(looking, {RUNS_PLACE: "first"})) as deliveries:
+        async with aclosing(read_events(looking, {RUNS_PARTITION: WHOLE})) as deliveries:
             assert [one.event async for one in deliveries] == [started()]
-        assert await bench.records(Partition(TOPICS.name(DEAD_LETTERS), 0)) == []
+        assert await bench.records(TOPICS.partition(DEAD_LETTERS)) == []
 
     run(test)

@@ -19,7 +19,7 @@ from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
 from headrace.services.kafka.memory.memory_broker import MemoryBroker
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.event_reader import CaughtUp, EventReader
+from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs import assemble_batches
 from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
@@ -57,7 +57,7 @@ class Batches:
     """Reads the batches topic, one by one."""
 
     def __init__(self, log: EventLog) -> None:
-        self._reader = EventReader(log, {Partition(log.topics.name(BATCHES, "default"), 0): 0})
+        self._reader = follow_events(log, {Partition(log.topics.name(BATCHES, "default"), 0): 0})
         self._items = aiter(self._reader)
 
     async def next(self) -> BatchAssembled:

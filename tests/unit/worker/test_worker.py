@@ -15,13 +15,14 @@ from headrace.schemas.events import ActionRequested, EnvironmentUse, Event, Obse
 from headrace.schemas.topics import ACTIONS, DEAD_LETTERS, OBSERVATIONS, Topics
 from headrace.services.kafka.broker import Committed, End, Outgoing, Partition, Position, Record
 from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
-from headrace.services.kafka.memory.memory_registry import MemoryRegistry
 from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.log_reader import WHOLE, read_records
 from headrace.services.worker.commit_metadata import read_metadata
 from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import CLOSE_S, ShardClosed, ShardContext
 from headrace.services.worker.shard_host import INTAKE, ShardHost
 from headrace.services.worker.worker import COMMIT_INTERVAL_S, Worker
+from tests.memory_registry import MemoryRegistry
 from tests.simulation import virtual_time
 
 GROUP = "unit.worker"
@@ -114,15 +115,8 @@ class Place:
         return (await self.broker.committed(GROUP, [partition]))[partition]
 
     async def dead_letters(self) -> list[Record]:
-        place = Partition(TOPICS.name(DEAD_LETTERS), 0)
-        count = (await self.broker.ends([place]))[place][1]
-        reader = self.broker.reader()
-        await reader.assign({place: 0})
-        found: list[Record] = []
-        while len(found) < count:
-            found += [item for item in await reader.read() if isinstance(item, Record)]
-        await reader.close()
-        return found
+        whole = {TOPICS.partition(DEAD_LETTERS): WHOLE}
+        return [record async for record in read_records(self.broker, whole)]
 
 
 class Member:

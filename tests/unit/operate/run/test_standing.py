@@ -9,7 +9,7 @@ import pytest
 from headrace.schemas.events import RunStateEntered
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import DEAD_LETTERS
-from headrace.services.kafka.broker import Outgoing, Partition
+from headrace.services.kafka.broker import Outgoing
 from headrace.services.namespace.apply import commit_first_places
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.run.run_status import run_status_of
@@ -45,7 +45,7 @@ def test_a_run_stands_where_it_stands_however_little_is_read(recent: int) -> Non
         assert (*counts, status.episodes, status.failures) == (7, 0, 6, 12, 0)
         assert status.failures_of <= 12
         assert status.dead_letters == 1
-        places = [Partition(one.name, n) for one in TOPICS for n in range(one.partitions)]
+        places = [at for one in TOPICS for at in one.all_partitions()]
         before = await world.log.broker.ends(places)
         await run_status_of(world.log, LIFE, recent)
         assert await world.log.broker.ends(places) == before, "it leaves no trace"

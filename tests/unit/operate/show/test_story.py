@@ -14,7 +14,7 @@ from headrace.schemas.events import EpisodeEnded, Event, PolicyUse, TaskEnded
 from headrace.schemas.topics import BATCHES, TRAJECTORIES
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.scan import fetch_each, scan_whole
+from headrace.services.log.log_reader import WHOLE, read_records
 from headrace.services.operate.show.facts import Fact, fact_of
 from headrace.services.operate.show.gather import Gatherer, only_policy
 from headrace.services.operate.show.pages import Part, Table, step_page, task_page
@@ -25,8 +25,8 @@ from tests.unit.operate.show.world import SAMPLES, TOPICS, World, in_a_world
 
 async def whole_log(log: EventLog, patience: object) -> list[Fact[Event]]:
     """Every fact of the namespace."""
-    places = [Partition(one.name, n) for one in TOPICS for n in range(one.partitions)]
-    async with aclosing(scan_whole(log.broker, places, patience)) as records:  # type: ignore[arg-type]
+    ranges = {partition: WHOLE for one in TOPICS for partition in one.all_partitions()}
+    async with aclosing(read_records(log.broker, ranges, patience)) as records:  # type: ignore[arg-type]
         return [await fact_of(log, record) async for record in records]
 
 
@@ -149,7 +149,7 @@ async def step_of(world: World, version: int) -> StepStory:
     if batch is not None:
         event = batch.event
         refs = [sample.trajectory for sample in event.samples]  # type: ignore[attr-defined]
-        async for trajectory in fetch_each(world.log, refs):
+        async for trajectory in world.log.fetch_each(refs):
             samples.append(tell_sample(event, len(samples), trajectory))  # type: ignore[arg-type]
     return tell_step("default", version, facts, samples, {("02" * 32): True})
 
@@ -209,8 +209,7 @@ def test_a_version_is_told_with_what_measured_it() -> None:
 def test_a_trajectory_that_is_gone_is_said_to_be() -> None:
     async def test(world: World) -> None:
         await a_run(world)
-        for number in range(TOPICS.partitions):
-            place = Partition(TOPICS.name(TRAJECTORIES), number)
+        for place in TOPICS.partitions_of(TRAJECTORIES):
             world.cluster.expire(place, (await world.log.broker.ends([place]))[place][1])
         story = await step_of(world, 2)
         assert [one.reward for one in story.samples] == [None, None]
@@ -265,7 +264,7 @@ def test_a_scan_ends_early_when_it_is_closed() -> None:
         await a_run(world)
         place = Partition(TOPICS.name(BATCHES, "default"), 0)
         records: list[Record] = []
-        async with aclosing(scan_whole(world.log.broker, [place], world.patience)) as scanned:
+        async with aclosing(read_records(world.log.broker, {place: WHOLE})) as scanned:
             async for record in scanned:
                 records.append(record)
                 break

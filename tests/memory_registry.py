@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from headrace.errors import UsageError
-from headrace.services.kafka.schema_registry import COMPATIBILITY, SchemaRegistry
+from headrace.services.kafka.schema_registry import SchemaRegistry
 
 
 class MemoryRegistry(SchemaRegistry):
@@ -15,7 +15,7 @@ class MemoryRegistry(SchemaRegistry):
         self._ids: dict[str, int] = {}
         self._subjects: dict[str, set[int]] = {}
 
-    def register(self, subject: str, avsc_text: str, compatibility: str = COMPATIBILITY) -> int:
+    def register(self, subject: str, avsc_text: str) -> int:
         """As SchemaRegistry has it, but only text that is no JSON is refused."""
         try:
             json.loads(avsc_text)

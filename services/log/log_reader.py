@@ -1,0 +1,263 @@
+"""Reads partitions without a consumer group: follows them for ever, or reads them to the end.
+
+`follow_records` and `follow_events` begin where a `Start` says and go on for ever. `read_records`
+and `read_events` read offset ranges and end. Both hand on one item at a time, so memory stays
+small whatever a topic holds. Records leave no trace in a namespace; to decode events leaves one
+only if a record is no event and the log is not `read_only`: the record goes to `dead-letters`.
+
+All are generators: close them (`contextlib.aclosing`) to end sooner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from headrace.errors import DecodeError, RecordsLost
+from headrace.schemas.events import Event
+from headrace.services.kafka.broker import Broker, End, Partition, Reader, Record
+from headrace.services.log.event_log import Delivery, EventLog
+
+START_TRIES = 3
+"""How often the first kept offset is looked up, if retention deletes it before it is read."""
+PATIENCE_S = 2.0
+"""A reader that takes longer reports its progress, and again after each such time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """A start this many offsets before the end, or at the first kept offset."""
+
+    offsets: int
+
+
+Start = int | Back | Literal["first", "tail"]
+"""Where a reader begins: at an offset, at the first kept offset, or shortly before the end."""
+TAIL = 64
+"""Offsets before the end at which a `tail` begins, or more: the last event is among them."""
+
+OffsetRange = tuple[int, int]
+"""The first offset, and the one after the last. Deleted and future records are left out."""
+WHOLE: OffsetRange = (0, 2**63 - 1)
+"""All records that a partition holds now."""
+
+_Bounds = tuple[dict[Partition, int], dict[Partition, int]]
+"""By partition: the offset to begin at, and the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """All records that were in the log when reading began have been read."""
+
+
+EventStream = AsyncGenerator[Delivery[Event] | CaughtUp]
+"""What `follow_events` yields."""
+
+
+class Patience:
+    """Reports what is being read, and how far the reader is, if it takes long."""
+
+    def __init__(
+        self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._report = report
+        self._clock = clock
+        self._due = clock() + PATIENCE_S
+
+    def reading(self, topic: str, done: int, total: int) -> None:
+        """Notes that `done` of `total` offsets have been read."""
+        if self._clock() >= self._due:
+            self._due = self._clock() + PATIENCE_S
+            self._report(f"reading {topic}: {done:,} of {total:,}")
+
+
+async def follow_events(
+    log: EventLog, starts: Mapping[Partition, Start], *, include_uncommitted: bool = False
+) -> EventStream:
+    """Decodes what `follow_records` yields. Records that are no events become dead letters."""
+    records = follow_records(log, starts, include_uncommitted=include_uncommitted)
+    async with aclosing(records):
+        async for item in records:
+            if isinstance(item, CaughtUp):
+                yield item
+            elif (delivery := await log.decode_or_dead_letter(item)) is not None:
+                yield delivery
+
+
+async def follow_records(
+    log: EventLog, starts: Mapping[Partition, Start], *, include_uncommitted: bool = False
+) -> AsyncGenerator[Record | CaughtUp]:
+    """Yields committed records for ever: merged, and in offset order within a partition.
+
+    Yields one CaughtUp after the records that were in the log at the first step. With
+    `include_uncommitted` these include what open transactions wrote, so CaughtUp waits until the
+    transactions end; a sole writer reads its own records this way. Raises RecordsLost if the log
+    does not hold an offset that was asked for by its number.
+    """
+    reader = log.broker.reader()
+    resolve = partial(resolve_starts, log, starts, include_uncommitted=include_uncommitted)
+    try:
+        positions, ends = await _begin(reader, resolve)
+        behind = {at: end for at, end in ends.items() if positions[at] < end}
+        if not behind:
+            yield CaughtUp()
+        while True:
+            for item in await reader.read():
+                if isinstance(item, Record):
+                    yield item
+                if behind and reached(item, behind) and not behind:
+                    yield CaughtUp()
+    finally:
+        await reader.close()
+
+
+async def read_events(
+    log: EventLog, ranges: Mapping[Partition, OffsetRange], *, include_uncommitted: bool = False
+) -> AsyncGenerator[Delivery[Event]]:
+    """Decodes what `read_records` yields. Records that are no events become dead letters."""
+    records = read_records(log.broker, ranges, include_uncommitted=include_uncommitted)
+    async with aclosing(records):
+        async for record in records:
+            if (delivery := await log.decode_or_dead_letter(record)) is not None:
+                yield delivery
+
+
+async def read_records(
+    broker: Broker,
+    ranges: Mapping[Partition, OffsetRange],
+    patience: Patience | None = None,
+    *,
+    include_uncommitted: bool = False,
+) -> AsyncGenerator[Record]:
+    """Yields the committed records of these ranges: in offset order within a partition.
+
+    Ends at the ends that the partitions have now. `include_uncommitted` is as for
+    `follow_records`: it waits for open transactions.
+    """
+    reader = broker.reader()
+    try:
+        positions, ends = await _begin(reader, partial(_kept, broker, ranges, include_uncommitted))
+        behind, done = dict(ends), 0
+        total = sum(end - positions[at] for at, end in ends.items())
+        while behind:
+            for item in await reader.read():
+                if isinstance(item, Record) and item.offset < ends[item.partition]:
+                    done += 1
+                    if patience is not None:
+                        patience.reading(item.partition.topic, done, total)
+                    yield item
+                if reached(item, behind):
+                    await reader.unassign([item.partition])
+    finally:
+        await reader.close()
+
+
+async def resolve_starts(
+    log: EventLog, starts: Mapping[Partition, Start], *, include_uncommitted: bool = False
+) -> _Bounds:
+    """The offset that each start means now, and each partition's end (see `Broker.ends`)."""
+    bounds = await log.broker.ends(list(starts), include_uncommitted=include_uncommitted)
+    tails = {at: bounds[at] for at, start in starts.items() if start == "tail"}
+    positions = {at: first for at, (first, _) in bounds.items()}
+    for at, start in starts.items():
+        if isinstance(start, int):
+            positions[at] = start
+        elif isinstance(start, Back):
+            first, end = bounds[at]
+            positions[at] = max(first, end - start.offsets)
+    positions |= await _tails(log, tails)
+    return positions, {at: end for at, (_, end) in bounds.items()}
+
+
+def reached(item: Record | End, behind: dict[Partition, int]) -> bool:
+    """Removes a partition from `behind` if `item` reaches its end. True if it did."""
+    end = behind.get(item.partition)
+    position = item.offset + 1 if isinstance(item, Record) else item.offset
+    if end is None or position < end:
+        return False
+    del behind[item.partition]
+    return True
+
+
+async def require_beginning(broker: Broker, partition: Partition, what: str) -> None:
+    """Raises RecordsLost if a partition that holds no `what` has lost its first records.
+
+    A sole writer that finds nothing of its own would otherwise start from the beginning, and write
+    all its records a second time.
+    """
+    first, _ = (await broker.ends([partition]))[partition]
+    if first > 0:
+        raise RecordsLost(
+            f"{partition.topic}/{partition.number} holds no {what}, and its offsets 0 to "
+            f"{first - 1} were deleted. The decisions recorded there are lost and must not be "
+            "made a second time. Start a new namespace"
+        )
+
+
+async def _begin(reader: Reader, resolve: Callable[[], Awaitable[_Bounds]]) -> _Bounds:
+    """Assigns what `resolve` finds; if retention deletes that meanwhile, resolves again."""
+    tries = START_TRIES
+    while True:
+        tries -= 1
+        try:
+            positions, ends = await resolve()
+            await reader.assign(positions)
+        except RecordsLost:
+            if not tries:
+                raise
+        else:
+            return positions, ends
+
+
+async def _kept(
+    broker: Broker, ranges: Mapping[Partition, OffsetRange], include_uncommitted: bool
+) -> _Bounds:
+    """The part of each range that the log holds now. Empty ranges are left out."""
+    bounds = await broker.ends(list(ranges), include_uncommitted=include_uncommitted)
+    positions, ends = {}, {}
+    for at, (start, end) in ranges.items():
+        first, last = bounds[at]
+        if max(start, first) < min(end, last):
+            positions[at], ends[at] = max(start, first), min(end, last)
+    return positions, ends
+
+
+async def _tails(log: EventLog, bounds: Mapping[Partition, OffsetRange]) -> dict[Partition, int]:
+    """An offset at or before the last event of each partition.
+
+    The offsets near the end may hold no event: only transaction markers, aborted records or
+    records that do not decode. Then the search goes further back.
+    """
+    begins: dict[Partition, int] = {}
+    reach, empty = TAIL, list(bounds)
+    while empty:
+        for at in empty:
+            first, end = bounds[at]
+            begins[at] = max(first, end - reach)
+        unsure = {at: (begins[at], bounds[at][1]) for at in empty if begins[at] > bounds[at][0]}
+        empty = await _without_events(log, unsure)
+        reach *= 8
+    return begins
+
+
+async def _without_events(
+    log: EventLog, ranges: Mapping[Partition, OffsetRange]
+) -> list[Partition]:
+    """The partitions whose ranges hold no event. Reads no further than it must."""
+    empty = list(ranges)
+    if not empty:
+        return empty
+    # The ends are known already; they may be those of open transactions.
+    async with aclosing(read_records(log.broker, ranges, include_uncommitted=True)) as records:
+        async for record in records:
+            if record.partition in empty:
+                with suppress(DecodeError):
+                    await log.decode(record)
+                    empty.remove(record.partition)
+            if not empty:
+                break
+    return empty
