@@ -670,8 +670,12 @@ class BatchAssembled(Event):
 
     @model_validator(mode="after")
     def _is_a_frontier(self) -> BatchAssembled:
-        Frontier(self.low_mark, ((run.first, run.last) for run in self.decided))
+        self.frontier()
         return self
+
+    def frontier(self) -> Frontier:
+        """Builds the set of task numbers that are decided once this batch is written."""
+        return Frontier(self.low_mark, ((run.first, run.last) for run in self.decided))
 
 
 class WeightsDelta(Part):

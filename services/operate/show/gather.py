@@ -20,7 +20,6 @@ from headrace.schemas.events import (
     PolicyPublished,
     TaskEnded,
 )
-from headrace.schemas.frontier import Frontier
 from headrace.schemas.topics import (
     ACTIONS,
     BATCHES,
@@ -219,8 +218,7 @@ class Gatherer:
 
         def decides(fact: Fact[Event]) -> bool:
             assert isinstance(fact.event, BatchAssembled)
-            runs = [(run.first, run.last) for run in fact.event.decided]
-            return number in Frontier(fact.event.low_mark, runs)
+            return number in fact.event.frontier()
 
         place = self._place(BATCHES, 0, policy)
         return await _first(self._since(place, since, policy.encode()), decides)
