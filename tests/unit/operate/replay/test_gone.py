@@ -154,7 +154,7 @@ def test_tasks_whose_trajectories_are_gone_are_named() -> None:
             RecordsLost, match=r"2 of 6 tasks .* replay the later tasks with --tasks 2-"
         ):
             await replay(bench, 0, None)
-        with pytest.raises(UsageError, match="no ended task from 6 to 9: its ended tasks are 0 to 5"):
+        with pytest.raises(UsageError, match="from 6 to 9: its ended tasks are 0 to 5"):
             await replay(bench, 6, 9)
 
     on_bench(test)
