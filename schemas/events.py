@@ -746,6 +746,12 @@ class PolicyPublished(Event):
     metrics: dict[str, float] = {}
     """Loss, gradient norm and the like, by name."""
 
+    def weight_blobs(self) -> list[Blob]:
+        """Returns the blobs that this version's weights are made of."""
+        blobs = [] if self.full is None else [self.full]
+        blobs += [delta.blob for delta in self.deltas]
+        return blobs if self.adapter is None else [*blobs, self.adapter.base]
+
 
 class InstanceStateEntered(Event):
     """A worker or a sandbox has entered a state of its life. It tells; nothing is decided by it."""

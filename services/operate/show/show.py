@@ -124,9 +124,7 @@ class _Finder:
     def _weights(self, facts: list[Fact[Event]]) -> dict[str, bool]:
         """Whether each publication's weights are in the blob store."""
         published = [fact.event for fact in facts if isinstance(fact.event, PolicyPublished)]
-        blobs = [one.full for one in published if one.full is not None]
-        blobs += [delta.blob for one in published for delta in one.deltas]
-        blobs += [one.adapter.base for one in published if one.adapter is not None]
+        blobs = [blob for one in published for blob in one.weight_blobs()]
         return {blob.sha256.hex(): self.blobs.holds(blob) for blob in blobs}
 
     async def _record(self, wanted: RecordId) -> Story:
