@@ -23,7 +23,7 @@ from headrace.services.operate.replay.replay_trajectories import (
     Assembly,
     check_tokenizers,
 )
-from tests.unit.operate.replay.test_gone import RECIPE, TOPICS, Bench, told
+from tests.unit.operate.replay.test_gone import RECIPE, TOPICS, Bench, check_progress
 from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome
 
@@ -59,7 +59,7 @@ async def assemble(
     log = await make_fresh(bench.recording, None, recipe)
     results = await read_results(bench.recording.log)
     order = sorted(results.locations, key=lambda task: results.locations[task])
-    made = await Assembly(log, recipe, {"default": decided_at}).run(results, order, told)
+    made = await Assembly(log, recipe, {"default": decided_at}).run(results, order, check_progress)
     found: list[Any] = []
     while len(found) < len(made["default"].sizes):  # a transaction is seen a moment later
         found = [one.event async for one in read_topic(log, BATCHES)]

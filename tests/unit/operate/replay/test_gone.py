@@ -108,13 +108,15 @@ def on_bench(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def told(what: str, done: int, total: int) -> None:
+def check_progress(what: str, done: int, total: int) -> None:
     assert done <= total, what
 
 
 def test_batches_and_their_trajectories_must_all_be_there() -> None:
     async def replay(bench: Bench) -> None:
-        await replay_batches(bench.recording, None, until=None, into=None, say=print, progress=told)
+        await replay_batches(
+            bench.recording, None, until=None, into=None, say=print, progress=check_progress
+        )
 
     async def test(bench: Bench) -> None:
         with pytest.raises(UsageError, match="not trained policy default on a batch yet"):
@@ -140,7 +142,13 @@ def test_tasks_whose_trajectories_are_gone_are_named() -> None:
     async def replay(bench: Bench, first: int, last: int | None) -> None:
         tasks = TaskRange(first, last)
         await replay_trajectories(
-            bench.recording, RECIPE, None, tasks=tasks, into=None, say=print, progress=told
+            bench.recording,
+            RECIPE,
+            None,
+            tasks=tasks,
+            into=None,
+            say=print,
+            progress=check_progress,
         )
 
     async def test(bench: Bench) -> None:
@@ -187,7 +195,7 @@ def test_an_episode_whose_record_begins_before_what_is_kept_is_left_out() -> Non
 
         async def replay() -> tuple[int, int, int]:
             found = await replay_episodes(
-                bench.recording, recipe, tasks=TaskRange(), limit=2, progress=told
+                bench.recording, recipe, tasks=TaskRange(), limit=2, progress=check_progress
             )
             return found.episodes, found.no_longer_kept, found.beyond_limit
 
