@@ -181,8 +181,8 @@ def test_run_goes_to_its_end_and_the_next_takes_another_name(
     logs = operator.state / namespace / "logs"
     assert "ended in order" in (logs / "agent.log").read_text()
 
-    assert "no namespace 'nope'" in operator("prune", "--forget", "nope", code=2).stderr
-    assert operator("prune", "--yes").stderr == "nothing to free\n"
+    assert "--forget nope: this broker has" in operator("prune", "--forget", "nope", code=2).stderr
+    assert operator("prune", "--yes").stderr == "nothing to remove\n"
 
     second = operator("run", "null", *FEW, "--check", "reward>=0.5", "--quiet", code=3)
     assert f"{namespace}-2: ended by all tasks published" in second.stdout
