@@ -110,15 +110,17 @@ def records(run: Recorded, namespace: str) -> dict[Partition, list[tuple[bytes |
     async def read() -> dict[Partition, list[tuple[bytes | None, bytes]]]:
         assert run.cluster.bootstrap_servers is not None
         broker = KafkaBroker(run.cluster.bootstrap_servers, client_id="test")
-        places = [
-            Partition(placed.name, number)
-            for placed in Topics(namespace, ("default",), 4)
-            for number in range(placed.partitions)
+        partitions = [
+            Partition(topic.name, number)
+            for topic in Topics(namespace, ("default",), 4)
+            for number in range(topic.partitions)
         ]
-        found: dict[Partition, list[tuple[bytes | None, bytes]]] = {p: [] for p in places}
-        behind = {place: end for place, (_, end) in (await broker.ends(places)).items() if end}
+        found: dict[Partition, list[tuple[bytes | None, bytes]]] = {one: [] for one in partitions}
+        behind = {
+            partition: end for partition, (_, end) in (await broker.ends(partitions)).items() if end
+        }
         reader = broker.reader()
-        await reader.assign(dict.fromkeys(places, 0))
+        await reader.assign(dict.fromkeys(partitions, 0))
         while behind:
             for item in await reader.read():
                 if isinstance(item, Record):
@@ -156,8 +158,8 @@ def test_the_same_batches_give_the_same_weights_in_one_go(recorded: Recorded) ->
     after = records(recorded, recorded.namespace)
     assert after == before, "the recorded namespace is never written"
     fresh = records(recorded, replayed["namespace"])
-    [copied] = [found for place, found in fresh.items() if ".batches." in place.topic]
-    [original] = [found for place, found in before.items() if ".batches." in place.topic]
+    [copied] = [found for partition, found in fresh.items() if ".batches." in partition.topic]
+    [original] = [found for partition, found in before.items() if ".batches." in partition.topic]
     assert copied == original[: len(copied)], "byte by byte"
     assert not fresh[Partition(f"{replayed['namespace']}.{DEAD_LETTERS.name}.v1", 0)]
     published = events(recorded, recorded.namespace, POLICIES, PolicyPublished)
@@ -217,7 +219,7 @@ def test_a_changed_agent_is_shown_where_it_first_asks_otherwise(recorded: Record
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["batches", "--until", "999"], 2, "trained default up to version"),
+        (["batches", "--until", "999"], 2, "trained policy default up to version"),
         (["batches", "--policy", "nope"], 2, "name one with --policy"),
         (["trajectories", "--set", "tasks.samples=3"], 2, "tasks.samples: 8 -> 3"),
         (["trajectories", "--tasks", "100000-"], 2, "no ended task from 100000"),

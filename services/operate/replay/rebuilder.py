@@ -62,7 +62,7 @@ def decided_by(batch: BatchAssembled) -> set[int]:
 
 
 def as_published(policy: str, version: int) -> PolicyPublished:
-    """Makes an event that tells a batch assembler that a version is published.
+    """Makes the publication of a version, as a batch assembler expects it.
 
     In a replay no batch waits for its predecessor's version.
     """

@@ -1,4 +1,4 @@
-"""The command `show`: tells the whole story of one thing."""
+"""The command `show`: shows the whole story of one thing."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def _version(fact: Fact[Event]) -> int:
 
 
 def only_policy(policies: Sequence[str], policy: str | None) -> str:
-    """Returns `policy`, or the only one if it is None. Raises UsageError otherwise."""
+    """Returns `policy`, or the only one if it is None. Else raises UsageError."""
     if policy is None and len(policies) == 1:
         return policies[0]
     if policy is not None and policy in policies:
