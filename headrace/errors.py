@@ -6,6 +6,7 @@
     ├── RecordsLost                exit 4    records that are needed were deleted from the log
     ├── DependencyError            exit 75   no broker, registry or blob store; restart
     │   └── Fenced                 exit 75   a newer process is this writer now
+    ├── Interrupted                exit 130  Ctrl-C or SIGTERM ended the work early
     ├── BlobError                            a blob is absent, or its bytes do not match its digest
     ├── EnvironmentFailed                    an environment violated its contract; never a reward
     └── InfrastructureError                  an environment or engine broke; never a reward
@@ -52,6 +53,12 @@ class DependencyError(HeadraceError):
 
 class Fenced(DependencyError):
     """Another process has this writer's `transactional.id` now, so this process must end."""
+
+
+class Interrupted(HeadraceError):
+    """Ctrl-C or SIGTERM ended a run or a replay before it was finished."""
+
+    exit_code = 130
 
 
 class BlobError(HeadraceError):

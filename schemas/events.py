@@ -670,8 +670,12 @@ class BatchAssembled(Event):
 
     @model_validator(mode="after")
     def _is_a_frontier(self) -> BatchAssembled:
-        Frontier(self.low_mark, ((run.first, run.last) for run in self.decided))
+        self.frontier()
         return self
+
+    def frontier(self) -> Frontier:
+        """Builds the set of task numbers that are decided once this batch is written."""
+        return Frontier(self.low_mark, ((run.first, run.last) for run in self.decided))
 
 
 class WeightsDelta(Part):
@@ -741,6 +745,12 @@ class PolicyPublished(Event):
     """Seconds of training."""
     metrics: dict[str, float] = {}
     """Loss, gradient norm and the like, by name."""
+
+    def weight_blobs(self) -> list[Blob]:
+        """Returns the blobs that this version's weights are made of."""
+        blobs = [] if self.full is None else [self.full]
+        blobs += [delta.blob for delta in self.deltas]
+        return blobs if self.adapter is None else [*blobs, self.adapter.base]
 
 
 class InstanceStateEntered(Event):

@@ -117,7 +117,7 @@ class BatchAssembler:
         if batch.policy != self._policy or batch.version <= self._version:
             return
         self._version = batch.version
-        self._frontier = Frontier(batch.low_mark, [(run.first, run.last) for run in batch.decided])
+        self._frontier = batch.frontier()
         self._next_offset = max(self._next_offset, batch.groups_read)
         self._waiting = {
             task: self._judge(waiting.group, waiting.offset)

@@ -18,7 +18,6 @@ from headrace.schemas.events import (
     TaskCancelled,
     TaskSubmitted,
 )
-from headrace.schemas.frontier import Frontier
 from headrace.schemas.topics import (
     BATCHES,
     CANCELLATIONS,
@@ -102,8 +101,7 @@ class SchedulerShard:
             else:
                 self._early.append(event)
         elif isinstance(event, BatchAssembled):
-            runs = [(run.first, run.last) for run in event.decided]
-            self._core.on_batch(event.policy, event.version, Frontier(event.low_mark, runs))
+            self._core.on_batch(event.policy, event.version, event.frontier())
             for number in list(self._releases):
                 self._release(number)
         elif isinstance(event, TaskCancelled):

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator
 from contextlib import aclosing
 
 from headrace.schemas.events import BatchAssembled, PolicyPublished
-from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe, WarmStart
 from headrace.schemas.topics import BATCHES, POLICIES
 from headrace.services.base.plugins import load
@@ -57,7 +56,7 @@ class Learned:
     def on_batch(self, batch: BatchAssembled) -> None:
         """Takes a batch in."""
         if self._due.get(batch.policy, -1) is None:
-            decided = Frontier(batch.low_mark, [(run.first, run.last) for run in batch.decided])
+            decided = batch.frontier()
             if all(task in decided for task in self._tasks):
                 self._due[batch.policy] = batch.version
 

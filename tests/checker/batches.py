@@ -40,7 +40,7 @@ def _batches(facts: Facts, recipe: Recipe, policy: str, *, settled: bool) -> Vio
             yield f"I5: {name} is number {number} in the log"
         if batch.recipe != recipe.digest:
             yield f"I3: {name} is of another recipe"
-        after = Frontier(batch.low_mark, [(run.first, run.last) for run in batch.decided])
+        after = batch.frontier()
         deciding = {one.task for one in batch.samples} | {one.task for one in batch.dropped}
         if again := sorted(task for task in deciding if task in frontier):
             yield f"I3: {name} decides {again}, which an earlier batch decided"

@@ -13,7 +13,6 @@ from headrace.schemas.events import (
     GroupClosed,
     PolicyPublished,
 )
-from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.event_log import Delivery
 from tests.checker.facts import Facts, Violations
@@ -115,7 +114,7 @@ class _Policy:
         if event.version - 1 - self.published > self.prefetch:
             name = f"batch {self.name}/{event.version}"
             yield f"I5: {name} was assembled when version {self.published} was the newest"
-        frontier = Frontier(event.low_mark, [(run.first, run.last) for run in event.decided])
+        frontier = event.frontier()
         decided = {task for task in self.undecided if task in frontier}
         self.before.append((at_s, self.batch, decided))
         self.undecided -= decided

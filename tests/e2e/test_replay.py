@@ -147,8 +147,8 @@ def test_the_same_batches_give_the_same_weights_in_one_go(recorded: Recorded) ->
     after = records(recorded, recorded.namespace)
     assert after == before, "the recorded namespace is never written"
     fresh = records(recorded, replayed["namespace"])
-    [copied] = [found for place, found in fresh.items() if ".batches." in place.topic]
-    [original] = [found for place, found in before.items() if ".batches." in place.topic]
+    [copied] = [found for partition, found in fresh.items() if ".batches." in partition.topic]
+    [original] = [found for partition, found in before.items() if ".batches." in partition.topic]
     assert copied == original[: len(copied)], "byte by byte"
     assert not fresh[Partition(f"{replayed['namespace']}.{DEAD_LETTERS.name}.v1", 0)]
     published = events(recorded, recorded.namespace, POLICIES, PolicyPublished)
@@ -208,7 +208,7 @@ def test_a_changed_agent_is_shown_where_it_first_asks_otherwise(recorded: Record
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["batches", "--until", "999"], 2, "trained default up to version"),
+        (["batches", "--until", "999"], 2, "trained policy default up to version"),
         (["batches", "--policy", "nope"], 2, "name one with --policy"),
         (["trajectories", "--set", "tasks.samples=3"], 2, "tasks.samples: 8 -> 3"),
         (["trajectories", "--tasks", "100000-"], 2, "no ended task from 100000"),

@@ -116,20 +116,20 @@ def test_apply_submit_look(operator: Operator, namespace: str) -> None:
     assert status["lags"]["scheduler"] == 2
 
 
-def test_a_dead_letter_is_put_back_once(operator: Operator, namespace: str, kafka: str) -> None:
+def test_a_dead_letter_is_redriven_once(operator: Operator, namespace: str, kafka: str) -> None:
     operator("apply", "null")
     operator("submit", "-", stdin='{"item_id": "a", "task_id": "x"}')
     park_first_task(kafka, namespace)
 
     (kind,) = operator.json("dead-letters", "list")  # type: ignore[misc]
-    assert (kind["reason"], kind["count"], kind["retried"]) == ("a bug", 1, 0)
+    assert (kind["reason"], kind["count"], kind["redriven"]) == ("a bug", 1, 0)
     shown = operator("dead-letters", "show", "0").stdout
     assert f"{namespace}.tasks.v1/0@0" in shown
-    assert "can be put back" in shown
+    assert "possible" in shown
 
-    assert "put back" in operator("dead-letters", "retry", "0").stdout
-    assert "put back already" in operator("dead-letters", "retry", "0", code=1).stdout
-    assert "holds 0 to" in operator("dead-letters", "retry", "9", code=2).stderr
+    assert "redriven" in operator("dead-letters", "redrive", "0").stdout
+    assert "redriven already" in operator("dead-letters", "redrive", "0", code=1).stdout
+    assert "holds 0 to" in operator("dead-letters", "redrive", "9", code=2).stderr
     again = operator("show", "1").stdout
     assert "task:submit/x" in again
 
@@ -181,8 +181,8 @@ def test_run_goes_to_its_end_and_the_next_takes_another_name(
     logs = operator.state / namespace / "logs"
     assert "ended in order" in (logs / "agent.log").read_text()
 
-    assert "no namespace 'nope'" in operator("prune", "--forget", "nope", code=2).stderr
-    assert operator("prune", "--yes").stderr == "nothing to free\n"
+    assert "--forget nope: this broker has" in operator("prune", "--forget", "nope", code=2).stderr
+    assert operator("prune", "--yes").stderr == "nothing to remove\n"
 
     second = operator("run", "null", *FEW, "--check", "reward>=0.5", "--quiet", code=3)
     assert f"{namespace}-2: ended by all tasks published" in second.stdout

@@ -211,5 +211,5 @@ def show_a_step(environment: dict[str, str]) -> None:
     assert (sample["gone"], sample["staleness"] <= 1) == ("", True)
     page = headrace(("show", f"{sample['task']}/{sample['sample']}"), environment)
     assert f"episode {sample['task']}/{sample['sample']}: finished" in page
-    assert "by batch:default/2: samples trained on: " in page
+    assert "batch:default/2 trains on samples: " in page
     assert '{"action": ' in page

@@ -13,7 +13,6 @@ from typing import Any
 
 from headrace.errors import DecodeError, RecordsLost
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded, TaskSubmitted
-from headrace.schemas.frontier import Frontier
 from headrace.schemas.topics import BATCHES, POLICIES, RESULTS, TASKS
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
@@ -224,6 +223,5 @@ class _Progress:
             self._published, self._version = True, max(self._version, event.version)
         elif isinstance(event, BatchAssembled):
             self._batch = event.version
-            runs = [(run.first, run.last) for run in event.decided]
-            decided = Frontier(event.low_mark, runs)
+            decided = event.frontier()
             self._decided = sum(task in decided for task in self._to_train)

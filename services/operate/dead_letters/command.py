@@ -1,10 +1,9 @@
-"""`dead-letters`: what was no event, and putting it back."""
+"""The command `dead-letters`: shows records that could not be decoded, and redrives them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,25 +18,47 @@ from headrace.services.operate.options import (
 
 if TYPE_CHECKING:
     from headrace.services.log.event_log import EventLog
+    from headrace.services.log.log_reader import Patience
     from headrace.services.namespace.run_life import RunLife
-    from headrace.services.operate.dead_letters.dead_letters import DeadLetter
+    from headrace.services.operate.dead_letters.dead_letters import DeadLetter, Redrive
+
+T = TypeVar("T")
 
 SHOWN_BYTES = 512
+"""Most bytes of a value that are shown without --json."""
 REASON = 90
+"""Most characters of a reason in the list."""
+
+
+def _in_namespace(
+    options: dict[str, Any], work: Callable[[EventLog, RunLife, Patience], Awaitable[T]]
+) -> T:
+    """Runs `work` on the log of the namespace that the options name."""
+    import asyncio
+
+    from headrace.services.log.log_reader import Patience
+    from headrace.services.namespace.lookup import open_namespace
+
+    async def run() -> T:
+        async with open_namespace(cluster_of(options), "dead-letters") as (log, life):
+            return await work(log, life, Patience(explain))
+
+    return asyncio.run(run())
 
 
 @click.group("dead-letters")
 def dead_letters() -> None:
-    """Look at what was no event, and put it back once it is one.
+    """Show records that could not be decoded, and redrive them.
 
-    Bytes that a consumer can't decode are parked whole in the topic `dead-letters`, and the run
-    goes on without them. A letter's number is its offset there.
+    If a consumer can't decode a record, it writes the whole record to the topic `dead-letters`, and
+    the run continues without it. To redrive a dead letter is to write it back into its topic once
+    it decodes. A dead letter's number is its offset in `dead-letters`.
 
     \b
     Examples:
       headrace dead-letters list
       headrace dead-letters show 17
-      headrace dead-letters retry 17 18
+      headrace dead-letters redrive 17 18
     """
 
 
@@ -45,26 +66,19 @@ def dead_letters() -> None:
 @json_option
 @cluster_options
 def list_dead_letters(as_json: bool, **options: Any) -> None:
-    """Count the letters by topic and reason.
+    """Count the dead letters by topic and reason.
 
     \b
     Examples:
       headrace dead-letters list
-      headrace dead-letters list --json | jq '.[] | select(.retried < .count)'
+      headrace dead-letters list --json | jq '.[] | select(.redriven < .count)'
     """
-    import asyncio
     from dataclasses import asdict
 
+    from headrace.services.operate.dead_letters.dead_letters import list_kinds
     from headrace.services.operate.show.facts import iso
 
-    async def read() -> list[Any]:
-        from headrace.services.log.log_reader import Patience
-        from headrace.services.operate.dead_letters.dead_letters import list_kinds
-
-        async with _namespace(options) as (log, _):
-            return await list_kinds(log, Patience(explain))
-
-    kinds = asyncio.run(read())
+    kinds = _in_namespace(options, lambda log, _, patience: list_kinds(log, patience))
     if as_json:
         print_json([{**asdict(kind), "last_at": iso(kind.last_at)} for kind in kinds])
     elif kinds:
@@ -72,16 +86,16 @@ def list_dead_letters(as_json: bool, **options: Any) -> None:
             [
                 kind.topic,
                 str(kind.count),
-                str(kind.retried),
+                str(kind.redriven),
                 ", ".join(map(str, kind.first)) + ("…" if kind.count > len(kind.first) else ""),
                 iso(kind.last_at),
                 kind.reason if len(kind.reason) <= REASON else f"{kind.reason[: REASON - 1]}…",
             ]
             for kind in kinds
         ]
-        print_table(("topic", "letters", "put back", "numbers", "last", "reason"), rows)
+        print_table(("topic", "count", "redriven", "numbers", "newest", "reason"), rows)
     else:
-        explain("no dead letters")
+        explain("there are no dead letters")
 
 
 @dead_letters.command("show")
@@ -89,55 +103,49 @@ def list_dead_letters(as_json: bool, **options: Any) -> None:
 @json_option
 @cluster_options
 def show_dead_letter(number: int, as_json: bool, **options: Any) -> None:
-    """Show letter NUMBER: where it lay, why it was parked, its bytes, and if it decodes now.
+    """Show dead letter NUMBER: its origin, the reason, its bytes, and whether it decodes now.
 
     \b
     Examples:
       headrace dead-letters show 17
-      headrace dead-letters show 17 --json | jq -r .value | xxd -r -p > letter.bin
+      headrace dead-letters show 17 --json | jq -r .value | xxd -r -p > dead-letter.bin
     """
-    import asyncio
+    from headrace.services.operate.dead_letters.dead_letters import find_dead_letter, refusal
 
-    from headrace.services.operate.dead_letters.dead_letters import dead_letter_tree
+    async def read(log: EventLog, _: RunLife, patience: Patience) -> tuple[DeadLetter, str]:
+        found = await find_dead_letter(log, number, patience)
+        return found, await refusal(log, found)
 
-    async def read() -> tuple[DeadLetter, str]:
-        from headrace.services.log.log_reader import Patience
-        from headrace.services.operate.dead_letters.dead_letters import find_dead_letter, why_not
-
-        async with _namespace(options) as (log, _):
-            dead_letter = await find_dead_letter(log, number, Patience(explain))
-            return dead_letter, await why_not(log, dead_letter)
-
-    dead_letter, refused = asyncio.run(read())
+    dead_letter, refused = _in_namespace(options, read)
     if as_json:
-        print_json(dead_letter_tree(dead_letter, refused))
+        print_json(dead_letter.to_tree(refused))
     else:
         for line in _lines(dead_letter, refused):
             click.echo(line)
 
 
 def _lines(dead_letter: DeadLetter, refused: str) -> list[str]:
-    from headrace.services.operate.dead_letters.dead_letters import place, text
+    from headrace.services.operate.dead_letters.dead_letters import text
     from headrace.services.operate.show.facts import iso
 
-    told = {
-        "lay at": place(dead_letter.origin),
-        "parked": f"{iso(dead_letter.at)} by {dead_letter.reader or '?'}",
+    facts = {
+        "from": dead_letter.location,
+        "written": f"{iso(dead_letter.at)} by {dead_letter.reader or '?'}",
         "reason": dead_letter.reason,
-        "retry": f"refused: {refused}" if refused else "can be put back",
+        "redrive": f"refused: {refused}" if refused else "possible",
         "key": _bytes(dead_letter.key),
     }
-    told |= {f"header {name}": _bytes(value) for name, value in dead_letter.headers}
-    told["value"] = f"{len(dead_letter.value):,} bytes"
+    facts |= {f"header {name}": _bytes(value) for name, value in dead_letter.headers}
+    facts["value"] = f"{len(dead_letter.value):,} bytes"
     lines = [f"dead letter {dead_letter.number}"]
-    lines += [f"  {name:<12} {what}" for name, what in told.items()]
+    lines += [f"  {name:<12} {fact}" for name, fact in facts.items()]
     head = dead_letter.value[:SHOWN_BYTES]
     for at in range(0, len(head), 16):
         row = head[at : at + 16]
         shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
         lines.append(f"    {at:06x}  {row.hex(' '):<47}  {shown}")
     if len(dead_letter.value) > len(head):
-        lines.append(f"    … and {len(dead_letter.value) - len(head):,} more: --json has all")
+        lines.append(f"    … and {len(dead_letter.value) - len(head):,} more: --json shows all")
     elif (whole := text(dead_letter.value)) is not None:
         lines.append(f"  {'text':<12} {whole!r}")
     return lines
@@ -150,58 +158,45 @@ def _bytes(data: bytes) -> str:
     return data.hex() if found is None else repr(found)
 
 
-@dead_letters.command("retry")
+@dead_letters.command("redrive")
 @click.argument("numbers", metavar="NUMBER...", nargs=-1, type=click.IntRange(min=0))
-@click.option("--all", "every", is_flag=True, help="Every letter that can be put back.")
+@click.option("--all", "every", is_flag=True, help="Redrive every dead letter that can be.")
 @json_option
 @cluster_options
 def redrive_dead_letters(
     numbers: tuple[int, ...], every: bool, as_json: bool, **options: Any
 ) -> int:
-    """Put letters back into their topics, as they were, once they decode.
+    """Write dead letters back into their topics, once they decode.
 
-    Each is put back once, under its own key and headers, with the header `headrace.retry_of`
-    naming the letter. Refused, with the reason: what still does not decode, has expired, or lay in
-    a topic where a late copy would be wrong. Exits 1 where one that was named is refused.
+    Each is written back once, with its own key and headers, and with the header `headrace.retry_of`
+    that names the dead letter. A dead letter is refused, with the reason, if it still does not
+    decode, has expired, or comes from a topic in which a late copy would be wrong. Exits 1 if one
+    of the named dead letters is refused.
 
     \b
     Examples:
-      headrace dead-letters retry 17 18
-      headrace dead-letters retry --all
+      headrace dead-letters redrive 17 18
+      headrace dead-letters redrive --all
     """
-    import asyncio
-
-    from headrace.services.operate.dead_letters.dead_letters import place
+    from headrace.errors import UsageError
+    from headrace.services.operate.dead_letters.dead_letters import redrive
 
     if bool(numbers) == every:
-        raise click.UsageError("name the letters to put back, or give --all")
-    outcomes = asyncio.run(_retry(options, None if every else numbers))
-    if as_json:
-        print_json([one.to_tree() for one in outcomes])
-    else:
-        for one in outcomes:
-            said = f"refused: {one.refused}" if one.refused else f"put back: {place(one.origin)}"
-            click.echo(f"{one.number}\t{said}")
-    return 1 if numbers and any(one.refused for one in outcomes) else 0
+        raise click.UsageError("give the numbers of the dead letters to redrive, or --all")
 
-
-async def _retry(options: dict[str, Any], numbers: tuple[int, ...] | None) -> list[Any]:
-    from headrace.errors import UsageError
-    from headrace.services.log.log_reader import Patience
-    from headrace.services.operate.dead_letters.dead_letters import retry
-
-    async with _namespace(options) as (log, life):
+    async def work(log: EventLog, life: RunLife, patience: Patience) -> list[Redrive]:
         if life.state != "started":
             raise UsageError(
-                f"the run of {log.topics.namespace} is {life.state}: nothing would read what is "
-                "put back"
+                f"the run of {log.topics.namespace} is {life.state}, so no service would read a "
+                "redriven record"
             )
-        return [one async for one in retry(log, numbers, Patience(explain))]
+        return [one async for one in redrive(log, None if every else numbers, patience)]
 
-
-@asynccontextmanager
-async def _namespace(options: dict[str, Any]) -> AsyncGenerator[tuple[EventLog, RunLife]]:
-    from headrace.services.namespace.lookup import open_namespace
-
-    async with open_namespace(cluster_of(options), "dead-letters") as opened:
-        yield opened
+    results = _in_namespace(options, work)
+    if as_json:
+        print_json([one.to_tree() for one in results])
+    else:
+        for one in results:
+            result = f"refused: {one.refused}" if one.refused else f"redriven: {one.location}"
+            click.echo(f"{one.number}\t{result}")
+    return 1 if numbers and any(one.refused for one in results) else 0

@@ -1,12 +1,13 @@
-"""Dead letters: what there is, what one of them says, and putting one back into its topic.
+"""Reads dead letters, and redrives them: writes them back into their topics.
 
-A letter is put back as it was, key, value and headers, once its bytes decode: because the registry
-knows its schema by now, or a bug is mended. Record and mark are one transaction of the only writer
-of that kind: so a letter is put back once, whoever tries at the same time and whatever dies. The
-mark is a record in `dead-letters` that names the letter.
+A dead letter can be redriven once its bytes decode, because the registry has its schema by now or a
+bug is fixed. It is written back as it was, with its key, value and headers. The record and a mark
+in `dead-letters` that names the dead letter are one transaction, and only one process at a time can
+write such transactions. So a dead letter is redriven once, whatever fails and whoever else tries.
 
-Not every topic takes one back. Where the place or the order of records is their meaning, or one
-fenced service alone decides, a copy that comes late would be wrong: REFUSED says why.
+Some topics don't take a dead letter back: a late copy would be wrong if the location or the order
+of the records matters, or if only one fenced service decides what to write there. REFUSED gives
+the reasons.
 """
 
 from __future__ import annotations
@@ -32,144 +33,161 @@ from headrace.services.kafka.broker import Headers, Outgoing, Partition, Record
 from headrace.services.log.event_log import WHY, EventLog
 from headrace.services.log.log_reader import WHOLE, Patience, read_records
 
-RETRY_OF = "headrace.retry_of"
-"""Header of a record that was put back: the letter's place."""
-RETRIED = "headrace.retried"
-"""Header of a mark in `dead-letters`: the number of the letter that was put back."""
+REDRIVE_OF = "headrace.retry_of"
+"""Header of a redriven record: the location of the dead letter."""
+REDRIVEN = "headrace.retried"
+"""Header of a mark in `dead-letters`: the number of the dead letter that was redriven."""
 MAX_KINDS = 1_000
-"""Kinds of letters that a list tells apart; the rest is counted together."""
-SHOWN_IDS = 3
+"""Most kinds of dead letters that a list separates. It counts all others together."""
+SHOWN_NUMBERS = 3
+"""Most numbers of dead letters that a list shows for each kind."""
 
 REFUSED = {
-    RUNS.name: "where a run stands is said by `headrace apply` and `run` alone, in order",
-    EPISODES.name: "the scheduler alone writes it, fenced: it starts each sample once",
-    TRAJECTORIES.name: "an outcome names a trajectory by its place, and a copy would lie "
-    "elsewhere; once it decodes, it is read where it lies",
-    BATCHES.name: "assemble-batches alone writes it, fenced, and its order is that of training",
-    POLICIES.name: "the trainer alone writes it, fenced, in the order of versions",
+    RUNS.name: "only `headrace apply` and `headrace run` write the state of a run, and its order "
+    "matters",
+    EPISODES.name: "only the scheduler writes this topic, and it starts each sample once",
+    TRAJECTORIES.name: "an outcome refers to a trajectory by its location, and a copy would have "
+    "another one. Once the record decodes, readers find it at its old location",
+    BATCHES.name: "only assemble-batches writes this topic, and its order is the order of training",
+    POLICIES.name: "only the trainer writes this topic, in the order of the versions",
 }
-"""Topics that take no letter back, and why."""
-
-Origin = tuple[str, int, int]
-"""Topic, partition and offset where the record lay."""
+"""The topics that don't take a dead letter back, and the reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that was no event. Its number is its offset in `dead-letters`."""
+    """A record that a consumer could not decode. Its number is its offset in `dead-letters`."""
 
     number: int
     at: float
-    """When it was parked, in epoch seconds."""
-    origin: Origin
+    """When it was written to `dead-letters`, in epoch seconds."""
+    topic: str
+    """The topic of the record, and below its partition and offset there."""
+    partition: int
+    offset: int
     reason: str
     reader: str
-    """Who found it."""
+    """The consumer that could not decode it."""
     key: bytes
     value: bytes
     headers: Headers
-    """The record's own."""
+    """The record's own headers."""
+
+    @property
+    def location(self) -> str:
+        """The location of the record, as `headrace show` takes it."""
+        return f"{self.topic}/{self.partition}@{self.offset}"
+
+    def to_tree(self, refused: str) -> dict[str, Any]:
+        """Returns it as JSON values: bytes as hex, and also as text if they are UTF-8."""
+        return {
+            "number": self.number,
+            "at": self.at,
+            "from": self.location,
+            "reason": self.reason,
+            "reader": self.reader,
+            "headers": {name: text(value) for name, value in self.headers},
+            "key": self.key.hex(),
+            "value": self.value.hex(),
+            "text": text(self.value),
+            "refused": refused,
+        }
 
 
 @dataclass(slots=True)
-class Kind:
-    """Letters of one topic and reason."""
+class DeadLetterKind:
+    """The dead letters of one topic with one reason."""
 
     topic: str
     reason: str
     count: int = 0
-    retried: int = 0
+    redriven: int = 0
     first: list[int] = field(default_factory=list)
-    """Numbers of the first few."""
+    """The numbers of the first few."""
     last_at: float = 0.0
+    """Epoch seconds of the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
-    """What came of trying to put a letter back."""
+class Redrive:
+    """The result of an attempt to redrive a dead letter."""
 
     number: int
-    origin: Origin
+    location: str
+    """The location of the original record."""
     refused: str
-    """Why not; empty where it was put back."""
+    """Why it was not redriven; empty if it was."""
 
     def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"letter": self.number, "from": place(self.origin), "refused": self.refused}
-
-
-def place(origin: Origin) -> str:
-    """An origin as people write it, and `headrace show` reads it."""
-    return f"{origin[0]}/{origin[1]}@{origin[2]}"
+        """Returns it as JSON values."""
+        return {"number": self.number, "from": self.location, "refused": self.refused}
 
 
 def read_dead_letter(record: Record) -> DeadLetter | int:
-    """The letter in a record of `dead-letters`, or the number of the one that a mark names.
+    """Reads a record of `dead-letters`: a dead letter, or a mark that names a redriven one.
 
-    A record of another kind is a letter that lay nowhere.
+    A record that another program wrote there is a dead letter without a location.
     """
     headers = {name: value.decode(errors="replace") for name, value in record.headers}
-    if headers.get(RETRIED, "").isdigit():
-        return int(headers[RETRIED])
+    if headers.get(REDRIVEN, "").isdigit():
+        return int(headers[REDRIVEN])
     return DeadLetter(
         record.offset,
         record.timestamp,
-        (
-            headers.get(f"{WHY}topic", ""),
-            _number(headers.get(f"{WHY}partition", "")),
-            _number(headers.get(f"{WHY}offset", "")),
-        ),
-        headers.get(f"{WHY}exception.message", "written here by another program"),
+        headers.get(f"{WHY}topic", ""),
+        _number(headers.get(f"{WHY}partition", "")),
+        _number(headers.get(f"{WHY}offset", "")),
+        headers.get(f"{WHY}exception.message", "another program wrote this record"),
         headers.get(f"{WHY}connector.name", ""),
         record.key or b"",
         record.value or b"",
-        [one for one in record.headers if not one[0].startswith(WHY) and one[0] != RETRY_OF],
+        [one for one in record.headers if not one[0].startswith(WHY) and one[0] != REDRIVE_OF],
     )
 
 
-async def list_kinds(log: EventLog, patience: Patience) -> list[Kind]:
-    """All letters, by topic and reason; the newest kind last."""
-    kinds: dict[tuple[str, str], Kind] = {}
-    kind_of: dict[int, Kind] = {}
+async def list_kinds(log: EventLog, patience: Patience) -> list[DeadLetterKind]:
+    """Counts all dead letters by topic and reason. The kind with the newest one is last."""
+    kinds: dict[tuple[str, str], DeadLetterKind] = {}
+    kind_of: dict[int, DeadLetterKind] = {}
     async for one in _read_all(log, patience):
         if isinstance(one, int):
             if one in kind_of:
-                kind_of[one].retried += 1
+                kind_of[one].redriven += 1
             continue
-        key = (one.origin[0], one.reason)
+        key = (one.topic, one.reason)
         if key not in kinds and len(kinds) >= MAX_KINDS:
             key = ("", "other reasons")
-        kind = kind_of[one.number] = kinds.setdefault(key, Kind(*key))
+        kind = kind_of[one.number] = kinds.setdefault(key, DeadLetterKind(*key))
         kind.count += 1
         kind.last_at = max(kind.last_at, one.at)
-        if len(kind.first) < SHOWN_IDS:
+        if len(kind.first) < SHOWN_NUMBERS:
             kind.first.append(one.number)
     return sorted(kinds.values(), key=lambda kind: kind.last_at)
 
 
 async def find_dead_letter(log: EventLog, number: int, patience: Patience) -> DeadLetter:
-    """Letter `number`. UsageError where there is none."""
-    at = _place(log.topics)
+    """Reads dead letter `number`. Raises UsageError if there is none."""
+    at = _partition(log.topics)
     async with aclosing(read_records(log.broker, {at: (number, number + 1)}, patience)) as records:
         async for record in records:
-            dead_letter = read_dead_letter(record)
-            if isinstance(dead_letter, DeadLetter):
-                return dead_letter
-            raise UsageError(f"{number} is no letter, but the mark that {dead_letter} was put back")
+            found = read_dead_letter(record)
+            if isinstance(found, DeadLetter):
+                return found
+            raise UsageError(
+                f"{number} is not a dead letter. It records that dead letter {found} was redriven"
+            )
     first, end = (await log.broker.ends([at]))[at]
-    there = f"holds {first} to {end - 1}" if first < end else "is empty"
-    raise UsageError(f"no dead letter {number}: {at.topic} {there}")
+    held = f"{at.topic} holds {first} to {end - 1}" if first < end else f"{at.topic} is empty"
+    raise UsageError(f"there is no dead letter {number}: {held}")
 
 
-async def why_not(log: EventLog, dead_letter: DeadLetter) -> str:
-    """Why a letter can't be put back now; empty where it can."""
-    refused = refuse_topic(log.topics, dead_letter.origin[0])
-    if refused:
+async def refusal(log: EventLog, dead_letter: DeadLetter) -> str:
+    """Says why a dead letter can't be redriven now; returns an empty string if it can."""
+    if refused := refuse_topic(log.topics, dead_letter.topic):
         return refused
-    lay = Partition(dead_letter.origin[0], dead_letter.origin[1])
     record = Record(
-        lay,
-        dead_letter.origin[2],
+        Partition(dead_letter.topic, dead_letter.partition),
+        dead_letter.offset,
         dead_letter.at,
         dead_letter.key,
         dead_letter.value,
@@ -183,95 +201,89 @@ async def why_not(log: EventLog, dead_letter: DeadLetter) -> str:
 
 
 def refuse_topic(topics: Topics, topic: str) -> str:
-    """Why a topic takes no letter back; empty where it does."""
+    """Says why a topic takes no dead letter back; returns an empty string if it does."""
     try:
-        placed = topics.by_name(topic)
+        return REFUSED.get(topics.by_name(topic).topic.name, "")
     except KeyError:
-        return f"{topic or 'cluster it lay'} is no topic of {topics.namespace}"
-    return REFUSED.get(placed.topic.name, "")
+        if not topic:
+            return "it does not say which topic it comes from"
+        return f"{topic} is not a topic of {topics.namespace}"
 
 
 def refuse_event(event: Event, key: bytes, now_s: float) -> str:
-    """Why an event would be of no use where it lay, or harm; empty where it may go back."""
+    """Says why an event would be useless or harmful now; returns an empty string if it is not."""
     if key != event.key:
         return (
-            f"its key is {key!r}, but that of {type(event).__name__} {event.event_id} is "
-            f"{event.key!r}: in another partition nobody looks for it"
+            f"its key is {key!r}, but the key of {type(event).__name__} {event.event_id} is "
+            f"{event.key!r}, so it would be in the wrong partition and nothing would find it"
         )
     if isinstance(event, GenerationRequested | ActionRequested) and event.expires_at <= now_s * 1e3:
-        return "it has expired: whoever asked no longer waits for the answer"
+        return "it has expired, and the agent no longer waits for the answer"
     return ""
 
 
-async def retry(
+async def redrive(
     log: EventLog, numbers: Collection[int] | None, patience: Patience
-) -> AsyncGenerator[Retry]:
-    """Puts letters back, in their order; None is all of them. Each says what came of it.
+) -> AsyncGenerator[Redrive]:
+    """Redrives these dead letters in their order, or all if None, and yields the result of each.
 
-    UsageError where a number is no letter's, before anything is put back. Fenced where another
-    process does the same.
+    Raises UsageError before it redrives any if a number is not a dead letter's. Raises Fenced if
+    another process redrives dead letters at the same time.
     """
-    if numbers is not None:
-        for number in sorted(set(numbers)):
-            await find_dead_letter(log, number, patience)
+    for number in sorted(set(numbers or ())):
+        await find_dead_letter(log, number, patience)
     writer = await log.broker.fenced(f"{log.topics.namespace}.dead-letters")
     try:
-        # Only now is what was put back known for certain: nobody else puts any back from here on.
-        done = await _redrive(log, patience)
-        async for dead_letter in _read_all(log, patience):
-            if isinstance(dead_letter, int) or not (
-                numbers is None or dead_letter.number in numbers
-            ):
+        # Read this only now: from here on no other process can redrive.
+        done = await _redriven(log, patience)
+        async for one in _read_all(log, patience):
+            if isinstance(one, int) or (numbers is not None and one.number not in numbers):
                 continue
-            refused = await why_not(log, dead_letter)
-            if dead_letter.origin in done:
-                refused = f"it was put back already, as letter {done[dead_letter.origin]}"
+            refused = await refusal(log, one)
+            if one.location in done:
+                refused = f"it was redriven already, as dead letter {done[one.location]}"
             if not refused:
-                await writer.write(outgoing(log.topics, dead_letter))
-                done[dead_letter.origin] = dead_letter.number
-            yield Retry(dead_letter.number, dead_letter.origin, refused)
+                await writer.write(_outgoing(log.topics, one))
+                done[one.location] = one.number
+            yield Redrive(one.number, one.location, refused)
     finally:
         await writer.close()
 
 
-def outgoing(topics: Topics, dead_letter: DeadLetter) -> list[Outgoing]:
-    """The record as it was, and the mark that it was put back."""
+def _outgoing(topics: Topics, one: DeadLetter) -> list[Outgoing]:
+    """Makes the record as it was, and the mark that it was redriven."""
     dead_letters = topics.name(DEAD_LETTERS)
-    back = f"{dead_letters}/0@{dead_letter.number}".encode()
-    mark = [(RETRIED, str(dead_letter.number).encode())]
+    number = str(one.number).encode()
+    header = (REDRIVE_OF, f"{dead_letters}/0@{one.number}".encode())
     return [
-        Outgoing(
-            dead_letter.origin[0],
-            dead_letter.key,
-            dead_letter.value,
-            [*dead_letter.headers, (RETRY_OF, back)],
-        ),
-        Outgoing(dead_letters, dead_letter.key, b"", mark),
+        Outgoing(one.topic, one.key, one.value, [*one.headers, header]),
+        Outgoing(dead_letters, one.key, b"", [(REDRIVEN, number)]),
     ]
 
 
-async def _redrive(log: EventLog, patience: Patience) -> dict[Origin, int]:
-    """Where letters lay that were put back, each with its number.
+async def _redriven(log: EventLog, patience: Patience) -> dict[str, int]:
+    """Reads the locations of the records that were redriven, and the dead letter of each.
 
-    Several readers may have parked one record: it is put back once.
+    Several consumers may have written a dead letter of one record, which is redriven only once.
     """
-    origins: dict[int, Origin] = {}
-    done: dict[Origin, int] = {}
+    locations: dict[int, str] = {}
+    done: dict[str, int] = {}
     async for one in _read_all(log, patience):
         if isinstance(one, DeadLetter):
-            origins[one.number] = one.origin
-        elif one in origins:
-            done[origins[one]] = one
+            locations[one.number] = one.location
+        elif one in locations:
+            done[locations[one]] = one
     return done
 
 
 async def _read_all(log: EventLog, patience: Patience) -> AsyncGenerator[DeadLetter | int]:
-    async with aclosing(read_records(log.broker, {_place(log.topics): WHOLE}, patience)) as records:
+    whole = {_partition(log.topics): WHOLE}
+    async with aclosing(read_records(log.broker, whole, patience)) as records:
         async for record in records:
             yield read_dead_letter(record)
 
 
-def _place(topics: Topics) -> Partition:
+def _partition(topics: Topics) -> Partition:
     return topics.partition(DEAD_LETTERS)
 
 
@@ -279,24 +291,8 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def dead_letter_tree(dead_letter: DeadLetter, refused: str) -> dict[str, Any]:
-    """A letter for JSON: bytes as hex, and as text where they are UTF-8."""
-    return {
-        "letter": dead_letter.number,
-        "at": dead_letter.at,
-        "from": place(dead_letter.origin),
-        "reason": dead_letter.reason,
-        "reader": dead_letter.reader,
-        "headers": {name: text(value) for name, value in dead_letter.headers},
-        "key": dead_letter.key.hex(),
-        "value": dead_letter.value.hex(),
-        "text": text(dead_letter.value),
-        "refused": refused,
-    }
-
-
 def text(data: bytes) -> str | None:
-    """Bytes as text; None where they are no UTF-8."""
+    """Decodes bytes as UTF-8; returns None if they are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:

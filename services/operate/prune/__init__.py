@@ -1,1 +1,1 @@
-"""`headrace prune`: what a broker's namespaces no longer need."""
+"""`headrace prune`: removes what the namespaces of a broker no longer need."""

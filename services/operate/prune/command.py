@@ -1,4 +1,4 @@
-"""`prune`: frees what nothing needs any more."""
+"""The command `prune`: removes what nothing needs any more."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--yes", is_flag=True, help="Do it. Without it, only what would go is shown.")
+@click.option(
+    "--yes", is_flag=True, help="Remove it. Without --yes, prune only shows what it would remove."
+)
 @click.option(
     "--keep", type=click.IntRange(min=1), default=3, show_default=True,
-    help="Newest versions of each policy whose weights stay.",
+    help="Keep the weights of this many newest versions of each policy.",
 )  # fmt: skip
 @click.option(
     "--unnamed", is_flag=True,
-    help="Also blobs older than a day that no event of this broker names. Only where no other "
-    "broker's runs share the blob store.",
+    help="Also remove blobs older than a day that no event on this broker names. Use it only if no "
+    "other broker's runs share the blob store.",
 )  # fmt: skip
 @click.option(
     "--forget", metavar="NAMESPACE", multiple=True,
-    help="Also an ended namespace whole: its topics, its folder, its weights. Repeatable.",
+    help="Also remove this whole ended namespace: its topics, its folder, its weights. Repeatable.",
 )  # fmt: skip
 @json_option
 @cluster_options
 def prune(
     yes: bool, keep: int, unnamed: bool, forget: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """Free the weights and checkpoints that no run of this broker needs any more.
+    """Remove the weights and checkpoints that no run on this broker needs any more.
 
-    Looks at all namespaces, since they share the blob store. Kept are, of each policy, the newest
-    versions, those of its checkpoints on this machine, and whatever a running episode may still
-    need. Records are never cut. Shows what would go, and its size, until --yes is given.
+    Prune reads all namespaces, since they share the blob store. For each policy it keeps the newest
+    versions, the versions of its checkpoints on this machine, and the versions that a running
+    episode may still need. It never removes single records. Without --yes it only shows what it
+    would remove, and the sizes.
 
     \b
     Examples:
@@ -53,7 +56,18 @@ def prune(
     """
     import asyncio
 
-    items = asyncio.run(_prune(cluster_of(options), yes, keep, unnamed, forget))
+    from headrace.services.log.log_reader import Patience
+    from headrace.services.namespace.connect import connect, locate
+    from headrace.services.operate.prune.pruner import Pruner
+
+    async def run() -> list[Prunable]:
+        cluster = locate(cluster_of(options))
+        async with connect(cluster, "prune") as connection:
+            pruner = Pruner(connection, cluster.open_blobs(), cluster, Patience(explain))
+            items = await pruner.plan(keep, unnamed, forget)
+            return await pruner.carry_out(items) if yes else items
+
+    items = asyncio.run(run())
     if as_json:
         print_json({"removed": yes, "items": [item.to_tree() for item in items]})
         return
@@ -62,23 +76,8 @@ def prune(
         print_table(("kind", "what", "bytes", "why"), rows)
     size = sum(item.size for item in items)
     if not items:
-        explain("nothing to free")
+        explain("nothing to remove")
     elif yes:
-        explain(f"freed {size:,} bytes")
+        explain(f"removed {size:,} bytes")
     else:
-        explain(f"would free {size:,} bytes: give --yes to do it")
-
-
-async def _prune(
-    cluster: Any, yes: bool, keep: int, unnamed: bool, forget: tuple[str, ...]
-) -> list[Prunable]:
-    from headrace.services.log.log_reader import Patience
-    from headrace.services.namespace.connect import connect, locate
-    from headrace.services.operate.prune.pruner import Pruner
-
-    cluster = locate(cluster)
-    async with connect(cluster, "prune") as connection:
-        blobs = cluster.open_blobs()
-        pruner = Pruner(connection, blobs, cluster, Patience(explain))
-        items = await pruner.plan(keep, unnamed, forget)
-        return await pruner.carry_out(items) if yes else items
+        explain(f"would remove {size:,} bytes: give --yes to remove them")

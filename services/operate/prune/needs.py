@@ -1,12 +1,13 @@
-"""What a broker's namespaces no longer need: which weights, checkpoints and whole namespaces.
+"""Decides what a broker's namespaces no longer need: weights, checkpoints, whole namespaces.
 
-The blob store is shared and named by content, so that a blob is needed as long as any namespace
-needs it. A policy needs its newest versions, those of its checkpoints on this machine and, while
-its run has not ended, each one that an episode may still be pinned to: it was the newest within the
-last deadline. Only what a publication of this broker names is ever removed: what no event here
-names may be another broker's, and goes only where that is asked for. Pure.
+Namespaces share the blob store, which names blobs by their content. So a blob is needed as long as
+any namespace needs it. A policy needs its newest versions and the versions of its checkpoints on
+this machine. While its run has not ended, it also needs each version that an episode may still be
+pinned to, which was the newest one within the last deadline. A blob that no event on this broker
+names may belong to another broker, so it is removed only on request. Does no I/O.
 
-Records are never cut: a namespace is kept whole or, once it has ended and is named, goes whole.
+Single records are never removed. A namespace is kept whole, or it is removed whole on request after
+its run has ended.
 """
 
 from __future__ import annotations
@@ -20,37 +21,36 @@ from typing import Any, Literal
 from headrace.schemas.events import Event, PolicyPublished, RunStateEntered
 from headrace.services.models.blobs import StoredBlob
 from headrace.services.namespace.run_life import RunLife
-from headrace.services.operate.show.facts import Fact
 
 GRACE_S = 3600.0
-"""A version that was the newest within an episode's deadline and this is left alone."""
+"""A version is kept if it was the newest one within an episode's deadline plus this time."""
 PUT_S = 600.0
-"""A blob that was put since then is left alone: its publication may be on its way."""
+"""A blob that was put within this time is kept, since its publication may follow."""
 UNNAMED_S = 86_400.0
-"""A blob that no event names may be one that is about to be named: for a day."""
+"""A blob that no event names is kept for this time, since an event may still name it."""
 ENDED_S = 30.0
-"""Processes of a run that has ended are gone after this."""
+"""The processes of an ended run are gone after this time."""
 DEADLINE_S = 86_400.0
-"""Where a recipe does not say how long an episode may take."""
+"""The longest episode, if the recipe does not set a deadline."""
 Kind = Literal["blob", "checkpoints", "folder", "topics"]
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What counts of a PolicyPublished here. Blobs by their SHA-256 in hex."""
+    """The fields of a PolicyPublished that matter here. Blobs are named by SHA-256 in hex."""
 
     policy: str
     version: int
     at: float
     """Epoch seconds."""
     weights: frozenset[str] = frozenset()
-    """Whole ones, and the deltas that build on them."""
+    """Blobs of full weights, of the deltas that build on them, and of an adapter's base."""
     tokenizer: str | None = None
 
 
 @dataclass(slots=True)
 class Namespace:
-    """What is known of one, read from `runs` and `policies`."""
+    """The run and the publications of one namespace, read from `runs` and `policies`."""
 
     name: str
     life: RunLife = field(default_factory=RunLife)
@@ -60,54 +60,50 @@ class Namespace:
     """In log order."""
 
     def ended(self, now_s: float) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether none of its processes runs any more."""
         return self.ended_at is not None and self.ended_at + ENDED_S <= now_s
 
     def deadline_s(self) -> float:
-        """The longest that an episode of the recipe takes."""
+        """Returns how many seconds an episode of the recipe can take."""
         if self.life.started is None:
             return DEADLINE_S
         tasks = json.loads(self.life.started.recipe).get("tasks", {})
         return float(tasks.get("deadline_s", DEADLINE_S))
 
-    def add(self, fact: Fact[Event]) -> None:
-        """Takes the next record of `runs` or `policies`."""
-        event = fact.event
+    def add(self, event: Event, recorded_at: float) -> None:
+        """Adds the next event of `runs` or `policies`, with its time in epoch seconds."""
         if isinstance(event, RunStateEntered):
-            self.life.on_event(event, fact.recorded_at)
+            self.life.on_event(event, recorded_at)
             if event.state == "ended" and self.ended_at is None:
-                self.ended_at = fact.recorded_at
+                self.ended_at = recorded_at
         elif isinstance(event, PolicyPublished):
-            weights = [event.full] if event.full is not None else []
-            weights += [delta.blob for delta in event.deltas]
-            weights += [event.adapter.base] if event.adapter is not None else []
             self.publications.append(
                 Published(
                     event.policy,
                     event.version,
-                    fact.recorded_at,
-                    frozenset(blob.sha256.hex() for blob in weights),
+                    recorded_at,
+                    frozenset(blob.sha256.hex() for blob in event.weight_blobs()),
                     event.tokenizer.sha256.hex() if event.tokenizer is not None else None,
                 )
             )
 
     def weights(self) -> set[str]:
-        """Every version's."""
+        """Returns the weights of all versions."""
         return {name for one in self.publications for name in one.weights}
 
     def tokenizers(self) -> set[str]:
-        """Every version's."""
+        """Returns the tokenizers of all versions."""
         return {one.tokenizer for one in self.publications if one.tokenizer is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Prunable:
-    """One thing that may go."""
+    """One thing that may be removed."""
 
     kind: Kind
     what: str
     size: int
-    """Bytes; of topics 0: their broker knows."""
+    """Bytes. It is 0 for topics, whose size the client can't see."""
     why: str
     blob: StoredBlob | None = None
     put_before: float = 0.0
@@ -115,7 +111,7 @@ class Prunable:
     topics: tuple[str, ...] = ()
 
     def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns it as JSON values."""
         return {name: getattr(self, name) for name in ("kind", "what", "size", "why")}
 
 
@@ -125,10 +121,10 @@ def needed_versions(
     checkpoints: Collection[int],
     newest_since: float | None,
 ) -> set[int]:
-    """The versions of one policy whose weights are needed. Publications in log order.
+    """Returns the versions of one policy whose weights are needed.
 
-    `newest_since`: also each that was the newest at that time or later (epoch s); None: the run
-    has ended.
+    `publications` are in log order. Versions that were the newest at `newest_since` or later (in
+    epoch seconds) are needed too. It is None if the run has ended.
     """
     first_at: dict[int, float] = {}
     for one in publications:
@@ -145,9 +141,9 @@ def needed_versions(
 def needed_blobs(
     namespace: Namespace, keep: int, checkpoints: Mapping[str, Collection[int]], now_s: float
 ) -> set[str]:
-    """SHA-256 in hex of the weights and tokenizers that a namespace needs.
+    """Returns the SHA-256, in hex, of the weights and tokenizers that a namespace needs.
 
-    `checkpoints` are versions by policy.
+    `checkpoints` maps each policy to the versions of its checkpoints.
     """
     since = None
     if not namespace.ended(now_s):
@@ -167,16 +163,19 @@ def needless_blobs(
     named: Collection[str] | None,
     now_s: float,
 ) -> Iterator[Prunable]:
-    """The blobs that may go: what was published and nobody needs; given `named`, what it lacks."""
+    """Yields the published blobs that are not needed. With `named`, also blobs that are not in it.
+
+    `published`, `needed` and `named` are names of blobs.
+    """
     for blob in stored:
         if blob.name in needed:
             continue
         if blob.name in published:
             before = now_s - PUT_S
-            why = "of a version that nothing needs any more"
+            why = "belongs to a version that nothing needs any more"
         elif named is not None and blob.name not in named:
             before = now_s - UNNAMED_S
-            why = "no event of this broker names it" if blob.name else "left by a writer that died"
+            why = "no event on this broker names it" if blob.name else "its writer died"
         else:
             continue
         if blob.put_at < before:

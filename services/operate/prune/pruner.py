@@ -1,4 +1,4 @@
-"""Finds what may go from one broker, one blob store and one state folder, and removes it."""
+"""Finds what may be removed from a broker, a blob store and a state folder, and removes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headrace.schemas.topics import (
     Topics,
 )
 from headrace.services.kafka.broker import Partition
-from headrace.services.log.event_log import EventLog
+from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, Patience, read_records
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
@@ -44,16 +44,15 @@ from headrace.services.operate.prune.needs import (
     needed_blobs,
     needless_blobs,
 )
-from headrace.services.operate.show.facts import Fact, fact_of
 from headrace.trainer.checkpoint import Checkpoints
 
-NAMING = (TASKS, ACTIONS, OBSERVATIONS, TRAJECTORIES)
+ARTIFACT_TOPICS = (TASKS, ACTIONS, OBSERVATIONS, TRAJECTORIES)
 """Topics whose events may name artifacts."""
 
 
 @dataclass(frozen=True)
 class Pruner:
-    """Finds what may go from one broker, one blob store and one state folder."""
+    """Finds and removes what one broker, one blob store and one state folder don't need."""
 
     connection: Connection
     blobs: BlobStore
@@ -63,8 +62,11 @@ class Pruner:
     """Epoch seconds."""
 
     async def plan(self, keep: int, unnamed: bool, forget: Collection[str]) -> list[Prunable]:
-        """All that may go. UsageError where a namespace to forget is not there, or still runs."""
-        # Before the log is read: what is put from here on is not known to be named yet.
+        """Returns all that may be removed.
+
+        Raises UsageError if a namespace in `forget` does not exist or still runs.
+        """
+        # Take the time before reading the log: a blob that is put later may have no event yet.
         now_s = self.clock()
         existing = await self.connection.broker.list_topics()
         spaces = await self._read(existing)
@@ -72,7 +74,7 @@ class Pruner:
         staying = [space for space in spaces if space.name not in forget]
         needed: set[str] = set()
         for space in staying:
-            # Those of a run that has ended go too.
+            # An ended run does not need its checkpoints.
             checkpoints = {} if space.ended(now_s) else self._checkpoints(space)
             needed |= needed_blobs(space, keep, checkpoints, now_s)
         published: set[str] = set()
@@ -88,11 +90,14 @@ class Pruner:
             if space.name in forget:
                 items += self._whole(space, existing)
             elif space.ended(now_s):
-                items += self._folder(space, "checkpoints", "its run has ended, and never goes on")
+                items += self._folder(space, "checkpoints", "its run has ended and can't continue")
         return items
 
     async def carry_out(self, items: Sequence[Prunable]) -> list[Prunable]:
-        """Removes these. Returns what went: a blob that was put again meanwhile stays."""
+        """Removes these items and returns those that are gone.
+
+        A blob that was put again in the meantime stays.
+        """
         gone = []
         for item in items:
             if item.blob is not None:
@@ -107,49 +112,49 @@ class Pruner:
         return gone
 
     async def _read(self, existing: Mapping[str, int]) -> list[Namespace]:
-        """All namespaces, by `runs` and `policies`."""
+        """Reads `runs` and `policies` of all namespaces."""
         spaces: dict[str, Namespace] = {}
         logs: dict[str, EventLog] = {}
         for name in namespaces_in(existing):
             spaces[name] = Namespace(name)
             log = self.connection.log(Topics(name, (), 1))
             logs |= {topic.real_name(name): log for topic in (RUNS, POLICIES)}
-        places = [Partition(name, 0) for name in logs if name in existing]
-        async with aclosing(self._facts(logs, places)) as facts:
-            async for fact in facts:
-                spaces[fact.ref.topic.split(".")[0]].add(fact)
+        partitions = [Partition(name, 0) for name in logs if name in existing]
+        async with aclosing(self._deliveries(logs, partitions)) as deliveries:
+            async for one in deliveries:
+                spaces[one.ref.topic.split(".")[0]].add(one.event, one.recorded_at)
         return list(spaces.values())
 
     async def _artifacts(
         self, namespaces: Iterable[Namespace], existing: Mapping[str, int]
     ) -> set[str]:
-        """SHA-256 in hex of the artifacts that events of these namespaces name."""
+        """Returns the SHA-256, in hex, of the artifacts that events of these namespaces name."""
         logs: dict[str, EventLog] = {}
-        places = []
+        partitions = []
         for namespace in namespaces:
             topics = topics_in(existing, namespace.name)
             log = self.connection.log(topics)
-            for placed in topics:
-                if placed.topic in NAMING and placed.name in existing:
-                    logs[placed.name] = log
-                    places += placed.all_partitions()
+            for topic in topics:
+                if topic.topic in ARTIFACT_TOPICS and topic.name in existing:
+                    logs[topic.name] = log
+                    partitions += topic.all_partitions()
         found: set[str] = set()
-        async with aclosing(self._facts(logs, places)) as facts:
-            async for fact in facts:
-                artifacts = getattr(fact.event, "artifacts", ())
+        async with aclosing(self._deliveries(logs, partitions)) as deliveries:
+            async for one in deliveries:
+                artifacts = getattr(one.event, "artifacts", ())
                 found |= {artifact.sha256.hex() for artifact in artifacts}
         return found
 
-    async def _facts(
-        self, logs: Mapping[str, EventLog], places: Sequence[Partition]
-    ) -> AsyncGenerator[Fact[Event]]:
-        """All events of these partitions, each by the log of its topic."""
-        whole = dict.fromkeys(places, WHOLE)
+    async def _deliveries(
+        self, logs: Mapping[str, EventLog], partitions: Sequence[Partition]
+    ) -> AsyncGenerator[Delivery[Event]]:
+        """Reads all events of these partitions, each with the log of its topic."""
+        whole = dict.fromkeys(partitions, WHOLE)
         records = read_records(self.connection.broker, whole, self.patience)
         async with aclosing(records):
             async for record in records:
-                with suppress(DecodeError):
-                    yield await fact_of(logs[record.partition.topic], record)
+                with suppress(DecodeError):  # Consumers report it as a dead letter.
+                    yield await logs[record.partition.topic].decode(record)
 
     def _checkpoints(self, namespace: Namespace) -> dict[str, list[int]]:
         folder = self.cluster.folder(namespace.name) / "checkpoints"
@@ -157,12 +162,12 @@ class Pruner:
         return {policy: Checkpoints(folder / policy, 1).versions() for policy in policies}
 
     def _whole(self, namespace: Namespace, existing: Mapping[str, int]) -> Iterator[Prunable]:
-        """An ended namespace itself: its folder, then its topics."""
-        yield from self._folder(namespace, "", "the namespace is to be forgotten")
+        """Yields an ended namespace itself: its folder, then its topics."""
+        why = "--forget names this namespace"
+        yield from self._folder(namespace, "", why)
         ours = "|".join(topic.name for topic in TOPICS)
-        named = re.compile(rf"{re.escape(namespace.name)}\.({ours})(\.[a-z0-9_-]+)?\.v1")
-        topics = tuple(name for name in existing if named.fullmatch(name))
-        why = "the namespace is to be forgotten"
+        pattern = re.compile(rf"{re.escape(namespace.name)}\.({ours})(\.[a-z0-9_-]+)?\.v1")
+        topics = tuple(name for name in existing if pattern.fullmatch(name))
         yield Prunable("topics", f"{namespace.name}.*", 0, why, topics=topics)
 
     def _folder(self, namespace: Namespace, inside: str, why: str) -> Iterator[Prunable]:
@@ -176,10 +181,10 @@ def _require_ended(namespaces: Sequence[Namespace], forget: Collection[str], now
     known = {namespace.name: namespace for namespace in namespaces}
     for name in forget:
         if name not in known:
-            there = ", ".join(known) or "(none)"
-            raise UsageError(f"no namespace {name!r} on this broker, which has: {there}")
+            names = ", ".join(known) or "(none)"
+            raise UsageError(f"--forget {name}: this broker has only these namespaces: {names}")
         if not known[name].ended(now_s):
             raise UsageError(
-                f"namespace {name} is {known[name].life.state}: only one whose run ended at least "
-                f"{ENDED_S:.0f} s ago can be forgotten"
+                f"--forget {name}: its run is {known[name].life.state}. Only a namespace whose run "
+                f"ended at least {ENDED_S:.0f} s ago can be removed"
             )

@@ -1,1 +1,1 @@
-"""Runs a part of a recorded run again, from its log, into a fresh namespace. See docs/replay.md."""
+"""Replays a part of a recorded run from its log into a new namespace. See docs/replay.md."""

@@ -1,4 +1,4 @@
-"""Makes recorded batches again, from the groups that they were made of. No I/O."""
+"""Assembles recorded batches again from their groups. Does no I/O."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headrace.stream_jobs.batches import BatchAssembler
 class Rebuilder:
     """Assembles recorded batches again from their groups.
 
-    What the job had read when it assembled a batch follows from the batch: all groups up to the
-    last one that it decided, and to its own `groups_read`. What else it had read was fresh and
-    not chosen, and changes nothing.
+    A batch itself shows what the job had read when it assembled it: all groups up to the last one
+    that the batch decided, and up to its own `groups_read`. If the job had read more groups, they
+    were fresh and not chosen, so they change nothing.
     """
 
     def __init__(self, recipe: Recipe, policy: str, offsets: Mapping[int, int], end: int) -> None:
-        """`offsets` says where each task's group lies, the first of each; `end` is behind all."""
+        """`offsets` maps each task to the offset of its first group; `end` is after the last."""
         self._assembler = BatchAssembler(recipe, policy)
         self._policy = policy
         self._offsets = offsets
@@ -27,20 +27,26 @@ class Rebuilder:
         self._unknown: set[int] = set()
 
     def wants(self, batch: BatchAssembled) -> bool:
-        """Whether another group was read before the batch was made."""
+        """Whether the job read another group before it assembled the batch."""
         decided = [self._offsets.get(task, -1) for task in decided_by(batch)]
         upto = max(batch.groups_read, *(offset + 1 for offset in decided), 0)
         return self._next < min(upto, self._end)
 
     def on_group(self, group: GroupClosed, offset: int, rebuilt: bool) -> None:
-        """Takes the next group in; `rebuilt` where it was made again from its result."""
+        """Adds the next group.
+
+        `rebuilt` is False if its result is gone, so that the group could not be made again.
+        """
         self._assembler.on_group(group, offset)
         self._next = offset + 1
         if not rebuilt:
             self._unknown.add(group.task)
 
     def judge(self, batch: BatchAssembled) -> str:
-        """Makes the batch again and compares; goes on from the recorded one."""
+        """Assembles the batch again and compares: `same`, `differs` or `unknown`.
+
+        The next batch is assembled after the recorded one, whatever the result.
+        """
         self._assembler.on_policy(as_published(self._policy, batch.version - 1))
         made = self._assembler.next_batch(float("inf"))
         self._assembler.on_batch(batch)
@@ -51,12 +57,15 @@ class Rebuilder:
 
 
 def decided_by(batch: BatchAssembled) -> set[int]:
-    """The tasks that a batch decides: each has a sample in it, or is dropped."""
+    """Returns the tasks that a batch decides: it trains on a sample of each, or drops it."""
     return {one.task for one in batch.samples} | {one.task for one in batch.dropped}
 
 
 def as_published(policy: str, version: int) -> PolicyPublished:
-    """What tells a batch assembler that a version is there: in a replay nothing waits for it."""
+    """Makes the publication of a version, as a batch assembler expects it.
+
+    In a replay no batch waits for its predecessor's version.
+    """
     return PolicyPublished(
         policy=policy, version=version, status="trained", digest=bytes(32), full_version=version
     )

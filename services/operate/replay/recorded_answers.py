@@ -1,7 +1,7 @@
-"""An agent's code against the recorded answers of one attempt: does it still ask the same?
+"""Runs an agent's code against the recorded answers of one attempt, to see if it asks the same.
 
-Nothing is sent and nobody answers: no environment, no model. The agent's coroutine runs as it does
-after a crash, and the first thing that it does otherwise is its divergence.
+There is no environment and no model, and nothing is sent. The agent's coroutine runs as it does
+after a crash. The first thing that it does differently is its divergence.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from headrace.services.operate.readable import readable
 
 A = TypeVar("A", GenerationCompleted, ObservationRecorded)
 END = "end"
-"""The call of a divergence that shows only once the agent has ended."""
+"""The call of a divergence that shows only after the agent has ended."""
 AGENT_S = 30.0
-"""Longest that an agent may run, whose every question is answered at once."""
+"""Most seconds that an agent may run. All of its requests are answered at once."""
 
 
 @dataclass
 class RecordedAttempt:
-    """What the log has of the attempt that counts."""
+    """What the log has of one attempt of an episode."""
 
     started: EpisodeStarted
     attempt: int
@@ -43,11 +43,11 @@ class RecordedAttempt:
     """By call, without `close`."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
     outcome: EpisodeEnded | None = None
-    """None where the episode has not ended."""
+    """None if the episode has not ended."""
 
     @property
     def cut(self) -> bool:
-        """Whether something from outside ended it, so that no more was asked than is recorded."""
+        """Whether something other than the agent ended it, so that the record stops early."""
         if self.outcome is None:
             return True
         failure = self.outcome.failure
@@ -57,20 +57,20 @@ class RecordedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first thing that an agent does otherwise."""
+    """The first thing that an agent does differently."""
 
     call: str
-    """Path of the request, or `end`."""
+    """The path of the request, or `end`."""
     then: dict[str, Any]
     now: dict[str, Any]
 
 
 class _Stopped(BaseException):
-    """Ends the agent from inside. Not an Exception, so that its code lets it pass."""
+    """Ends the agent from inside. It is not an Exception, so that the agent does not catch it."""
 
 
 class _Runtime:
-    """Answers an Episode from the record."""
+    """Answers an Episode's requests from the record."""
 
     def __init__(self, recorded: RecordedAttempt) -> None:
         self.started = recorded.started
@@ -80,11 +80,11 @@ class _Runtime:
         self._recorded = recorded
 
     async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted:
-        """The recorded answer."""
+        """Returns the recorded generation."""
         return self._answer(request, GenerationCompleted)
 
     async def ask_environment(self, request: ActionRequested) -> ObservationRecorded:
-        """The recorded answer."""
+        """Returns the recorded observation."""
         return self._answer(request, ObservationRecorded)
 
     def _answer(self, request: Request, kind: type[A]) -> A:
@@ -98,9 +98,9 @@ class _Runtime:
             then = {"ask": "something that is no longer kept"} if asked is None else describe(asked)
             self._diverge(call, then, describe(request))
         if not isinstance(answer, kind):
-            raise _Stopped  # the record ends here
+            raise _Stopped  # The record ends here.
         if answer.failure is not None and answer.failure.origin != "policy":
-            raise _Stopped  # and so did the attempt
+            raise _Stopped  # The attempt ended here.
         return answer
 
     def _diverge(self, call: str, then: dict[str, Any], now: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ class _Runtime:
 
 
 async def replay_attempt(recorded: RecordedAttempt, setup: AgentSetup) -> Divergence | None:
-    """Runs the agent against the record. None where it does the same, as far as that goes."""
+    """Runs the agent against the record. Returns None if it does what the record says."""
     runtime = _Runtime(recorded)
     episodes: list[Episode] = []
 
@@ -125,7 +125,7 @@ async def replay_attempt(recorded: RecordedAttempt, setup: AgentSetup) -> Diverg
         await asyncio.wait({agent}, timeout=1.0)
         return Divergence(END, _ended(recorded.outcome), {"ask": f"no end within {AGENT_S:g} s"})
     if runtime.divergence is not None:
-        agent.cancelled() or agent.exception()  # heard
+        agent.cancelled() or agent.exception()  # Retrieved, so that asyncio does not log it.
         return runtime.divergence
     return _judge(recorded, setup, episodes[0], runtime.asked, error_of(agent))
 
@@ -137,7 +137,7 @@ def _judge(
     asked: set[str],
     error: BaseException | None,
 ) -> Divergence | None:
-    """What differs once the agent has ended by itself."""
+    """Compares the end of an agent that ended by itself with the recorded one."""
     if isinstance(error, _Stopped):
         return None
     ending: Ending = "finished"
@@ -170,7 +170,7 @@ def _judge_error(recorded: RecordedAttempt, error: BaseException) -> Divergence 
 
 
 def describe(request: Request) -> dict[str, Any]:
-    """What a request asks: all that its digest covers, as JSON values."""
+    """Returns what a request asks for as JSON values: everything that its digest covers."""
     tree = readable(request)
     if isinstance(request, GenerationRequested):
         meant = ("policy", "pinned", "sampling", "tokens", "text", "chat", "demonstration")

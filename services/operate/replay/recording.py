@@ -1,4 +1,4 @@
-"""A recorded run, as its log has it. What a replay reads of it is never written to."""
+"""Reads a recorded run from its log. A replay never writes to the recorded namespace."""
 
 from __future__ import annotations
 
@@ -25,49 +25,67 @@ from headrace.services.namespace.lookup import find_namespace
 from headrace.services.namespace.run_life import RunLife, differing_keys
 
 REPLAY_OF = "replay of "
-"""How the start of a replay's namespace gives its reason."""
-BESIDE = ("name", "description", "stop", "workers")
-"""Sections of a recipe that say nothing of what was recorded, and nothing to a replay."""
+"""The start of a replay's namespace gives this as its reason, followed by the recorded one."""
+IGNORED = ("name", "description", "stop", "workers")
+"""Sections of a recipe that affect neither what was recorded nor a replay."""
+SHOWN_KEYS = 12
+"""Most keys that an error lists."""
 FETCHED = 256
-"""Records that are held at once."""
+"""Most records that are in memory at once."""
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much it is in all."""
+"""Receives what is being done, how much of it is done, and how much there is in all."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRange:
+    """A range of task numbers, including both ends. `last` None means up to the last task."""
+
+    first: int = 0
+    last: int | None = None
+
+    def __contains__(self, task: int) -> bool:
+        return self.first <= task and (self.last is None or task <= self.last)
+
+    def __str__(self) -> str:
+        return f"{self.first} to {'the last' if self.last is None else self.last}"
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A run to replay, and where it lies."""
+    """A run to replay."""
 
     cluster: ClusterConfig
     connection: Connection
     log: EventLog
-    """Of the run's namespace. It can't write."""
+    """The log of the run's namespace. It is read-only."""
     recipe: Recipe
 
     @property
     def namespace(self) -> str:
-        """Where the run was recorded."""
+        """The namespace of the recorded run."""
         return self.log.topics.namespace
 
-    def trained(self, policy: str | None) -> str:
-        """The policy asked for, or the only one that was trained. UsageError where it is none."""
-        names = [name for name, one in self.recipe.policies.items() if one.training is not None]
-        if policy in names:
-            return policy
-        if policy is None and len(names) == 1:
-            return names[0]
-        which = "several policies" if policy is None else f"no policy {policy!r}"
+
+def trained_policies(recipe: Recipe, policy: str | None) -> list[str]:
+    """Returns the policies that the recipe trains, or only `policy` if it is given.
+
+    Raises UsageError if the recipe trains no policy, or not this one.
+    """
+    names = [name for name, one in recipe.policies.items() if one.training is not None]
+    if not names:
+        raise UsageError("the recipe trains no policy, so there is nothing to train again")
+    if policy not in (None, *names):
         raise UsageError(
-            f"{self.namespace} trained {which if names else 'none'}: name one with --policy, of "
-            f"{', '.join(names) or '(none)'}"
+            f"the recipe trains no policy {policy!r}: name one with --policy, of {', '.join(names)}"
         )
+    return names if policy is None else [policy]
 
 
 @asynccontextmanager
 async def open_recording(cluster: ClusterConfig) -> AsyncIterator[Recording]:
-    """The run of the namespace asked for, or else the last one that is no replay itself."""
+    """Opens the run in the cluster's namespace, or else the newest run that is not a replay."""
     cluster = locate(cluster)
     async with connect(cluster, "replay") as connection:
         topics, life = await find_namespace(connection, cluster.namespace, _is_original)
@@ -81,10 +99,10 @@ def _is_original(life: RunLife) -> bool:
 def change_recorded(
     recorded: Recipe, path: str | None, settings: Sequence[str], changeable: Sequence[str]
 ) -> Recipe:
-    """The recorded recipe with changes: another file's or shipped one's, or by `settings` alone.
+    """Returns the recorded recipe with `settings`, or the recipe at `path` with them.
 
-    `changeable` are patterns of keys. UsageError where it would change another one, which is a
-    recorded fact and would have no effect.
+    `changeable` are patterns of keys. Raises UsageError if another key differs: it describes what
+    was recorded, so that changing it would have no effect.
     """
     try:
         recipe = change_recipe(recorded, settings) if path is None else read_recipe(path, settings)
@@ -94,42 +112,45 @@ def change_recorded(
     wrong = [
         line
         for line in differing_keys(recipe, recorded.model_dump(mode="json"))
-        if (key := line.partition(":")[0]).partition(".")[0] not in BESIDE
+        if (key := line.partition(":")[0]).partition(".")[0] not in IGNORED
         and not any(pattern.fullmatch(key) for pattern in patterns)
     ]
     if wrong:
-        more = f"\n  … and {len(wrong) - 12} more" if len(wrong) > 12 else ""
+        more = len(wrong) - SHOWN_KEYS
+        lines = wrong[:SHOWN_KEYS] + ([f"… and {more} more"] if more > 0 else [])
         raise UsageError(
-            f"this replay does {', '.join(changeable)} anew; all else is recorded, and can't be "
-            "changed (recorded -> yours):" + "".join(f"\n  {line}" for line in wrong[:12]) + more
+            f"this replay can change only {', '.join(changeable)}. Everything else is recorded. "
+            "Remove these changes (recorded -> yours):" + "".join(f"\n  {line}" for line in lines)
         )
     return recipe
 
 
 async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> EventLog:
-    """Makes the namespace of a replay, `<namespace>-replay` or so where none is named.
+    """Makes the new namespace of a replay, by default `<namespace>-replay`, `-replay-2`, ….
 
-    UsageError where it exists already.
+    Raises UsageError if `into` exists already.
     """
-    taken = {name.partition(".")[0] for name in await recording.connection.broker.list_topics()}
-    if into in taken:
+    topics = await recording.connection.broker.list_topics()
+    existing = {name.partition(".")[0] for name in topics}
+    if into in existing:
         raise UsageError(
-            f"--into {into}: it exists already, and a replay goes into a fresh namespace, so that "
-            "nothing recorded is ever changed. Name another, or none"
+            f"--into {into}: this namespace exists already, and a replay needs a new one, so that "
+            "it changes nothing that is recorded. Give another name, or leave --into out"
         )
     first = f"{recording.namespace}-replay"
     names = chain([first], (f"{first}-{number}" for number in count(2)))
-    name = into or next(name for name in names if name not in taken)
-    replace(recording.cluster, namespace=name)  # which checks the name
-    topics = Topics(name, tuple(recipe.policies), recipe.partitions)
-    log = await recording.connection.writing_log(topics)
+    name = into or next(name for name in names if name not in existing)
+    replace(recording.cluster, namespace=name)  # This checks the name.
+    log = await recording.connection.writing_log(
+        Topics(name, tuple(recipe.policies), recipe.partitions)
+    )
     await apply(log, recipe, f"{REPLAY_OF}{recording.namespace}")
     return log
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ResultPlace:
-    """Where a task's TaskEnded lies, ordered as they were recorded."""
+class ResultLocation:
+    """The location of a TaskEnded in `results`. Locations sort by the time of the record."""
 
     recorded_at: float
     partition: int
@@ -138,64 +159,69 @@ class ResultPlace:
 
 @dataclass(frozen=True)
 class Results:
-    """All of a run's TaskEnded, by task; the first of each counts."""
+    """The locations of all TaskEnded of a run. If a task has several, the first one counts."""
 
     log: EventLog
-    places: dict[int, ResultPlace]
-    bare: list[int]
-    """Tasks of which a trajectory is no longer kept, ascending."""
+    locations: dict[int, ResultLocation]
+    """By task."""
+    incomplete: list[int]
+    """The tasks that have lost a trajectory to retention, ascending."""
 
     async def fetch(self, tasks: Sequence[int]) -> list[Delivery[TaskEnded]]:
-        """The results of these tasks, at most FETCHED of them."""
+        """Fetches the results of at most FETCHED tasks."""
         name = self.log.topics.name(RESULTS)
-        places = [self.places[task] for task in tasks]
+        found = [self.locations[task] for task in tasks]
         records = await self.log.broker.fetch(
-            [Position(Partition(name, place.partition), place.offset) for place in places]
+            [Position(Partition(name, one.partition), one.offset) for one in found]
         )
         return [cast("Delivery[TaskEnded]", await self.log.decode(record)) for record in records]
 
 
 async def read_results(log: EventLog) -> Results:
-    """Where the results lie, and which of them have lost a trajectory."""
-    kept, places, bare = Kept(log), dict[int, ResultPlace](), list[int]()
+    """Reads the locations of all results, and which tasks have lost a trajectory."""
+    kept, results = KeptRecords(log), Results(log, {}, [])
     async with aclosing(read_topic(log, RESULTS)) as deliveries:
         async for delivery in deliveries:
             ended = delivery.event
-            if not isinstance(ended, TaskEnded) or ended.task in places:
+            if not isinstance(ended, TaskEnded) or ended.task in results.locations:
                 continue
-            places[ended.task] = ResultPlace(
+            results.locations[ended.task] = ResultLocation(
                 delivery.recorded_at, delivery.partition.number, delivery.offset
             )
             refs = [one.trajectory for one in ended.outcomes if one.trajectory is not None]
-            if await kept.gone(refs):
-                bare.append(ended.task)
-    return Results(log, places, sorted(bare))
+            if await kept.count_missing(refs):
+                results.incomplete.append(ended.task)
+    results.incomplete.sort()
+    return results
 
 
-class Kept:
-    """Knows what retention has removed: it takes a partition's oldest records."""
+class KeptRecords:
+    """Counts records that retention has removed. It removes the oldest records of a partition."""
 
     def __init__(self, log: EventLog) -> None:
         self._broker = log.broker
         self._first: dict[Partition, int] = {}
 
-    async def gone(self, refs: Sequence[Ref]) -> int:
-        """How many of these records are no longer there."""
-        places = [Partition(ref.topic, ref.partition) for ref in refs]
-        unknown = list(set(places) - self._first.keys())
+    async def count_missing(self, refs: Sequence[Ref]) -> int:
+        """Counts how many of these records are no longer in the log."""
+        partitions = [Partition(ref.topic, ref.partition) for ref in refs]
+        unknown = list(set(partitions) - self._first.keys())
         if unknown:
             bounds = await self._broker.ends(unknown)
-            self._first.update({place: first for place, (first, _) in bounds.items()})
-        return sum(ref.offset < self._first[place] for ref, place in zip(refs, places, strict=True))
+            self._first.update({partition: first for partition, (first, _) in bounds.items()})
+        return sum(
+            ref.offset < self._first[partition]
+            for ref, partition in zip(refs, partitions, strict=True)
+        )
 
 
 def read_topic(
     log: EventLog, topic: Topic[Any], policy: str | None = None
 ) -> AsyncGenerator[Delivery[Event], None]:
-    """All that a topic holds now."""
+    """Reads all events that a topic holds now."""
     return read_events(log, dict.fromkeys(log.topics.partitions_of(topic, policy), WHOLE))
 
 
 def chunks(items: Sequence[T], size: int = FETCHED) -> Iterator[Sequence[T]]:
-    """The items in runs of at most `size`."""
+    """Splits the items into parts of at most `size`."""
     return (items[first : first + size] for first in range(0, len(items), size))

@@ -1,8 +1,9 @@
-"""Trains again on the batches that a run recorded: the same bytes in, the same weights out.
+"""Trains again on the batches that a run recorded: the same bytes must give the same weights.
 
-First each batch is rebuilt from the recorded results, through the same cores that made it, and
-compared. Then it is copied, byte by byte, into the fresh namespace; its references lead into the
-recorded one, whose trajectories are only read. The trainer's digests are compared at the end.
+First it assembles each batch again from the recorded results, with the code that made it, and
+compares the two. Then it copies the recorded batch byte by byte into the new namespace. The
+references in the batch point into the recorded namespace, whose trajectories it only reads. At the
+end it compares the digests of the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.operate.replay.rebuilder import Rebuilder
 from headrace.services.operate.replay.recording import (
     FETCHED,
-    Kept,
+    KeptRecords,
     Progress,
     Recording,
     Results,
@@ -28,50 +29,52 @@ from headrace.services.operate.replay.recording import (
     make_fresh,
     read_results,
     read_topic,
+    trained_policies,
 )
 from headrace.services.operate.replay.replay_training import ended_after, train
 from headrace.stream_jobs.groups import GroupAssembler
 
 BATCHES_HELD = 16
-"""A batch has up to some MB."""
+"""Most batches in memory at once. A batch can have several MB."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlace:
-    """Where a recorded batch lies, and what retention has removed of it."""
+class BatchLocation:
+    """The location of a recorded batch."""
 
     position: Position
-    gone: int
-    """Trajectories that it refers to and that are no longer kept."""
+    missing: int
+    """How many of the trajectories that it refers to are no longer kept."""
 
 
 @dataclass
-class Version:
-    """One version: what the run recorded of it, and what came out now."""
+class ReplayedVersion:
+    """One version as the run recorded it, and as it came out now."""
 
     version: int
     batch: str
-    """`same` where it was rebuilt byte by byte, `differs`, or `unknown`: results are gone."""
+    """`same` if the rebuilt batch equals the recorded one, `differs`, or `unknown` if results are
+    no longer kept."""
     recorded: PolicyPublished
     replayed: PolicyPublished | None = None
 
     @property
     def same(self) -> bool:
-        """Whether the weights are the recorded ones, bit by bit."""
+        """Whether the weights are exactly the recorded ones."""
         return self.replayed is not None and self.replayed.digest == self.recorded.digest
 
 
 @dataclass
 class BatchesReplayed:
-    """A replay over recorded batches."""
+    """The result of a replay of batches."""
 
     namespace: str
     policy: str
-    versions: list[Version] = field(default_factory=list)
+    versions: list[ReplayedVersion] = field(default_factory=list)
 
     @property
-    def differing(self) -> list[Version]:
-        """Versions that came out otherwise, in batch or weights."""
+    def differing(self) -> list[ReplayedVersion]:
+        """The versions whose batch or weights differ from the recorded ones."""
         return [one for one in self.versions if not one.same or one.batch == "differs"]
 
 
@@ -84,8 +87,18 @@ async def replay_batches(
     say: Callable[[str], None],
     progress: Progress,
 ) -> BatchesReplayed:
-    """Trains again on the batches of `policy` up to version `until`; None is all of them."""
-    policy = recording.trained(policy)
+    """Trains `policy` again on its recorded batches up to version `until`, or on all of them.
+
+    `policy` may be None if the recipe trains only one. Raises UsageError if it is not clear what
+    to train, and RecordsLost if retention has removed what is needed.
+    """
+    policies = trained_policies(recording.recipe, policy)
+    if len(policies) > 1:
+        raise UsageError(
+            f"{recording.namespace} trained several policies: name one with --policy, of "
+            f"{', '.join(policies)}"
+        )
+    policy = policies[0]
     published = await _publications(recording.log, policy)
     batches = await _find_batches(recording.log, policy)
     last = _last_version(recording.namespace, policy, published, batches, until)
@@ -95,8 +108,9 @@ async def replay_batches(
     verdicts = await _rebuild(recording, policy, batches, progress)
     log = await make_fresh(recording, into, recording.recipe)
     replayed = BatchesReplayed(log.topics.namespace, policy)
-    replayed.versions = [Version(0, "same", published[0])] + [
-        Version(number, verdict, published[number]) for number, verdict in enumerate(verdicts, 1)
+    replayed.versions = [
+        ReplayedVersion(number, verdict, published[number])
+        for number, verdict in enumerate(["same", *verdicts])  # Version 0 has no batch.
     ]
     say(f"into namespace {replayed.namespace}")
 
@@ -120,7 +134,10 @@ async def replay_batches(
 
 
 async def _publications(log: EventLog, policy: str) -> dict[int, PolicyPublished]:
-    """The policy's versions; of each the last record counts. A skipped one stays so."""
+    """Reads the policy's versions. The last record of a version counts.
+
+    A version that was skipped once stays skipped.
+    """
     found: dict[int, PolicyPublished] = {}
     async with aclosing(read_topic(log, POLICIES)) as deliveries:
         async for delivery in deliveries:
@@ -133,23 +150,27 @@ async def _publications(log: EventLog, policy: str) -> dict[int, PolicyPublished
     return found
 
 
-async def _find_batches(log: EventLog, policy: str) -> list[BatchPlace]:
-    """Where batch 1, 2, … lie; the first record of each counts. RecordsLost where one is gone."""
-    kept, found = Kept(log), dict[int, BatchPlace]()
+async def _find_batches(log: EventLog, policy: str) -> list[BatchLocation]:
+    """Finds the batches 1, 2, …. The first record of a batch counts.
+
+    Raises RecordsLost if a batch between the first and the last is gone.
+    """
+    kept, found = KeptRecords(log), dict[int, BatchLocation]()
     async with aclosing(read_topic(log, BATCHES, policy)) as deliveries:
         async for delivery in deliveries:
             batch = delivery.event
             if isinstance(batch, BatchAssembled) and batch.version not in found:
-                found[batch.version] = BatchPlace(
+                found[batch.version] = BatchLocation(
                     Position(delivery.partition, delivery.offset),
-                    await kept.gone([sample.trajectory for sample in batch.samples]),
+                    await kept.count_missing([sample.trajectory for sample in batch.samples]),
                 )
     gone = next((n for n in range(1, max(found, default=0)) if n not in found), None)
     if gone is not None:
         after = min(number for number in found if number > gone)
         raise RecordsLost(
-            f"batches {gone} to {after - 1} of {policy} are gone from {log.topics.namespace}: "
-            "training begins at version 0, so it can't be repeated without them"
+            f"batches {gone} to {after - 1} of policy {policy} are no longer in the log of "
+            f"{log.topics.namespace}. Training begins at version 0 and needs every batch, so this "
+            "run's batches can't be replayed"
         )
     return [found[number] for number in sorted(found)]
 
@@ -158,35 +179,40 @@ def _last_version(
     namespace: str,
     policy: str,
     published: dict[int, PolicyPublished],
-    batches: Sequence[BatchPlace],
+    batches: Sequence[BatchLocation],
     until: int | None,
 ) -> int:
-    there = 0
-    while there < len(batches) and there + 1 in published:
-        there += 1
-    if there == 0 or 0 not in published:
-        raise UsageError(f"{namespace} has no batch that {policy} was trained on yet")
-    if until is not None and until > there:
-        raise UsageError(f"--until {until}: {namespace} trained {policy} up to version {there}")
-    return there if until is None else until
+    last = 0
+    while last < len(batches) and last + 1 in published:
+        last += 1
+    if last == 0 or 0 not in published:
+        raise UsageError(
+            f"{namespace} has not trained policy {policy} on a batch yet, so there is nothing to "
+            "replay"
+        )
+    if until is not None and until > last:
+        raise UsageError(
+            f"--until {until}: {namespace} trained policy {policy} up to version {last}"
+        )
+    return last if until is None else until
 
 
-def _require_trajectories(batches: Sequence[BatchPlace], skipped: Collection[int]) -> None:
-    """RecordsLost where one is gone, but for batches that were not trained on."""
-    needed = {
-        number: batch.gone for number, batch in enumerate(batches, 1) if number not in skipped
+def _require_trajectories(batches: Sequence[BatchLocation], skipped: Collection[int]) -> None:
+    """Raises RecordsLost if a batch that is trained on refers to a trajectory that is gone."""
+    missing = {
+        number: batch.missing
+        for number, batch in enumerate(batches, 1)
+        if batch.missing and number not in skipped
     }
-    wanting = [number for number, gone in needed.items() if gone]
-    if wanting:
+    if missing:
         raise RecordsLost(
-            f"{sum(needed.values())} trajectories are no longer kept, which "
-            f"batches {wanting[0]} to {wanting[-1]} refer to: training can't be repeated without "
-            "them"
+            f"batches {min(missing)} to {max(missing)} refer to trajectories that are no longer in "
+            f"the log ({sum(missing.values())} in all), so training can't be repeated"
         )
 
 
 async def _read(
-    log: EventLog, batches: Sequence[BatchPlace]
+    log: EventLog, batches: Sequence[BatchLocation]
 ) -> AsyncGenerator[tuple[Record, Delivery[BatchAssembled]], None]:
     for chunk in chunks(batches, BATCHES_HELD):
         for record in await log.broker.fetch([batch.position for batch in chunk]):
@@ -197,10 +223,10 @@ async def _copy(
     recorded: EventLog,
     fresh: EventLog,
     policy: str,
-    batches: Sequence[BatchPlace],
+    batches: Sequence[BatchLocation],
     progress: Progress,
 ) -> None:
-    """Writes the batches' records as they are: value, key and headers."""
+    """Copies the records of the batches: value, key and headers."""
     name = fresh.topics.name(BATCHES, policy)
     done = 0
     async with aclosing(_read(recorded, batches)) as records:
@@ -214,9 +240,9 @@ async def _copy(
 
 
 async def _rebuild(
-    recording: Recording, policy: str, batches: Sequence[BatchPlace], progress: Progress
+    recording: Recording, policy: str, batches: Sequence[BatchLocation], progress: Progress
 ) -> list[str]:
-    """Of each batch, whether the recorded results make it again: `same`, `differs`, `unknown`."""
+    """Assembles each batch again from the recorded results: `same`, `differs` or `unknown`."""
     results = await read_results(recording.log)
     offsets, end = dict[int, int](), 0
     async with aclosing(read_topic(recording.log, GROUPS, policy)) as deliveries:
@@ -241,11 +267,14 @@ async def _rebuild(
 async def _groups(
     recording: Recording, policy: str, results: Results
 ) -> AsyncGenerator[tuple[GroupClosed, int, bool], None]:
-    """Each group with its offset, made again from its task's result; False where that is gone."""
+    """Yields each group, its offset, and whether it was made again from its task's result.
+
+    If the result is gone, it yields the recorded group.
+    """
     assembler = GroupAssembler(recording.recipe)
 
     async def again(held: Sequence[Delivery[GroupClosed]]) -> list[tuple[GroupClosed, int, bool]]:
-        tasks = dict.fromkeys(one.event.task for one in held if one.event.task in results.places)
+        tasks = dict.fromkeys(one.event.task for one in held if one.event.task in results.locations)
         made: dict[int, GroupClosed] = {}
         for result in await results.fetch(list(tasks)):
             for group in assembler.on_task(result.event, round(result.recorded_at * 1000)):

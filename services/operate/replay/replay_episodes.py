@@ -1,4 +1,4 @@
-"""Runs agents again against the answers that a run recorded. Reads only: no namespace is made."""
+"""Runs agents again against the answers that a run recorded. It writes nothing."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ from headrace.services.operate.replay.recorded_answers import (
 from headrace.services.operate.replay.recording import (
     Progress,
     Recording,
+    TaskRange,
     read_topic,
 )
 
 CHANGEABLE = ("agents",)
-"""What this replay does anew."""
-TOPICS = (EPISODES, PROMPTS, GENERATIONS, ACTIONS, OBSERVATIONS)
-"""What an agent asked and was told: kept for days."""
+"""The keys of the recipe that a replay of episodes may change."""
+EXCHANGE_TOPICS = (EPISODES, PROMPTS, GENERATIONS, ACTIONS, OBSERVATIONS)
+"""The topics with an agent's requests and their answers. They are kept for days."""
 
 Key = tuple[int, int]
-"""Task, sample."""
+"""Task and sample."""
 
 
 @dataclass
 class _Record:
-    """What the log has of one episode: the first of each id counts."""
+    """What the log has of one episode. If two events have the same id, the first one counts."""
 
     started: EpisodeStarted
     requests: dict[tuple[int, str], GenerationRequested | ActionRequested] = field(
@@ -55,7 +56,7 @@ class _Record:
     outcome: EpisodeEnded | None = None
 
     def add(self, event: Event) -> None:
-        """Takes a request, an answer or the outcome in."""
+        """Adds a request, an answer or the outcome."""
         if isinstance(event, EpisodeEnded):
             self.outcome = self.outcome or event
         elif isinstance(event, GenerationCompleted | ObservationRecorded):
@@ -66,7 +67,7 @@ class _Record:
             self.requests.setdefault((event.attempt, event.call), event)
 
     def attempt(self) -> RecordedAttempt:
-        """The attempt that counts, or else the last one."""
+        """Returns the attempt that counts, or else the last one."""
         seen = [number for number, _ in (*self.requests, *self.answers)]
         number = max(seen, default=0) if self.outcome is None else self.outcome.attempt
         return RecordedAttempt(
@@ -80,7 +81,7 @@ class _Record:
 
 @dataclass(frozen=True)
 class EpisodeDivergence:
-    """Where an episode's agent does otherwise."""
+    """The episode of a divergence."""
 
     task: int
     sample: int
@@ -88,7 +89,7 @@ class EpisodeDivergence:
     divergence: Divergence
 
     def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the divergence as JSON values."""
         return {
             "task": self.task,
             "sample": self.sample,
@@ -99,39 +100,34 @@ class EpisodeDivergence:
 
 @dataclass
 class EpisodesReplayed:
-    """A replay of agents."""
+    """The result of a replay of episodes."""
 
     episodes: int = 0
     unfinished: int = 0
-    """Of them, those that the record leaves before their end."""
-    past: int = 0
-    """Episodes left out, since part of their record is no longer kept."""
-    more: int = 0
-    """Episodes left out by the limit."""
+    """How many of them have no outcome in the log."""
+    no_longer_kept: int = 0
+    """Episodes left out because part of their record is no longer kept."""
+    beyond_limit: int = 0
+    """Episodes left out because of the limit."""
     divergences: list[EpisodeDivergence] = field(default_factory=list)
 
     def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "episodes": self.episodes,
-            "unfinished": self.unfinished,
-            "no_longer_kept": self.past,
-            "beyond_limit": self.more,
-            "divergences": [one.to_tree() for one in self.divergences],
-        }
+        """Returns the result as JSON values."""
+        return {**vars(self), "divergences": [one.to_tree() for one in self.divergences]}
 
 
 async def replay_episodes(
     recording: Recording,
     recipe: Recipe,
     *,
-    tasks: tuple[int, int | None],
+    tasks: TaskRange,
     limit: int,
     progress: Progress,
 ) -> EpisodesReplayed:
-    """Runs the agents of `recipe` over the episodes of a range of tasks, at most `limit`.
+    """Runs the agents of `recipe` over at most `limit` recorded episodes of these tasks.
 
-    The range has both ends; None is the last task. Episodes are held in memory, up to the limit.
+    It keeps the episodes' records in memory. Raises UsageError if there is no such episode or if
+    the recipe lacks its agent, and RecordsLost if retention has removed all of the records.
     """
     setups = load_agents(recipe)
     replayed = EpisodesReplayed()
@@ -146,9 +142,15 @@ async def replay_episodes(
         attempt = record.attempt()
         agent = attempt.started.submitted.agent
         if agent not in setups:
-            raise UsageError(f"task {task} names agent {agent!r}, which the recipe lacks")
+            raise UsageError(
+                f"task {task} names agent {agent!r}, which the recipe lacks: add agents.{agent}, "
+                "or leave the task out with --tasks"
+            )
         if not setups[agent].replayable:
-            raise UsageError(f"task {task} was played by {agent!r}, which can't be run again")
+            raise UsageError(
+                f"task {task} was run by agent {agent!r}, which is not replayable: leave the task "
+                "out with --tasks"
+            )
         divergence = await replay_attempt(attempt, setups[agent])
         replayed.episodes += 1
         replayed.unfinished += record.outcome is None
@@ -161,10 +163,9 @@ async def replay_episodes(
 
 
 async def _choose(
-    recording: Recording, tasks: tuple[int, int | None], limit: int, replayed: EpisodesReplayed
+    recording: Recording, tasks: TaskRange, limit: int, replayed: EpisodesReplayed
 ) -> dict[Key, _Record]:
-    """The first episodes of the range whose whole record is kept."""
-    first, last = tasks
+    """Returns the first episodes of the range whose whole record is kept."""
     since = await _kept_since(recording.log)
     found: dict[Key, Delivery[EpisodeStarted]] = {}
     async with aclosing(read_topic(recording.log, EPISODES)) as deliveries:
@@ -172,32 +173,37 @@ async def _choose(
             event = delivery.event
             if not isinstance(event, EpisodeStarted) or event.verdict is not None:
                 continue
-            if first <= event.task and (last is None or event.task <= last):
+            if event.task in tasks:
                 found.setdefault((event.task, event.sample), delivery)  # type: ignore[arg-type]
     whole = {key: one for key, one in found.items() if one.recorded_at >= since}
-    replayed.past = len(found) - len(whole)
-    if not whole:
-        span = f"{first} to {'the last' if last is None else last}"
-        if found:
-            raise RecordsLost(
-                f"of the {replayed.past} episodes of tasks {span} in {recording.namespace}, "
-                "requests and answers are no longer kept"
-            )
-        raise UsageError(f"{recording.namespace} has no episode of tasks {span}")
+    replayed.no_longer_kept = len(found) - len(whole)
+    if found and not whole:
+        raise RecordsLost(
+            f"{recording.namespace} has {len(found)} episodes of tasks {tasks}, but their requests "
+            "and answers are no longer kept"
+        )
+    if not found:
+        raise UsageError(
+            f"{recording.namespace} has no episode of tasks {tasks}. `headrace status` shows how "
+            "many tasks there are"
+        )
     chosen = sorted(whole)[:limit]
-    replayed.more = len(whole) - len(chosen)
+    replayed.beyond_limit = len(whole) - len(chosen)
     return {key: _Record(whole[key].event) for key in chosen}
 
 
 async def _kept_since(log: EventLog) -> float:
-    """Epoch seconds from which on nothing is missing: what an episode asks follows its start."""
-    places = [place for topic in TOPICS for place in log.topics.partitions_of(topic)]
-    bounds = await log.broker.ends(places)
+    """Returns the epoch seconds from which on the record of an episode is complete.
+
+    An episode's requests follow its start. So if it started after the oldest record of every
+    partition that has lost records, then all of its records are kept.
+    """
+    partitions = [one for topic in EXCHANGE_TOPICS for one in log.topics.partitions_of(topic)]
     since = 0.0
-    for place, (first, end) in bounds.items():
+    for partition, (first, end) in (await log.broker.ends(partitions)).items():
         if not 0 < first < end:
             continue
-        async with aclosing(read_events(log, {place: WHOLE})) as deliveries:
+        async with aclosing(read_events(log, {partition: WHOLE})) as deliveries:
             async for delivery in deliveries:
                 since = max(since, delivery.recorded_at)
                 break

@@ -1,15 +1,15 @@
-"""Trains on the batches of a fresh namespace, by the trainer's own loop, in this process."""
+"""Trains on the batches of a replay's namespace, with the trainer's own loop, in this process."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
 
+from headrace.errors import Interrupted
 from headrace.schemas.events import PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES
@@ -17,8 +17,7 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.run_life import enter
-from headrace.services.operate.run.run import Interrupted
-from headrace.services.operate.serve import SERVICES, ServeOptions, set_threads
+from headrace.services.operate.serve import ServeOptions, set_threads
 from headrace.services.worker.service_context import ServiceContext
 
 OnVersion = Callable[[PolicyPublished], None]
@@ -34,13 +33,14 @@ async def train(
     skipped: Collection[int] = (),
     on_version: OnVersion,
 ) -> None:
-    """Trains `policy` on the batches of `log`, up to version `until`, as `serve trainer` does.
+    """Trains `policy` on the batches of `log` up to version `until`, as `serve trainer` does.
 
-    `on_version` is told of each version. `skipped` are those that are not trained on. Interrupted
-    on Ctrl-C, which stops it in order.
+    Calls `on_version` with each published version. The trainer does not train on the versions in
+    `skipped`. Raises Interrupted after Ctrl-C, which stops the trainer cleanly.
     """
-    set_threads(recipe, ServeOptions("trainer", policy))  # before torch is imported
-    trainer = await asyncio.to_thread(importlib.import_module, SERVICES["trainer"])
+    set_threads(recipe, ServeOptions("trainer", policy))  # It works only before torch is imported.
+    from headrace.trainer import service as trainer
+
     context = ServiceContext(
         log,
         recipe,
@@ -50,7 +50,7 @@ async def train(
         asyncio.Event(),
         asyncio.Event(),
     )
-    training: asyncio.Task[None] = asyncio.create_task(trainer.run(context, policy, skipped))
+    training = asyncio.create_task(trainer.run(context, policy, skipped))
     following = asyncio.create_task(_follow(log, policy, until, on_version))
     async with _ctrl_c() as interrupted:
         try:
@@ -62,7 +62,9 @@ async def train(
             if following.done():
                 following.result()
             else:
-                raise Interrupted(f"interrupted: {log.topics.namespace} is left as it stands")
+                raise Interrupted(
+                    f"interrupted: namespace {log.topics.namespace} keeps what was replayed so far"
+                )
         finally:
             for task in (training, following):
                 task.cancel()
@@ -71,7 +73,7 @@ async def train(
 
 @asynccontextmanager
 async def ended_after(log: EventLog, recipe: Recipe, reason: str) -> AsyncIterator[None]:
-    """Writes at the end that the namespace's run has ended: nothing more will come."""
+    """Records at the end that the run of the namespace has ended, since nothing more will come."""
     try:
         yield
     except (Interrupted, asyncio.CancelledError):
@@ -81,7 +83,7 @@ async def ended_after(log: EventLog, recipe: Recipe, reason: str) -> AsyncIterat
 
 
 async def _follow(log: EventLog, policy: str, until: int, on_version: OnVersion) -> None:
-    """Hands on the policy's publications; returns at version `until`."""
+    """Passes the policy's publications to `on_version` and returns after version `until`."""
     async with aclosing(follow_events(log, {log.topics.partition(POLICIES): "first"})) as items:
         async for item in items:
             if isinstance(item, CaughtUp) or not isinstance(item.event, PolicyPublished):
@@ -94,7 +96,7 @@ async def _follow(log: EventLog, policy: str, until: int, on_version: OnVersion)
 
 @asynccontextmanager
 async def _ctrl_c() -> AsyncIterator[asyncio.Task[bool]]:
-    """A task that is done once Ctrl-C or SIGTERM has come; the loop goes on meanwhile."""
+    """Yields a task that is done after Ctrl-C or SIGTERM, while the event loop keeps running."""
     loop, pressed = asyncio.get_running_loop(), asyncio.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:

@@ -1,11 +1,11 @@
-"""Trains a policy anew on trajectories that a run recorded, by another recipe.
+"""Trains a policy on trajectories that a run recorded, with another recipe.
 
-The recorded results go through the cores of both stream jobs, in the order in which they were
-recorded, and the trainer trains on the batches that come of it. Nothing is generated: rewards and
-trajectories are those of the recorded run, whoever's policy they were.
+The recorded results go through the cores of both stream jobs in the order in which they were
+recorded, and the trainer trains on the resulting batches. Nothing is generated: the rewards and
+trajectories are those of the recorded run and its policies.
 
-Two rules take the clock's place, since in a replay nothing waits and every sample is old.
-A sample is as stale as it was when the recorded run decided it. A batch is short only at the end.
+In a replay nothing waits and every sample is old, so two rules replace the clock. A sample is as
+stale as it was when the recorded run decided it. Only the last batch may be short.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from headrace.services.operate.replay.recording import (
     Progress,
     Recording,
     Results,
+    TaskRange,
     chunks,
     make_fresh,
     read_results,
     read_topic,
+    trained_policies,
 )
 from headrace.services.operate.replay.replay_training import ended_after, train
 from headrace.stream_jobs import assemble_batches
@@ -43,37 +45,36 @@ from headrace.stream_jobs.groups import GroupAssembler
 CHANGEABLE = tuple(
     f"policies.*.{part}" for part in ("groups", "batches", "training", "seed", "model", "dtype")
 )
-"""What a replay of trajectories does anew."""
+"""The keys of the recipe that a replay of trajectories may change."""
 NEVER, ALWAYS = float("-inf"), float("inf")
 
 
 @dataclass
 class Assembled:
-    """What became of one policy's groups."""
+    """The batches that one policy's groups gave, and the versions trained on them."""
 
     groups: int = 0
     scored: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """Whole groups, and single samples, by reason."""
+    """Whole groups and single samples, by reason."""
     sizes: list[int] = field(default_factory=list)
-    """Samples of batch 1, 2, …"""
+    """The numbers of samples of batch 1, 2, …."""
     versions: list[PolicyPublished] = field(default_factory=list)
 
-    @property
-    def batches(self) -> int:
-        """How many batches came of the groups."""
-        return len(self.sizes)
+    def trained(self) -> list[tuple[PolicyPublished, int]]:
+        """Returns each version with its batch's number of samples. Version 0 has no batch."""
+        return list(zip(self.versions, [0, *self.sizes], strict=True))
 
 
 @dataclass
 class TrajectoriesReplayed:
-    """A replay over recorded trajectories."""
+    """The result of a replay of trajectories."""
 
     namespace: str
     policies: dict[str, Assembled]
 
     def to_tree(self) -> dict[str, Any]:
-        """The policies, for JSON."""
+        """Returns the policies as JSON values."""
         return {
             name: {
                 "groups": one.groups,
@@ -87,7 +88,7 @@ class TrajectoriesReplayed:
                         "digest": version.digest.hex(),
                         "metrics": version.metrics,
                     }
-                    for version, samples in zip(one.versions, [0, *one.sizes], strict=True)
+                    for version, samples in one.trained()
                 ],
             }
             for name, one in self.policies.items()
@@ -95,7 +96,7 @@ class TrajectoriesReplayed:
 
 
 def check_tokenizers(recorded: Recipe, recipe: Recipe) -> None:
-    """UsageError where a policy's model has other token ids than those that are recorded."""
+    """Raises UsageError if a policy's model has other token ids than those that are recorded."""
     for name, policy in recipe.policies.items():
         was = recorded.policies[name].model
         if policy.model != was and tokenizer_digest(model_folder(policy.model)) != tokenizer_digest(
@@ -103,7 +104,7 @@ def check_tokenizers(recorded: Recipe, recipe: Recipe) -> None:
         ):
             raise UsageError(
                 f"policies.{name}.model: {policy.model} has another tokenizer than {was}, whose "
-                "token ids are recorded"
+                "token ids are recorded. Choose a model with the same tokenizer"
             )
 
 
@@ -112,68 +113,64 @@ async def replay_trajectories(
     recipe: Recipe,
     policy: str | None,
     *,
-    tasks: tuple[int, int | None],
+    tasks: TaskRange,
     into: str | None,
     say: Callable[[str], None],
     progress: Progress,
 ) -> TrajectoriesReplayed:
-    """Trains `policy`, or each one that trains, on the results of a range of tasks.
+    """Trains `policy`, or all policies of the recipe that are trained, on these tasks' results.
 
-    The range has both ends; None is the last task.
+    Raises UsageError if there is no such policy or task, RecordsLost if a trajectory is no longer
+    kept, and HeadraceError if the results give no batch.
     """
     check_tokenizers(recording.recipe, recipe)
-    policies = [name for name, one in recipe.policies.items() if one.training is not None]
-    if not policies or policy not in (None, *policies):
-        raise UsageError(f"no policy {policy!r} trains, but {', '.join(policies) or 'none'}")
-    chosen = policies if policy is None else [policy]
+    chosen = trained_policies(recipe, policy)
     results = await read_results(recording.log)
-    order = _choose(recording.namespace, results, *tasks)
-    stood = {name: await _stood_at(recording, name, order) for name in chosen}
+    order = _choose(recording.namespace, results, tasks)
+    decided_at = {name: await _decided_at(recording, name, order) for name in chosen}
     log = await make_fresh(recording, into, recipe)
     say(f"into namespace {log.topics.namespace}")
     reason = f"trajectories of {len(order)} tasks replayed"
     async with ended_after(log, recipe, reason):
-        job = Assembly(log, recipe, stood)
-        assembled = await job.run(results, order, progress)
+        assembled = await Assembly(log, recipe, decided_at).run(results, order, progress)
         for name, one in assembled.items():
-            if not one.batches:
+            if not one.sizes:
+                dropped = ", ".join(f"{reason} {n}" for reason, n in one.dropped.most_common())
                 raise HeadraceError(
-                    f"no batch came of {one.groups} groups of {name}: {_reasons(one.dropped)}"
+                    f"the {one.groups} groups of policy {name} gave no batch. Dropped: "
+                    f"{dropped or 'nothing'}. Check policies.{name}.groups and .batches"
                 )
             await _train(log, recipe, recording, name, one, progress)
     return TrajectoriesReplayed(log.topics.namespace, assembled)
 
 
-def _reasons(dropped: Counter[str]) -> str:
-    return ", ".join(f"{reason} {number}" for reason, number in dropped.most_common()) or "empty"
+def _choose(namespace: str, results: Results, wanted: TaskRange) -> list[int]:
+    """Returns the wanted tasks in the order of their results.
 
-
-def _choose(namespace: str, results: Results, first: int, last: int | None) -> list[int]:
-    """The tasks in the order of their results. RecordsLost where their trajectories are gone."""
-    end = float("inf") if last is None else last
-    tasks = sorted(
-        (task for task in results.places if first <= task <= end),
-        key=lambda task: results.places[task],
-    )
+    Raises UsageError if there is none, and RecordsLost if a trajectory is no longer kept.
+    """
+    locations = results.locations
+    tasks = sorted((task for task in locations if task in wanted), key=lambda one: locations[one])
     if not tasks:
-        there = f"{min(results.places)} to {max(results.places)}" if results.places else "none"
+        ended = f"are {min(locations)} to {max(locations)}" if locations else "don't exist yet"
         raise UsageError(
-            f"{namespace} has no ended task from {first} to {'the last' if last is None else last};"
-            f" it has {there}. A replay's own namespace has none: replay what it came from"
+            f"{namespace} has no ended task from {wanted}: its ended tasks {ended}. The namespace "
+            "of a replay has no results of its own; replay the recorded run instead"
         )
-    bare = [task for task in results.bare if first <= task <= end]
-    if bare:
+    incomplete = [task for task in results.incomplete if task in wanted]
+    if incomplete:
         raise RecordsLost(
-            f"the trajectories of {len(bare)} of {len(tasks)} tasks are no longer kept, the last "
-            f"of them task {bare[-1]}: replay what is left with --tasks {bare[-1] + 1}-"
+            f"the trajectories of {len(incomplete)} of {len(tasks)} tasks are no longer kept. The "
+            f"last of them is task {incomplete[-1]}: replay the later tasks with --tasks "
+            f"{incomplete[-1] + 1}-"
         )
     return tasks
 
 
-async def _stood_at(recording: Recording, policy: str, tasks: Sequence[int]) -> dict[int, int]:
-    """The version at which the recorded trainer stood when it decided each task.
+async def _decided_at(recording: Recording, policy: str, tasks: Sequence[int]) -> dict[int, int]:
+    """Returns the version that the recorded trainer had when it decided each task.
 
-    A task that it never decided would have come next.
+    A task that it never decided gets the newest version, as if it came next.
     """
     found: dict[int, int] = {}
     newest = 0
@@ -188,23 +185,23 @@ async def _stood_at(recording: Recording, policy: str, tasks: Sequence[int]) -> 
 
 
 class Assembly:
-    """Both stream jobs over recorded results, one result after the other."""
+    """Runs both stream jobs over recorded results, one result after the other."""
 
     def __init__(
-        self, log: EventLog, recipe: Recipe, stood: Mapping[str, Mapping[int, int]]
+        self, log: EventLog, recipe: Recipe, decided_at: Mapping[str, Mapping[int, int]]
     ) -> None:
-        """`stood` has, of each policy, the version at which each task was decided."""
+        """`decided_at` maps each policy and task to the version at which it was decided."""
         self._log = log
         self._groups = GroupAssembler(recipe)
         self._assemblers = {
-            policy: BatchAssembler(recipe, policy, tasks) for policy, tasks in stood.items()
+            policy: BatchAssembler(recipe, policy, tasks) for policy, tasks in decided_at.items()
         }
-        self._assembled = {policy: Assembled() for policy in stood}
+        self._assembled = {policy: Assembled() for policy in decided_at}
 
     async def run(
         self, results: Results, tasks: Sequence[int], progress: Progress
     ) -> dict[str, Assembled]:
-        """Writes the groups and batches of these tasks."""
+        """Writes the groups and batches of these tasks, and returns what each policy got."""
         writers = {}
         for policy in self._assemblers:
             name = f"{self._log.topics.namespace}.{assemble_batches.SERVICE}.{policy}"
@@ -238,7 +235,7 @@ class Assembly:
             one.groups += 1
             one.scored += group.verdict == "scored"
             self._assemblers[group.policy].on_group(group, ref.offset)
-            # One by one: what a batch is made of must not hang on how results are fetched.
+            # After each group: the batches must not depend on how many results a fetch returns.
             await self._write_due(group.policy, writers[group.policy], NEVER)
 
     async def _write_due(self, policy: str, writer: FencedWriter, now_s: float) -> None:
@@ -261,6 +258,6 @@ async def _train(
 ) -> None:
     def on_version(published: PolicyPublished) -> None:
         one.versions.append(published)
-        progress("versions trained", published.version, one.batches)
+        progress("versions trained", published.version, len(one.sizes))
 
-    await train(log, recipe, recording.cluster, policy, until=one.batches, on_version=on_version)
+    await train(log, recipe, recording.cluster, policy, until=len(one.sizes), on_version=on_version)

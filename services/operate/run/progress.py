@@ -134,8 +134,7 @@ class Progress:
         if policy is None or batch.version <= policy.newest_batch:
             return
         policy.newest_batch = batch.version
-        runs = [(run.first, run.last) for run in batch.decided]
-        policy.decided = Frontier(batch.low_mark, runs)
+        policy.decided = batch.frontier()
         versions = (sample.oldest_version for sample in batch.samples)
         oldest = min((version for version in versions if version >= 0), default=None)
         policy.staleness = 0 if oldest is None else batch.version - 1 - oldest

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from headrace.errors import CheckFailed, DependencyError, HeadraceError, UsageError
+from headrace.errors import CheckFailed, DependencyError, HeadraceError, Interrupted, UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.log.event_log import EventLog
@@ -44,12 +44,6 @@ TICK_S = 0.5
 """How often the clock is looked at where no event comes."""
 INTERRUPT = "interrupt"
 """The reason of a run that Ctrl-C or SIGTERM ended."""
-
-
-class Interrupted(HeadraceError):
-    """Ctrl-C, or SIGTERM: the run was ended in order before its stop rule held."""
-
-    exit_code = 130
 
 
 @dataclass

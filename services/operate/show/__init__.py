@@ -1,1 +1,1 @@
-"""`headrace show`: the story of a task, an episode, a batch or a version, from the log alone."""
+"""`headrace show`: shows what happened to a task, an episode, a batch or a version."""

@@ -1,9 +1,9 @@
-"""Facts for stories: events with their places, and the first of each id only."""
+"""The events that a story is made of, with their locations in the log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar, cast
 
@@ -25,42 +25,53 @@ class Fact(Generic[E]):
     recorded_at: float
     """Seconds since the epoch, by the log's clock."""
     writer: str = ""
-    """Who wrote it: the CloudEvents source."""
+    """The worker that wrote it: the CloudEvents source."""
 
     @property
-    def place(self) -> str:
-        """Where it lies, as an id for `headrace show`."""
-        return place_of(self.ref)
+    def location(self) -> str:
+        """Its location, as `headrace show` takes it."""
+        return location_of(self.ref)
 
     def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the event as JSON values."""
         return {
-            "place": self.place,
+            "location": self.location,
             "at": iso(self.recorded_at),
             "writer": self.writer,
             "event": readable(self.event),
         }
 
 
-def place_of(ref: Ref) -> str:
-    """A reference as people write it."""
+def location_of(ref: Ref) -> str:
+    """Formats a reference as `headrace show` takes it: TOPIC/PARTITION@OFFSET."""
     return f"{ref.topic}/{ref.partition}@{ref.offset}"
 
 
 def iso(at: float) -> str:
-    """A time for people and JSON: UTC, to the millisecond."""
+    """Formats epoch seconds as ISO 8601 in UTC, to the millisecond."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
+def story_tree(part: Any) -> Any:
+    """Returns a story, or a part of one, as JSON values: dataclasses become objects."""
+    if hasattr(part, "to_tree"):
+        return part.to_tree()
+    if is_dataclass(part):
+        return {one.name: story_tree(getattr(part, one.name)) for one in fields(part)}
+    if isinstance(part, list | tuple):
+        return [story_tree(one) for one in part]
+    return part
+
+
 async def fact_of(log: EventLog, record: Record) -> Fact[Event]:
-    """The fact in a record. DecodeError where there is none."""
+    """Decodes a record. Raises DecodeError if it is not an event."""
     delivery = await log.decode(record)
     writer = next((text for name, text in record.headers if name == "ce_source"), b"")
     return Fact(delivery.event, delivery.ref, delivery.recorded_at, writer.decode(errors="replace"))
 
 
 def of_type(facts: Iterable[Fact[Event]], event_type: type[T]) -> Iterator[Fact[T]]:
-    """The facts of one event type, the first of each id: that is the one that counts."""
+    """Yields the facts of one event type. If two have the same id, only the first one counts."""
     seen: set[str] = set()
     for fact in facts:
         if isinstance(fact.event, event_type) and fact.event.event_id not in seen:

@@ -1,4 +1,4 @@
-"""What a person may ask after, and how it is written."""
+"""The ids that `headrace show` takes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from headrace.errors import UsageError
 
 GRAMMAR = """\
-  42                     task number 42: its place in `tasks`
-  42/3                   the episode of its sample 3
-  task:SOURCE/TASK_ID    a task by who submitted it, as task:submit/map-1
+  42                     task number 42, which is its offset in `tasks`
+  42/3                   the episode of sample 3 of task 42
+  task:SOURCE/TASK_ID    a task by its submitter's name for it, such as task:submit/map-1
   batch:POLICY/7         batch 7, which trains version 7
   version:POLICY/7       version 7, what it was trained on, and how it was evaluated
-  TOPIC/2@17             the record at offset 17 of partition 2, as trajectories/2@17"""
-"""For help and errors. POLICY may be left out (batch:7) where there is only one."""
+  TOPIC/2@17             the record at offset 17 of partition 2, such as trajectories/2@17
+  If there is only one policy, leave it out: batch:7, version:7."""
+"""The grammar of ids, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskId:
-    """A task, or with `sample` one of its episodes."""
+    """A task, or one of its episodes if `sample` is given."""
 
     number: int
     sample: int | None = None
@@ -27,24 +28,24 @@ class TaskId:
 
 @dataclass(frozen=True, slots=True)
 class SourceId:
-    """A task as its submitter knows it: `source/task_id`."""
+    """A task by its submitter's name for it: `source/task_id`."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class StepId:
-    """A batch and the version that it trained: one optimizer step. `policy` None: the only one."""
+    """A training step: a batch and the version that it trained. `policy` None is the only one."""
 
     kind: str
-    """`batch` or `version`: what was asked after."""
+    """What the id names: `batch` or `version`."""
     policy: str | None
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecordId:
-    """A record. `topic` is its whole name, or that without namespace and version."""
+    """A record. `topic` is the full name, or the name without namespace and version."""
 
     topic: str
     partition: int
@@ -60,7 +61,7 @@ _RECORD = re.compile(r"([a-z0-9_.-]+)/(\d{1,9})@(\d{1,18})")
 
 
 def parse_id(text: str) -> Id:
-    """What `text` names. UsageError shows how ids are written."""
+    """Parses an id. Raises UsageError with the grammar if `text` is not an id."""
     if match := _TASK.fullmatch(text):
         return TaskId(int(match[1]), None if match[2] is None else int(match[2]))
     if match := _SOURCE.fullmatch(text):
@@ -69,4 +70,4 @@ def parse_id(text: str) -> Id:
         return StepId(match[1], match[2], int(match[3]))
     if match := _RECORD.fullmatch(text):
         return RecordId(match[1], int(match[2]), int(match[3]))
-    raise UsageError(f"{text!r} is no id. Ids are written so:\n{GRAMMAR}")
+    raise UsageError(f"{text!r} is not an id. These are the ids:\n{GRAMMAR}")

@@ -1,4 +1,4 @@
-"""Answers `headrace show ID`: finds the facts, and has them told."""
+"""Answers `headrace show ID`: finds the facts and makes a story of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished
@@ -17,39 +17,39 @@ from headrace.services.log.log_reader import Patience, read_records
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
-from headrace.services.operate.show.facts import Fact
+from headrace.services.operate.show.facts import Fact, story_tree
 from headrace.services.operate.show.gather import Gatherer, only_policy
 from headrace.services.operate.show.ids import Id, RecordId, SourceId, StepId, TaskId, parse_id
-from headrace.services.operate.show.pages import Part, record_page, step_page, task_page
-from headrace.services.operate.show.step_story import (
-    StepStory,
-    TrainedSample,
-    tell_sample,
-    tell_step,
-)
-from headrace.services.operate.show.task_story import TaskStory, tell_task
+from headrace.services.operate.show.pages import Part, record_page
+from headrace.services.operate.show.step_page import step_page
+from headrace.services.operate.show.step_story import TrainedSample, make_sample, make_step_story
+from headrace.services.operate.show.task_page import task_page
+from headrace.services.operate.show.task_story import make_task_story
 from headrace.services.operate.show.unpacked import Texts
 from headrace.services.operate.tail import find_topic, tree_of
 
 
-class Story(Protocol):
-    """What there is to show."""
+@dataclass(frozen=True)
+class Story:
+    """The story of one thing."""
 
-    def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
+    to_tree: Callable[[], dict[str, Any]]
+    """Returns it as JSON values."""
+    page: Callable[[], list[Part]]
+    """Returns it as lines and tables for people."""
 
-    def page(self) -> list[Part]:
-        """For people."""
 
+async def find_story(cluster: ClusterConfig, text: str, explain: Callable[[str], None]) -> Story:
+    """Finds the story of the thing that has the id `text`.
 
-async def find_story(cluster: ClusterConfig, text: str, tell: Callable[[str], None]) -> Story:
-    """The story of what `text` names. UsageError where there is no such thing.
-
-    `tell` hears how far the reading is, where it takes a while.
+    It calls `explain` with lines of progress if the reading takes long. Raises UsageError if
+    there is no such thing.
     """
     wanted = parse_id(text)
     async with open_namespace(cluster, "show") as (log, life):
-        finder = _Finder(log, life.recipe(), cluster.open_blobs(), Patience(tell))
+        patience = Patience(explain)
+        gatherer = Gatherer(log, patience)
+        finder = _Finder(log, life.recipe(), cluster.open_blobs(), patience, gatherer)
         return await finder.find(wanted)
 
 
@@ -59,40 +59,44 @@ class _Finder:
     recipe: Recipe
     blobs: BlobStore
     patience: Patience
+    gatherer: Gatherer
 
     async def find(self, wanted: Id) -> Story:
-        gatherer = Gatherer(self.log, self.patience)
         match wanted:
             case TaskId(number, sample):
-                return await self._task(gatherer, number, sample)
+                return await self._task(number, sample)
             case SourceId(source_and_id):
-                return await self._task(gatherer, await gatherer.number_of(source_and_id), None)
+                return await self._task(await self.gatherer.number_of(source_and_id), None)
             case StepId():
-                return await self._step(gatherer, wanted)
+                return await self._step(wanted)
             case RecordId():
                 return await self._record(wanted)
 
-    async def _task(self, gatherer: Gatherer, number: int, sample: int | None) -> Story:
-        story = tell_task(number, await gatherer.task(number, sample), sample)
-        story.remarks += gatherer.remarks
+    async def _task(self, number: int, sample: int | None) -> Story:
+        story = make_task_story(number, await self.gatherer.task(number, sample), sample)
+        story.remarks += self.gatherer.remarks
         if sample is not None and not story.episodes:
             raise UsageError(
-                f"task {number} has no episode {sample}: `headrace show {number}` shows those that "
-                "it has"
+                f"task {number} has no episode {sample}. `headrace show {number}` shows its "
+                "episodes"
             )
-        return _TaskAnswer(story, Texts(self.recipe), sample is not None)
+        texts = Texts(self.recipe)
+        return Story(
+            lambda: story_tree(story),
+            lambda: task_page(story, texts.of, whole=sample is not None),
+        )
 
-    async def _step(self, gatherer: Gatherer, wanted: StepId) -> Story:
+    async def _step(self, wanted: StepId) -> Story:
         policy = only_policy(self.log.topics.policies, wanted.policy)
-        batch = await gatherer.batch(policy, wanted.version) if wanted.version else None
+        batch = await self.gatherer.batch(policy, wanted.version) if wanted.version else None
         since = 0.0 if batch is None else batch.recorded_at
         facts = [batch] if batch is not None else []
-        async for published in gatherer.publications(policy, wanted.version, since):
+        async for published in self.gatherer.publications(policy, wanted.version, since):
             facts.append(published)
         if not facts or (wanted.kind == "batch" and batch is None):
             raise UsageError(
-                f"no {wanted.kind} {wanted.version} of policy {policy}: `headrace status` shows "
-                "its newest version, and batches begin at 1"
+                f"there is no {wanted.kind} {wanted.version} of policy {policy}. Batches begin at "
+                "1, and `headrace status` shows the newest version"
             )
         samples: list[TrainedSample] = []
         if batch is not None:
@@ -100,83 +104,46 @@ class _Finder:
             assert isinstance(event, BatchAssembled)
             refs = [sample.trajectory for sample in event.samples]
             async for trajectory in self.log.fetch_each(refs):
-                samples.append(tell_sample(event, len(samples), trajectory))
+                samples.append(make_sample(event, len(samples), trajectory))
         evaluation = None
-        # It may have been published again since; what measured it came after the first time.
+        # A version may be published again later. Its evaluation follows the first publication.
         published_at = min(
             (fact.recorded_at for fact in facts if isinstance(fact.event, PolicyPublished)),
             default=None,
         )
         if wanted.kind == "version" and published_at is not None:
-            measured = self.recipe.evaluation
-            evaluation = await gatherer.evaluation(
+            settings = self.recipe.evaluation
+            evaluation = await self.gatherer.evaluation(
                 policy,
                 wanted.version,
                 published_at,
-                measured.passing if measured is not None else 1.0,
+                settings.passing if settings is not None else 1.0,
             )
         weights = await asyncio.to_thread(self._weights, facts)
-        return _StepAnswer(
-            tell_step(policy, wanted.version, facts, samples, weights, evaluation),
-            gatherer.remarks,
-        )
+        story = make_step_story(policy, wanted.version, facts, samples, weights, evaluation)
+        story.remarks.extend(self.gatherer.remarks)
+        return Story(lambda: story_tree(story), lambda: step_page(story))
 
     def _weights(self, facts: list[Fact[Event]]) -> dict[str, bool]:
-        """Whether each publication's weights are in the blob store."""
+        """Returns whether each blob of the publications' weights is in the blob store."""
         published = [fact.event for fact in facts if isinstance(fact.event, PolicyPublished)]
-        blobs = [one.full for one in published if one.full is not None]
-        blobs += [delta.blob for one in published for delta in one.deltas]
-        blobs += [one.adapter.base for one in published if one.adapter is not None]
+        blobs = [blob for one in published for blob in one.weight_blobs()]
         return {blob.sha256.hex(): self.blobs.holds(blob) for blob in blobs}
 
     async def _record(self, wanted: RecordId) -> Story:
         topic = find_topic(self.log.topics, wanted.topic)
-        place = Partition(topic.name, wanted.partition)
         if wanted.partition >= topic.partitions:
-            raise UsageError(f"{topic.name} has {topic.partitions} partitions, from 0")
+            raise UsageError(f"{topic.name} has only the partitions 0 to {topic.partitions - 1}")
+        partition = Partition(topic.name, wanted.partition)
         at = (wanted.offset, wanted.offset + 1)
-        async with aclosing(read_records(self.log.broker, {place: at}, self.patience)) as records:
-            async for record in records:
-                return _RecordAnswer(await tree_of(self.log, record))
-        first, end = (await self.log.broker.ends([place]))[place]
+        async with aclosing(
+            read_records(self.log.broker, {partition: at}, self.patience)
+        ) as records:
+            found = [await tree_of(self.log, record) async for record in records]
+        if found:
+            return Story(lambda: found[0], lambda: record_page(found[0]))
+        first, end = (await self.log.broker.ends([partition]))[partition]
         raise UsageError(
-            f"{topic.name}/{wanted.partition} has no record at offset {wanted.offset}: it holds "
-            f"{first} to {end - 1}, with gaps where transactions end"
+            f"{topic.name}/{wanted.partition} has no record at offset {wanted.offset}. It holds "
+            f"{first} to {end - 1}, without the offsets at which transactions end"
         )
-
-
-@dataclass(frozen=True)
-class _TaskAnswer:
-    story: TaskStory
-    texts: Texts
-    whole: bool
-    """One episode alone, with all its exchanges."""
-
-    def to_tree(self) -> dict[str, Any]:
-        return self.story.to_tree()
-
-    def page(self) -> list[Part]:
-        return task_page(self.story, self.texts.of, whole=self.whole)
-
-
-@dataclass(frozen=True)
-class _StepAnswer:
-    story: StepStory
-    remarks: list[str]
-
-    def to_tree(self) -> dict[str, Any]:
-        return {**self.story.to_tree(), "remarks": self.remarks}
-
-    def page(self) -> list[Part]:
-        return [*step_page(self.story), *(f"  remark      {line}" for line in self.remarks)]
-
-
-@dataclass(frozen=True)
-class _RecordAnswer:
-    tree: dict[str, Any]
-
-    def to_tree(self) -> dict[str, Any]:
-        return self.tree
-
-    def page(self) -> list[Part]:
-        return record_page(self.tree)

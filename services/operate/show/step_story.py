@@ -1,75 +1,63 @@
-"""The story of an optimizer step: a batch, its trajectories, and the version made of it. Pure."""
+"""Puts the story of a training step together: a batch, its trajectories, and the new version.
+
+Does no I/O.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TrajectoryRecorded
 from headrace.services.operate.evaluation import EvaluationResult
-from headrace.services.operate.show.facts import Fact, of_type, place_of
+from headrace.services.operate.show.facts import Fact, location_of, of_type
 from headrace.services.operate.show.unpacked import floats_in, versions_in
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedSample:
-    """One sample of a batch, with what its trajectory says."""
+    """One sample of a batch, with facts from its trajectory."""
 
     task: int
     sample: int
     trajectory: str
-    """Its place."""
+    """The trajectory's location."""
     gone: str
-    """Why the trajectory can't be read; else empty."""
+    """Why the trajectory can't be read; empty if it can."""
     reward: float | None
     ending: str
     turns: int
     tokens: int
     """Sampled tokens that are trained on."""
     versions: tuple[int, ...]
-    """The versions that sampled them, ascending; of the whole trajectory's turns of the policy."""
+    """The versions that sampled the policy's turns in the trajectory, ascending."""
     staleness: int
-    """By how many versions the oldest token is behind the batch's start."""
+    """By how many versions the oldest token is behind the version before the batch's."""
     advantages: tuple[float, ...]
     use: int
-    """0 is fresh; n is the nth replay."""
-
-    def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    """0 if it is fresh; n in its nth replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepStory:
-    """Batch n and version n of a policy. Either may not be there: version 0 has no batch."""
+    """Batch n and version n of a policy. One of them may be absent: version 0 has no batch."""
 
     policy: str
     version: int
     batch: Fact[BatchAssembled] | None
     samples: tuple[TrainedSample, ...]
     publications: tuple[Fact[PolicyPublished], ...]
-    """Of this version, in log order: the last one counts."""
+    """The publications of this version in log order. The last one counts."""
     weights: dict[str, bool]
-    """Whether each weights blob, by its SHA-256, is in the blob store."""
+    """Whether each blob of weights, by its SHA-256 in hex, is in the blob store."""
     evaluation: EvaluationResult | None = None
-    """Of this version, as far as its tasks have ended."""
-
-    def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "policy": self.policy,
-            "version": self.version,
-            "batch": None if self.batch is None else self.batch.to_tree(),
-            "samples": [one.to_tree() for one in self.samples],
-            "publications": [one.to_tree() for one in self.publications],
-            "weights": self.weights,
-            "evaluation": None if self.evaluation is None else self.evaluation.to_tree(),
-        }
+    """The evaluation of this version by the tasks that have ended."""
+    remarks: list[str] = field(default_factory=list)
+    """What could not be read."""
 
 
-def tell_sample(batch: BatchAssembled, index: int, trajectory: Event | str) -> TrainedSample:
-    """Sample `index` of a batch, by what its reference led to: an event, or why there is none."""
+def make_sample(batch: BatchAssembled, index: int, trajectory: Event | str) -> TrainedSample:
+    """Makes sample `index` of a batch. `trajectory` is a text if it can't be read: the reason."""
     sample = batch.samples[index]
     known = trajectory if isinstance(trajectory, TrajectoryRecorded) else None
     turns = [turn for turn in known.turns if turn.policy == batch.policy] if known else []
@@ -78,7 +66,7 @@ def tell_sample(batch: BatchAssembled, index: int, trajectory: Event | str) -> T
     return TrainedSample(
         task=sample.task,
         sample=sample.sample,
-        trajectory=place_of(sample.trajectory),
+        trajectory=location_of(sample.trajectory),
         gone=trajectory if isinstance(trajectory, str) else "",
         reward=known.reward if known else None,
         ending=known.ending if known else "",
@@ -91,7 +79,7 @@ def tell_sample(batch: BatchAssembled, index: int, trajectory: Event | str) -> T
     )
 
 
-def tell_step(
+def make_step_story(
     policy: str,
     version: int,
     facts: Sequence[Fact[Event]],
@@ -99,7 +87,7 @@ def tell_step(
     weights: dict[str, bool],
     evaluation: EvaluationResult | None = None,
 ) -> StepStory:
-    """The story of a step. Facts of other versions and policies are left out."""
+    """Makes the story of a training step. It ignores facts of other versions and policies."""
     batches = of_type(facts, BatchAssembled)
     published = of_type(facts, PolicyPublished)
     key = (policy, version)

@@ -1,4 +1,4 @@
-"""Packed fields and token ids for people. Whoever wrote them may be wrong: nothing here raises."""
+"""Unpacks packed fields and token ids. It raises nothing, since their writer may be wrong."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from headrace.services.models.weights import model_folder
 
 
 def ids_in(data: bytes) -> list[int]:
-    """The ints of an i32[]; none where it is no such thing."""
+    """Unpacks an i32[]. Returns an empty list if `data` is not one."""
     return unpack_i32(data) if len(data) % 4 == 0 else []
 
 
 def floats_in(data: bytes) -> list[float]:
-    """The floats of an f32[], rounded for people; none where it is no such thing."""
+    """Unpacks an f32[], rounded to 6 digits. Returns an empty list if `data` is not one."""
     return [round(one, 6) for one in unpack_f32(data)] if len(data) % 4 == 0 else []
 
 
 def versions_in(data: bytes) -> list[int]:
-    """The versions in a `spans` field, ascending, each once."""
+    """Returns the distinct versions in a `spans` field, ascending."""
     return sorted(set(ids_in(data)[1::2]))
 
 
 class Texts:
-    """Decodes token ids by the tokenizers of a recipe's models, where this machine has them."""
+    """Decodes token ids with the tokenizers of a recipe's models, if this machine has them."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._models = {name: policy.model for name, policy in recipe.policies.items()}
         self._tokenizers: dict[str, tuple[Tokenizer, str] | None] = {}
 
     def of(self, policy: str, ids: bytes, digest: str = "") -> str | None:
-        """The text of an i32[]. None where its tokenizer is not here.
+        """Decodes an i32[]. Returns None if this machine does not have the tokenizer.
 
-        `digest` is the tokenizer's that made the ids; empty where unknown.
+        `digest` is the digest of the tokenizer that made the ids; empty if unknown.
         """
         if policy not in self._tokenizers:
             self._tokenizers[policy] = self._load(policy)

@@ -78,9 +78,9 @@ def test_the_help_of_each_command_has_examples(
         (["cancel"], "name the tasks"),
         (["cancel", "1", "--all-queued"], "name the tasks"),
         (["cancel", "query-1"], "is no task number"),
-        (["show", "nonsense"], "Ids are written so"),
-        (["dead-letters", "retry"], "--all"),
-        (["dead-letters", "retry", "--all", "1"], "--all"),
+        (["show", "nonsense"], "These are the ids"),
+        (["dead-letters", "redrive"], "--all"),
+        (["dead-letters", "redrive", "--all", "1"], "--all"),
     ],
 )
 def test_usage_errors_exit_2(

@@ -20,7 +20,6 @@ from headrace.schemas.events import (
     Ref,
     Run,
 )
-from headrace.schemas.frontier import Frontier
 from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.stream_jobs import batches
@@ -400,7 +399,7 @@ def test_over_any_order_and_any_crashes(
                 whole[dropped.task] += 1
             else:
                 decided[dropped.task, dropped.sample] += 1
-        frontier = Frontier(batch.low_mark, [(run.first, run.last) for run in batch.decided])
+        frontier = batch.frontier()
         so_far = {*whole, *(task for task, _ in decided)}
         assert so_far == {task for task in range(world.tasks) if task in frontier}
         for offset, group in enumerate(world.groups[: batch.groups_read]):

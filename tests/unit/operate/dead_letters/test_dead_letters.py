@@ -1,4 +1,4 @@
-"""Dead letters: told apart, and put back once, where that is right."""
+"""Dead letters are counted by kind, and redriven once if their topic takes them back."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from headrace.schemas.topics import DEAD_LETTERS, TASKS, TOPICS
 from headrace.services.kafka.broker import Outgoing, Partition, Position, Record
 from headrace.services.log.event_log import WHY, EventLog
 from headrace.services.operate.dead_letters.dead_letters import (
-    RETRIED,
-    RETRY_OF,
+    REDRIVE_OF,
+    REDRIVEN,
     DeadLetter,
     find_dead_letter,
     list_kinds,
     read_dead_letter,
+    redrive,
     refuse_event,
     refuse_topic,
-    retry,
 )
-from tests.unit.operate.show.world import TOPICS as PLACED
+from tests.unit.operate.show.world import TOPICS as NAMESPACE_TOPICS
 from tests.unit.operate.show.world import World, in_a_world
 
 LATE_ID = 77
-TASKS_PLACE = Partition(PLACED.name(TASKS), 0)
+TASKS_PARTITION = Partition(NAMESPACE_TOPICS.name(TASKS), 0)
 HEADERS = [("theirs", b"\xff")]
 
 
@@ -51,14 +51,14 @@ class Late:
 
 
 async def parked(world: World) -> tuple[EventLog, Late, bytes]:
-    """A task under a schema that nobody knows, found by a reader; letter 0."""
+    """A task under a schema that nobody knows, found by a reader: dead letter 0."""
     number = await world.submit("a")
-    (record,) = await world.log.broker.fetch([Position(TASKS_PLACE, number)])
+    (record,) = await world.log.broker.fetch([Position(TASKS_PARTITION, number)])
     assert record.value is not None
     value = record.value[:1] + LATE_ID.to_bytes(4, "big") + record.value[5:]
-    at = await world.log.broker.send(Outgoing(TASKS_PLACE.topic, b"team/a", value, HEADERS))
+    at = await world.log.broker.send(Outgoing(TASKS_PARTITION.topic, b"team/a", value, HEADERS))
     late = Late()
-    log = EventLog(world.log.broker, PLACED, Codec(), late, "reader-1")
+    log = EventLog(world.log.broker, NAMESPACE_TOPICS, Codec(), late, "reader-1")
     await park(log, at)
     return log, late, value
 
@@ -69,10 +69,10 @@ async def park(log: EventLog, at: Position) -> None:
 
 
 async def outcomes(log: EventLog, world: World, *numbers: int) -> list[str]:
-    return [one.refused async for one in retry(log, numbers or None, world.patience)]
+    return [one.refused async for one in redrive(log, numbers or None, world.patience)]
 
 
-def test_a_letter_is_put_back_once_it_decodes_and_only_once() -> None:
+def test_a_dead_letter_is_redriven_once_it_decodes_and_only_once() -> None:
     async def test(world: World) -> None:
         log, late, value = await parked(world)
         (refused,) = await outcomes(log, world, 0)
@@ -80,44 +80,49 @@ def test_a_letter_is_put_back_once_it_decodes_and_only_once() -> None:
 
         late.learn()
         assert await outcomes(log, world, 0) == [""]
-        (back,) = await log.broker.fetch([Position(TASKS_PLACE, 2)])
-        assert (back.key, back.value) == (b"team/a", value)
-        assert back.headers == [*HEADERS, (RETRY_OF, b"test.dead-letters.v1/0@0")]
+        (redriven,) = await log.broker.fetch([Position(TASKS_PARTITION, 2)])
+        assert (redriven.key, redriven.value) == (b"team/a", value)
+        assert redriven.headers == [*HEADERS, (REDRIVE_OF, b"test.dead-letters.v1/0@0")]
 
-        assert await outcomes(log, world, 0) == ["it was put back already, as letter 0"]
+        assert await outcomes(log, world, 0) == ["it was redriven already, as dead letter 0"]
         (kind,) = await list_kinds(log, world.patience)
-        assert (kind.topic, kind.count, kind.retried, kind.first) == (TASKS_PLACE.topic, 1, 1, [0])
+        assert (kind.topic, kind.count, kind.redriven, kind.first) == (
+            TASKS_PARTITION.topic,
+            1,
+            1,
+            [0],
+        )
 
     in_a_world(test)
 
 
-def test_a_record_that_two_readers_parked_is_put_back_once() -> None:
+def test_a_record_that_two_readers_could_not_decode_is_redriven_once() -> None:
     async def test(world: World) -> None:
         log, late, _ = await parked(world)
-        await park(log, Position(TASKS_PLACE, 1))
+        await park(log, Position(TASKS_PARTITION, 1))
         late.learn()
-        assert await outcomes(log, world) == ["", "it was put back already, as letter 0"]
-        assert await outcomes(log, world, 1) == ["it was put back already, as letter 0"]
+        assert await outcomes(log, world) == ["", "it was redriven already, as dead letter 0"]
+        assert await outcomes(log, world, 1) == ["it was redriven already, as dead letter 0"]
 
     in_a_world(test)
 
 
-def test_of_two_that_put_letters_back_the_later_goes_on() -> None:
+def test_if_two_processes_redrive_the_later_one_goes_on() -> None:
     async def test(world: World) -> None:
         log, late, value = await parked(world)
-        at = await world.log.broker.send(Outgoing(TASKS_PLACE.topic, b"team/a", value))
+        at = await world.log.broker.send(Outgoing(TASKS_PARTITION.topic, b"team/a", value))
         await park(log, at)
         late.learn()
-        first = retry(log, None, world.patience)
+        first = redrive(log, None, world.patience)
         assert (await anext(first)).refused == ""
-        assert await outcomes(log, world) == ["it was put back already, as letter 0", ""]
+        assert await outcomes(log, world) == ["it was redriven already, as dead letter 0", ""]
         with pytest.raises(Fenced):
             await anext(first)
 
     in_a_world(test)
 
 
-def test_what_is_no_letter_is_said() -> None:
+def test_a_number_without_a_dead_letter_is_an_error() -> None:
     async def test(world: World) -> None:
         log, late, _ = await parked(world)
         late.learn()
@@ -125,18 +130,20 @@ def test_what_is_no_letter_is_said() -> None:
             await outcomes(log, world, 0, 5)
         assert await outcomes(log, world) == [""]
         await outcomes(log, world)  # a committed record is seen a moment later, or by a successor
-        with pytest.raises(UsageError, match="the mark that 0 was put back"):
+        with pytest.raises(UsageError, match="dead letter 0 was redriven"):
             await find_dead_letter(log, 1, world.patience)
 
     in_a_world(test)
 
 
-def test_every_topic_takes_letters_back_or_says_why_not() -> None:
-    refused = {one.topic.name for one in PLACED if refuse_topic(PLACED, one.name)}
+def test_every_topic_takes_dead_letters_back_or_says_why_not() -> None:
+    refused = {
+        one.topic.name for one in NAMESPACE_TOPICS if refuse_topic(NAMESPACE_TOPICS, one.name)
+    }
     assert refused == {"runs", "episodes", "trajectories", "batches", "policies"}
     fenced = {one.name for one in TOPICS if "fenced" in one.writer}
     assert fenced <= refused
-    assert "no topic of test" in refuse_topic(PLACED, "other.tasks.v1")
+    assert "not a topic of test" in refuse_topic(NAMESPACE_TOPICS, "other.tasks.v1")
 
 
 def test_what_expired_or_lies_under_another_key_is_refused() -> None:
@@ -148,22 +155,22 @@ def test_what_expired_or_lies_under_another_key_is_refused() -> None:
     for event in (prompt, action):
         assert refuse_event(event, b"5", 9.0) == ""
         assert "expired" in refuse_event(event, b"5", 10.0)
-        assert "that of" in refuse_event(event, b"6", 9.0)
+        assert "the key of" in refuse_event(event, b"6", 9.0)
 
 
 @pytest.mark.parametrize(
-    ("headers", "origin"),
+    ("headers", "location"),
     [
-        ([], ("", 0, 0)),
-        ([(f"{WHY}topic", b"\xff"), (f"{WHY}offset", b"-1")], ("\ufffd", 0, 0)),
-        ([(RETRIED, b"no number")], ("", 0, 0)),
+        ([], "/0@0"),
+        ([(f"{WHY}topic", b"\xff"), (f"{WHY}offset", b"-1")], "\ufffd/0@0"),
+        ([(REDRIVEN, b"no number")], "/0@0"),
     ],
 )
-def test_a_foreign_record_is_a_letter_that_lay_nowhere(
-    headers: list[tuple[str, bytes]], origin: tuple[str, int, int]
+def test_a_foreign_record_is_a_dead_letter_without_a_location(
+    headers: list[tuple[str, bytes]], location: str
 ) -> None:
-    place = Partition(PLACED.name(DEAD_LETTERS), 0)
-    dead_letter = read_dead_letter(Record(place, 3, 0.0, None, None, headers))
+    partition = Partition(NAMESPACE_TOPICS.name(DEAD_LETTERS), 0)
+    dead_letter = read_dead_letter(Record(partition, 3, 0.0, None, None, headers))
     assert isinstance(dead_letter, DeadLetter)
-    assert (dead_letter.number, dead_letter.origin, dead_letter.value) == (3, origin, b"")
-    assert refuse_topic(PLACED, dead_letter.origin[0])
+    assert (dead_letter.number, dead_letter.location, dead_letter.value) == (3, location, b"")
+    assert refuse_topic(NAMESPACE_TOPICS, dead_letter.topic)

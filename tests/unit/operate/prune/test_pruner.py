@@ -163,9 +163,9 @@ def test_what_runs_or_is_not_there_is_not_forgotten(tmp_path: Path) -> None:
         blobs = await cluster.make("runs", b"a", b"b", ended=False)
         (tmp_path / "runs" / "checkpoints").mkdir(parents=True)
         pruner = cluster.pruner()
-        with pytest.raises(UsageError, match="namespace runs is started"):
+        with pytest.raises(UsageError, match="runs: its run is started"):
             await pruner.plan(1, False, ("runs",))
-        with pytest.raises(UsageError, match="which has: runs"):
+        with pytest.raises(UsageError, match="these namespaces: runs"):
             await pruner.plan(1, False, ("nope",))
         assert [item.what for item in await pruner.plan(1, False, ())] == [blobs[0].sha256.hex()]
         with pytest.raises(UsageError, match="is started"):

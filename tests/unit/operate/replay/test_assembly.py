@@ -23,7 +23,7 @@ from headrace.services.operate.replay.replay_trajectories import (
     Assembly,
     check_tokenizers,
 )
-from tests.unit.operate.replay.test_gone import RECIPE, TOPICS, Bench, told
+from tests.unit.operate.replay.test_gone import RECIPE, TOPICS, Bench, check_progress
 from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome
 
@@ -53,15 +53,15 @@ def on_recording(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
 
 
 async def assemble(
-    bench: Bench, stood: dict[int, int], *settings: str
+    bench: Bench, decided_at: dict[int, int], *settings: str
 ) -> tuple[list[BatchAssembled], trajectories.Assembled]:
     recipe = change_recorded(RECIPE, None, settings, CHANGEABLE)
     log = await make_fresh(bench.recording, None, recipe)
     results = await read_results(bench.recording.log)
-    order = sorted(results.places, key=lambda task: results.places[task])
-    made = await Assembly(log, recipe, {"default": stood}).run(results, order, told)
+    order = sorted(results.locations, key=lambda task: results.locations[task])
+    made = await Assembly(log, recipe, {"default": decided_at}).run(results, order, check_progress)
     found: list[Any] = []
-    while len(found) < made["default"].batches:  # a transaction is seen a moment later
+    while len(found) < len(made["default"].sizes):  # a transaction is seen a moment later
         found = [one.event async for one in read_topic(log, BATCHES)]
     return found, made["default"]
 
@@ -70,7 +70,7 @@ def tasks_of(batches: list[BatchAssembled]) -> list[list[int]]:
     return [list(dict.fromkeys(sample.task for sample in batch.samples)) for batch in batches]
 
 
-def as_they_were(lag: int) -> dict[int, int]:
+def as_recorded(lag: int) -> dict[int, int]:
     """Each task was so many versions behind when it was decided."""
     return {task: task // 2 + lag for task in TASKS}
 
@@ -80,7 +80,7 @@ FIFO = 'policies.default.batches.order="fifo"'
 
 def test_batches_follow_the_record_and_the_last_one_may_be_short() -> None:
     async def test(bench: Bench) -> None:
-        batches, made = await assemble(bench, as_they_were(1), FIFO)
+        batches, made = await assemble(bench, as_recorded(1), FIFO)
         assert tasks_of(batches) == [[3, 0], [1, 2], [6, 5], [4]]
         assert (made.groups, made.scored, made.sizes) == (7, 7, [4, 4, 4, 2])
         assert [batch.version for batch in batches] == [1, 2, 3, 4]
@@ -93,9 +93,9 @@ def test_the_same_recipe_gives_the_same_batches_however_results_are_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(bench: Bench) -> None:
-        first, _ = await assemble(bench, as_they_were(1))
+        first, _ = await assemble(bench, as_recorded(1))
         monkeypatch.setattr(trajectories, "chunks", lambda items: ([one] for one in items))
-        again, _ = await assemble(bench, as_they_were(1))
+        again, _ = await assemble(bench, as_recorded(1))
         assert again == first
 
     on_recording(test)
@@ -106,14 +106,14 @@ def test_staleness_is_that_of_the_record_whatever_the_new_pace() -> None:
 
     async def test(bench: Bench) -> None:
         one_each = "policies.default.batches.groups=1"
-        batches, made = await assemble(bench, as_they_were(1), one_each, FIFO)
+        batches, made = await assemble(bench, as_recorded(1), one_each, FIFO)
         assert tasks_of(batches) == [[task] for task in TASKS]
         assert not made.dropped
-        batches, made = await assemble(bench, as_they_were(2), one_each, FIFO)
+        batches, made = await assemble(bench, as_recorded(2), one_each, FIFO)
         assert made.dropped == {"stale": 7}
         assert made.sizes == [0]
         batches, made = await assemble(
-            bench, as_they_were(2), one_each, "policies.default.batches.max_staleness=2"
+            bench, as_recorded(2), one_each, "policies.default.batches.max_staleness=2"
         )
         assert sum(made.sizes) == 14
 
@@ -124,14 +124,14 @@ def test_other_estimators_and_filters_are_applied() -> None:
     async def test(bench: Bench) -> None:
         batches, made = await assemble(
             bench,
-            as_they_were(0),
+            as_recorded(0),
             "policies.default.groups.advantage=rloo",
             'policies.default.groups.filters=["zero_advantage"]',
             FIFO,
         )
         assert tasks_of(batches) == [[3, 0], [1, 2], [6, 4]]
         assert made.dropped == {"zero_advantage": 1}
-        plain, _ = await assemble(bench, as_they_were(0), FIFO)
+        plain, _ = await assemble(bench, as_recorded(0), FIFO)
         ours = {(one.task, one.sample): one for batch in batches for one in batch.samples}
         for theirs in (one for batch in plain for one in batch.samples):
             if theirs.task != 5:

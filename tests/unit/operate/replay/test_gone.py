@@ -27,7 +27,7 @@ from headrace.services.kafka.memory.memory_broker import MemoryCluster
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
-from headrace.services.operate.replay.recording import Recording, make_fresh
+from headrace.services.operate.replay.recording import Recording, TaskRange, make_fresh
 from headrace.services.operate.replay.replay_batches import replay_batches
 from headrace.services.operate.replay.replay_episodes import replay_episodes
 from headrace.services.operate.replay.replay_trajectories import replay_trajectories
@@ -108,29 +108,31 @@ def on_bench(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def told(what: str, done: int, total: int) -> None:
+def check_progress(what: str, done: int, total: int) -> None:
     assert done <= total, what
 
 
 def test_batches_and_their_trajectories_must_all_be_there() -> None:
     async def replay(bench: Bench) -> None:
-        await replay_batches(bench.recording, None, until=None, into=None, say=print, progress=told)
+        await replay_batches(
+            bench.recording, None, until=None, into=None, say=print, progress=check_progress
+        )
 
     async def test(bench: Bench) -> None:
-        with pytest.raises(UsageError, match="no batch that default was trained on"):
+        with pytest.raises(UsageError, match="not trained policy default on a batch yet"):
             await replay(bench)
         await bench.publish(0)
         for version in range(1, 5):
             await bench.batch(version, *[await bench.trajectory(version) for _ in range(2)])
             await bench.publish(version)
         bench.expire(TRAJECTORIES, 3)
-        with pytest.raises(RecordsLost, match="3 trajectories are no longer kept, which batches 1"):
+        with pytest.raises(RecordsLost, match=r"batches 1 to 2 refer to .* \(3 in all\)"):
             await replay(bench)
         await bench.publish(1, "skipped")
-        with pytest.raises(RecordsLost, match="1 trajectories are no longer kept, which batches 2"):
+        with pytest.raises(RecordsLost, match=r"batches 2 to 2 refer to .* \(1 in all\)"):
             await replay(bench)
         bench.expire(BATCHES, 2, "default")
-        with pytest.raises(RecordsLost, match="batches 1 to 2 of default are gone"):
+        with pytest.raises(RecordsLost, match="batches 1 to 2 of policy default are no longer"):
             await replay(bench)
 
     on_bench(test)
@@ -138,8 +140,15 @@ def test_batches_and_their_trajectories_must_all_be_there() -> None:
 
 def test_tasks_whose_trajectories_are_gone_are_named() -> None:
     async def replay(bench: Bench, first: int, last: int | None) -> None:
+        tasks = TaskRange(first, last)
         await replay_trajectories(
-            bench.recording, RECIPE, None, tasks=(first, last), into=None, say=print, progress=told
+            bench.recording,
+            RECIPE,
+            None,
+            tasks=tasks,
+            into=None,
+            say=print,
+            progress=check_progress,
         )
 
     async def test(bench: Bench) -> None:
@@ -150,10 +159,10 @@ def test_tasks_whose_trajectories_are_gone_are_named() -> None:
             await bench.log.send(a_task([an_outcome(0, trajectory=ref, task=task)], task=task))
         bench.expire(TRAJECTORIES, 2)
         with pytest.raises(
-            RecordsLost, match=r"2 of 6 tasks .* replay what is left with --tasks 2-"
+            RecordsLost, match=r"2 of 6 tasks .* replay the later tasks with --tasks 2-"
         ):
             await replay(bench, 0, None)
-        with pytest.raises(UsageError, match="no ended task from 6 to 9; it has 0 to 5"):
+        with pytest.raises(UsageError, match="from 6 to 9: its ended tasks are 0 to 5"):
             await replay(bench, 6, 9)
 
     on_bench(test)
@@ -186,9 +195,9 @@ def test_an_episode_whose_record_begins_before_what_is_kept_is_left_out() -> Non
 
         async def replay() -> tuple[int, int, int]:
             found = await replay_episodes(
-                bench.recording, recipe, tasks=(0, None), limit=2, progress=told
+                bench.recording, recipe, tasks=TaskRange(), limit=2, progress=check_progress
             )
-            return found.episodes, found.past, found.more
+            return found.episodes, found.no_longer_kept, found.beyond_limit
 
         for task in range(4):
             await submit(bench, task)
@@ -198,7 +207,7 @@ def test_an_episode_whose_record_begins_before_what_is_kept_is_left_out() -> Non
         for _ in range(3):
             await submit(bench, 7)
         bench.expire(OBSERVATIONS, 6)
-        with pytest.raises(RecordsLost, match="of the 5 episodes of tasks 0 to the last in old"):
+        with pytest.raises(RecordsLost, match="old has 5 episodes of tasks 0 to the last, but"):
             await replay()
 
     on_bench(test)

@@ -28,7 +28,7 @@ def test_an_id_names_one_thing(text: str, meant: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "42/", "42/3/1", "task:x", "batch:a/b", "-1", "a/1@x"])
 def test_what_is_no_id_shows_how_ids_are_written(text: str) -> None:
-    with pytest.raises(UsageError, match="no id") as raised:
+    with pytest.raises(UsageError, match="not an id") as raised:
         parse_id(text)
     assert GRAMMAR in str(raised.value)
 

@@ -1,4 +1,4 @@
-"""Stories: found without reading all, told from facts alone, and readable."""
+"""Stories are found without reading whole topics, made from facts alone, and readable."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
+from headrace.services.log.scan import fetch_each
 
 from headrace.errors import UsageError
 from headrace.schemas.events import EpisodeEnded, Event, PolicyUse, TaskEnded
@@ -15,11 +16,13 @@ from headrace.schemas.topics import BATCHES, TRAJECTORIES
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_records
-from headrace.services.operate.show.facts import Fact, fact_of
+from headrace.services.operate.show.facts import Fact, fact_of, story_tree
 from headrace.services.operate.show.gather import Gatherer, only_policy
-from headrace.services.operate.show.pages import Part, Table, step_page, task_page
-from headrace.services.operate.show.step_story import StepStory, tell_sample, tell_step
-from headrace.services.operate.show.task_story import tell_task
+from headrace.services.operate.show.pages import Part, Table
+from headrace.services.operate.show.step_page import step_page
+from headrace.services.operate.show.step_story import StepStory, make_sample, make_step_story
+from headrace.services.operate.show.task_page import task_page
+from headrace.services.operate.show.task_story import make_task_story
 from tests.unit.operate.show.world import SAMPLES, TOPICS, World, in_a_world
 
 
@@ -50,11 +53,11 @@ async def a_run(world: World) -> tuple[int, int]:
     return second, third
 
 
-def test_a_task_is_told_whole_though_little_is_read() -> None:
+def test_a_task_story_is_whole_though_little_is_read() -> None:
     async def test(world: World) -> None:
         number, _ = await a_run(world)
         gatherer = Gatherer(world.log, world.patience)
-        found = tell_task(number, await gatherer.task(number))
+        found = make_task_story(number, await gatherer.task(number))
         every = [
             fact
             for fact in await whole_log(world.log, world.patience)
@@ -62,18 +65,19 @@ def test_a_task_is_told_whole_though_little_is_read() -> None:
             and getattr(fact.event, "task_id", "b") in ("b", "x")
             and getattr(fact.event, "version", 2) == 2
         ]
-        assert found.to_tree() == tell_task(number, every).to_tree()
+        assert story_tree(found) == story_tree(make_task_story(number, every))
         assert gatherer.remarks == []
 
         assert [episode.sample for episode in found.episodes] == [0, 1]
         lost, second = found.episodes[1].attempts
         assert (lost.trajectory, [one.call for one in lost.exchanges]) == (None, ["1", "2"])
         assert found.episodes[1].counting is second.trajectory
-        (learned,) = found.learned
-        assert learned.use(number) == {"trained": [1], "dropped": {0: "stale"}}
-        assert learned.published is not None
-        assert learned.published.event.version == 2
-        json.dumps(found.to_tree())
+        (training,) = found.policies
+        assert training.batch is not None
+        assert (training.batch.trained, training.batch.dropped) == ([1], {0: "stale"})
+        assert training.published is not None
+        assert training.published.event.version == 2
+        json.dumps(story_tree(found))
 
     in_a_world(test)
 
@@ -82,12 +86,12 @@ def test_one_episode_comes_without_the_others() -> None:
     async def test(world: World) -> None:
         number, _ = await a_run(world)
         gatherer = Gatherer(world.log, world.patience)
-        story = tell_task(number, await gatherer.task(number, 1), 1)
+        story = make_task_story(number, await gatherer.task(number, 1), 1)
         assert [episode.sample for episode in story.episodes] == [1]
         page = text_of(task_page(story, lambda policy, ids, digest: None, whole=True))
         assert f"episode {number}/1: finished, reward 1, 2 attempts" in page
         assert "where⏎am I" in page
-        assert "infrastructure: worker_lost, may be tried again" in page
+        assert "infrastructure: worker_lost (retryable)" in page
         assert "2 tokens | a | 1 | 4" in page  # no tokenizer: their number
 
     in_a_world(test)
@@ -98,23 +102,23 @@ def test_duplicates_are_not_counted_and_texts_are_decoded() -> None:
         number, _ = await a_run(world)
         await world.exchange(number, 0, 0)
         facts = await Gatherer(world.log, world.patience).task(number)
-        story = tell_task(number, facts)
+        story = make_task_story(number, facts)
         assert story.duplicates == 4
         page = text_of(task_page(story, lambda policy, ids, digest: policy, whole=False))
-        assert "4 records said again" in page
+        assert "4 repeated records" in page
         assert "default | default | a | 1 | 4" in page  # its policy, then its context decoded
 
     in_a_world(test)
 
 
-def test_a_task_that_waits_and_one_that_is_not_there() -> None:
+def test_a_task_that_waits_and_one_that_does_not_exist() -> None:
     async def test(world: World) -> None:
         await a_run(world)
         number = await world.submit("waits")
         gatherer = Gatherer(world.log, world.patience)
-        story = tell_task(number, await gatherer.task(number))
+        story = make_task_story(number, await gatherer.task(number))
         assert text_of(task_page(story, lambda *_: None, whole=False)).startswith(
-            f"task {number}: waits for the scheduler"
+            f"task {number}: waiting for the scheduler"
         )
         assert await gatherer.number_of("team/b") == 1
         with pytest.raises(UsageError, match=f"holds 0 to {number}$"):
@@ -132,9 +136,9 @@ def test_garbage_of_the_tasks_key_is_a_remark() -> None:
             Outgoing(TOPICS.name(TRAJECTORIES), str(number).encode(), b"garbage")
         )
         gatherer = Gatherer(world.log, world.patience)
-        assert tell_task(number, await gatherer.task(number)).result is not None
+        assert make_task_story(number, await gatherer.task(number)).result is not None
         (remark,) = gatherer.remarks
-        assert "is no event: no Confluent framing" in remark
+        assert "does not decode: no Confluent framing" in remark
 
     in_a_world(test)
 
@@ -149,12 +153,12 @@ async def step_of(world: World, version: int) -> StepStory:
     if batch is not None:
         event = batch.event
         refs = [sample.trajectory for sample in event.samples]  # type: ignore[attr-defined]
-        async for trajectory in world.log.fetch_each(refs):
-            samples.append(tell_sample(event, len(samples), trajectory))  # type: ignore[arg-type]
-    return tell_step("default", version, facts, samples, {("02" * 32): True})
+        async for trajectory in fetch_each(world.log, refs):
+            samples.append(make_sample(event, len(samples), trajectory))  # type: ignore[arg-type]
+    return make_step_story("default", version, facts, samples, {("02" * 32): True})
 
 
-def test_a_step_is_told_with_its_samples_drops_and_weights() -> None:
+def test_a_step_story_has_its_samples_drops_and_weights() -> None:
     async def test(world: World) -> None:
         second, third = await a_run(world)
         story = await step_of(world, 2)
@@ -167,12 +171,12 @@ def test_a_step_is_told_with_its_samples_drops_and_weights() -> None:
         assert f"{second}/0 | stale" in page
         assert "3 bytes, in the blob store" in page
         assert "by          writer-1" in page
-        json.dumps(story.to_tree())
+        json.dumps(story_tree(story))
 
     in_a_world(test)
 
 
-def measured(task: int, version: int, *rewards: float) -> TaskEnded:
+def evaluated(task: int, version: int, *rewards: float) -> TaskEnded:
     use = PolicyUse(policy="default", tokens=1, longest=1, oldest_version=version)
     outcomes = [
         EpisodeEnded(
@@ -187,11 +191,11 @@ def measured(task: int, version: int, *rewards: float) -> TaskEnded:
     )  # fmt: skip
 
 
-def test_a_version_is_told_with_what_measured_it() -> None:
+def test_the_story_of_a_version_has_its_evaluation() -> None:
     async def test(world: World) -> None:
         await a_run(world)
-        half, none, other = measured(80, 2, 1.0, 0.0), measured(81, 2, 0.0), measured(82, 1, 1.0)
-        for event in (half, none, other, half):  # one of them said again
+        half, none, other = evaluated(80, 2, 1.0, 0.0), evaluated(81, 2, 0.0), evaluated(82, 1, 1.0)
+        for event in (half, none, other, half):  # one of them twice
             await world.log.send(event)
         gatherer = Gatherer(world.log, world.patience)
         found = await gatherer.evaluation("default", 2, 0.0, 1.0)
@@ -201,7 +205,7 @@ def test_a_version_is_told_with_what_measured_it() -> None:
         story = replace(await step_of(world, 2), evaluation=found)
         assert "  evaluation  avg@2 0.250 [" in text_of(step_page(story))
         assert "2 items" in text_of(step_page(story))
-        json.dumps(story.to_tree())
+        json.dumps(story_tree(story))
 
     in_a_world(test)
 
@@ -209,8 +213,11 @@ def test_a_version_is_told_with_what_measured_it() -> None:
 def test_a_trajectory_that_is_gone_is_said_to_be() -> None:
     async def test(world: World) -> None:
         await a_run(world)
-        for place in TOPICS.partitions_of(TRAJECTORIES):
-            world.cluster.expire(place, (await world.log.broker.ends([place]))[place][1])
+        for number in range(TOPICS.partitions):
+            partition = Partition(TOPICS.name(TRAJECTORIES), number)
+            world.cluster.expire(
+                partition, (await world.log.broker.ends([partition]))[partition][1]
+            )
         story = await step_of(world, 2)
         assert [one.reward for one in story.samples] == [None, None]
         assert "lost" in story.samples[0].gone
@@ -224,8 +231,8 @@ def test_any_batch_is_found_from_the_end(kept_from: int) -> None:
     async def test(world: World) -> None:
         for version in range(1, 101):
             await world.batch(version, [], 0)
-        place = Partition(TOPICS.name(BATCHES, "default"), 0)
-        world.cluster.expire(place, kept_from)
+        partition = Partition(TOPICS.name(BATCHES, "default"), 0)
+        world.cluster.expire(partition, kept_from)
         gatherer = Gatherer(world.log, world.patience)
         for version in (1, 2, 30, 31, 50, 99, 100, 101):
             found = await gatherer.batch("default", version)
@@ -236,7 +243,7 @@ def test_any_batch_is_found_from_the_end(kept_from: int) -> None:
     in_a_world(test)
 
 
-def test_a_policy_is_named_where_there_are_several() -> None:
+def test_a_policy_must_be_named_if_there_are_several() -> None:
     assert only_policy(("a",), None) == "a"
     with pytest.raises(UsageError, match="batch:a/7"):
         only_policy(("a", "b"), None)
@@ -247,10 +254,10 @@ def test_a_policy_is_named_where_there_are_several() -> None:
 def test_a_page_has_headings_lines_and_tables() -> None:
     async def test(world: World) -> None:
         number, _ = await a_run(world)
-        story = tell_task(number, await Gatherer(world.log, world.patience).task(number))
+        story = make_task_story(number, await Gatherer(world.log, world.patience).task(number))
         page = task_page(story, lambda *_: None, whole=False)
         headings = [part for part in page if isinstance(part, str) and not part.startswith(" ")]
-        assert headings[0] == f"task {number}: ended (all)"
+        assert headings[0] == f"task {number}: ended"
         assert len(headings) == 1 + SAMPLES
         for part in page:
             if isinstance(part, Table):
@@ -262,9 +269,11 @@ def test_a_page_has_headings_lines_and_tables() -> None:
 def test_a_scan_ends_early_when_it_is_closed() -> None:
     async def test(world: World) -> None:
         await a_run(world)
-        place = Partition(TOPICS.name(BATCHES, "default"), 0)
+        partition = Partition(TOPICS.name(BATCHES, "default"), 0)
         records: list[Record] = []
-        async with aclosing(read_records(world.log.broker, {place: WHOLE})) as scanned:
+        async with aclosing(
+            read_records(world.log.broker, {partition: WHOLE}, world.patience)
+        ) as scanned:
             async for record in scanned:
                 records.append(record)
                 break

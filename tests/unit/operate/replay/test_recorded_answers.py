@@ -146,9 +146,9 @@ def test_another_end_of_the_same_questions_diverges() -> None:
     raised = replay(record(silent), broken)
     assert raised is not None
     assert raised.now["raised"] == "ZeroDivisionError: oops"
-    mended = replay(record(broken, attempts=1), silent)
-    assert mended is not None
-    assert (mended.then["ending"], mended.now["ending"]) == ("failed", "finished")
+    repaired = replay(record(broken, attempts=1), silent)
+    assert repaired is not None
+    assert (repaired.then["ending"], repaired.now["ending"]) == ("failed", "finished")
 
 
 def test_the_record_ends_where_no_answer_came() -> None:

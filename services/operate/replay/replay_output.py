@@ -1,0 +1,147 @@
+"""Prints the progress and the result of a replay."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from headrace.services.operate.options import explain, print_json, print_table
+from headrace.services.operate.replay.replay_batches import BatchesReplayed
+from headrace.services.operate.replay.replay_episodes import EpisodeDivergence, EpisodesReplayed
+from headrace.services.operate.replay.replay_trajectories import TrajectoriesReplayed
+
+PROGRESS_S = 5.0
+"""Seconds between two lines of progress. A terminal shows one line that changes more often."""
+TERMINAL_PROGRESS_S = 0.2
+SHOWN = 20
+"""Most divergences that are shown without --json."""
+TEXT = 100
+"""Most characters of a value that are shown without --json."""
+METRICS = ("loss", "grad_norm", "kl", "importance_mean")
+"""The columns of metrics in the table of trained versions."""
+
+
+class ReplayProgress:
+    """Shows on stderr how far a replay is."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._interval_s = TERMINAL_PROGRESS_S if self._terminal else PROGRESS_S
+        self._shown_at = time.monotonic()
+        self._line_open = False
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Shows that `done` of `total` are done, unless it showed progress a moment ago."""
+        if time.monotonic() - self._shown_at < self._interval_s:
+            return
+        self._shown_at = time.monotonic()
+        line = f"{what} {done:,} of {total:,}"
+        self._line_open = self._terminal
+        click.echo(f"\r\x1b[K{line}" if self._terminal else line, err=True, nl=not self._terminal)
+
+    def close(self) -> None:
+        """Clears the line of progress on a terminal."""
+        if self._line_open:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def print_versions(replayed: BatchesReplayed, as_json: bool) -> None:
+    """Prints which versions came out the same as in the recorded run."""
+    if as_json:
+        rows = [
+            {
+                "version": one.version,
+                "batch": one.batch,
+                "recorded": one.recorded.digest.hex(),
+                "replayed": one.replayed.digest.hex() if one.replayed else None,
+                "same": one.same,
+            }
+            for one in replayed.versions
+        ]
+        print_json({"namespace": replayed.namespace, "policy": replayed.policy, "versions": rows})
+        return
+    print_table(
+        ("version", "batch", "recorded", "replayed", "weights"),
+        [
+            [
+                str(one.version),
+                one.batch,
+                one.recorded.digest.hex()[:16],
+                one.replayed.digest.hex()[:16] if one.replayed else "-",
+                "same" if one.same else "differs",
+            ]
+            for one in replayed.versions
+        ],
+    )
+
+
+def print_trained(replayed: TrajectoriesReplayed, as_json: bool) -> None:
+    """Prints the versions that were trained on recorded trajectories."""
+    if as_json:
+        print_json({"namespace": replayed.namespace, "policies": replayed.to_tree()})
+        return
+    for name, one in replayed.policies.items():
+        dropped = ", ".join(f"{number} {reason}" for reason, number in one.dropped.most_common())
+        explain(
+            f"policy {name}: {one.groups:,} groups, {one.scored:,} scored; {len(one.sizes):,} "
+            f"batches with {sum(one.sizes):,} samples; dropped: {dropped or 'nothing'}"
+        )
+        print_table(
+            ("version", "status", "samples", *METRICS, "digest"),
+            [
+                [
+                    str(version.version),
+                    version.status,
+                    str(samples),
+                    *(_number(version.metrics.get(metric)) for metric in METRICS),
+                    version.digest.hex()[:16],
+                ]
+                for version, samples in one.trained()
+            ],
+        )
+
+
+def print_episodes(replayed: EpisodesReplayed, as_json: bool) -> None:
+    """Prints how many episodes were replayed, and where agents diverged."""
+    if as_json:
+        print_json(replayed.to_tree())
+        return
+    for one in replayed.divergences[:SHOWN]:
+        _print_divergence(one)
+    if (more := len(replayed.divergences) - SHOWN) > 0:
+        click.echo(f"… and {more:,} more: --json shows them all")
+    counts = {
+        "have not ended": replayed.unfinished,
+        "left out because part of their record is no longer kept": replayed.no_longer_kept,
+        "left out by --limit": replayed.beyond_limit,
+    }
+    click.echo(
+        f"{replayed.episodes:,} episodes, {len(replayed.divergences):,} divergences"
+        + "".join(f"; {number:,} {what}" for what, number in counts.items() if number)
+    )
+
+
+def _print_divergence(one: EpisodeDivergence) -> None:
+    found = one.divergence
+    call = "at its end" if found.call == "end" else f"call {found.call}"
+    click.secho(f"task {one.task}, sample {one.sample}, attempt {one.attempt}, {call}", bold=True)
+    for name in dict.fromkeys([*found.then, *found.now]):
+        then, now = found.then.get(name), found.now.get(name)
+        if then != now or name == "ask":
+            shown = _shown(then) if then == now else f"{_shown(then)}  ->  {_shown(now)}"
+            click.echo(f"  {name:<12}{shown}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{key}={part}" for key, part in value.items())
+    text = "-" if value is None else repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= TEXT else f"{text[:TEXT]}… ({len(text):,} characters)"
