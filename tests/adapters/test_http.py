@@ -20,7 +20,7 @@ from headrace.services.base.types import Observation
 from headrace.services.env.http_environment import HttpEnvironment
 from tests.adapters.stage import Stage, recipe, server, view
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PYTHON = [sys.executable, "-I", str(EXAMPLES / "guess_server.py"), "0"]
 SERVERS = {"python": PYTHON}
 if node := shutil.which("node"):

@@ -222,11 +222,11 @@ def test_an_episode_through_the_worker_is_stepped_again_by_the_next(tmp_path: Pa
 KILLED = """
 import asyncio, sys
 sys.path.insert(0, {root!r})
-from headrace.services.env.libraries import setup
-setup.LIBRARIES["odd"] = "tests.adapters.odd:Odd"
+from headrace.services.env.libraries import library_setup
+library_setup.LIBRARIES["odd"] = "tests.adapters.odd:Odd"
 
 async def main():
-    made = setup.LibrarySetup("odd", {{}}, asyncio.Semaphore(1))
+    made = library_setup.LibrarySetup("odd", {{}}, asyncio.Semaphore(1))
     await made.open()
     print(made.process._process.pid, flush=True)
     await made.process.ask("step", None, name="x", action="hang")
