@@ -61,7 +61,10 @@ def failed(action: ActionRequested, instance: str, failure: Failure | None) -> O
 async def deliver(
     answer: Answer, action: ActionRequested, observation: ObservationRecorded
 ) -> ObservationRecorded:
-    """Send an answer, or a failure if the answer is too large for a record. Return what was sent."""
+    """Send an answer and return it.
+
+    If the answer is too large for a record, send and return a failure instead.
+    """
     try:
         await answer(observation)
     except TooLarge as error:

@@ -106,7 +106,7 @@ class Resumable(Protocol):
     """
 
     async def resume(self, task: TaskView, done: int) -> None:
-        """Find the open environment in the state that action `done` left; called instead of `reset`.
+        """Find the open environment in the state that action `done` left. No `reset` follows.
 
         `done` is the index of the last action whose observation is recorded; 0 is the reset. Raise
         `InfrastructureError("sandbox_lost")` if the environment is gone, or if a later action was
