@@ -50,9 +50,7 @@ class Instances:
         try:
             self._states.put_nowait(event)
         except asyncio.QueueFull:
-            logger.warning(
-                "too many states wait: dropped the state %s of %s", state, instance
-            )
+            logger.warning("too many states wait: dropped the state %s of %s", state, instance)
             return
         self._entered[instance] += 1
         if state in ("gone", "failed"):

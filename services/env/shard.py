@@ -243,9 +243,7 @@ class EnvShard:
             try:
                 await setup.sweep(self._context.partition.number, self._read_to, open_attempt)
             except InfrastructureError as error:
-                logger.warning(
-                    "unused sandboxes were not removed; the next sweep will: %s", error
-                )
+                logger.warning("unused sandboxes were not removed; the next sweep will: %s", error)
             await asyncio.sleep(SWEEP_S)
 
     async def _score(
