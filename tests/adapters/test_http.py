@@ -158,7 +158,7 @@ def test_a_silent_server_is_given_up() -> None:
         await asyncio.Event().wait()
         return b""
 
-    fails(lambda _: never(), InfrastructureError, "did not answer in 0.2 s", timeout_s=0.2)
+    fails(lambda _: never(), InfrastructureError, "did not answer within 0.2 s", timeout_s=0.2)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_a_flood_is_cut_off() -> None:
         (429, InfrastructureError, "server_busy"),
         (503, InfrastructureError, "server_busy"),
         (500, EnvironmentFailed, "server_error"),
-        (404, UsageError, "answers 404: why"),
-        (401, UsageError, "answers 401: why"),
+        (404, UsageError, "answered 404: why"),
+        (401, UsageError, "answered 401: why"),
     ],
 )
 def test_a_status_says_whose_fault_it_is(status: int, error: type[Exception], code: str) -> None:
@@ -205,7 +205,7 @@ def test_a_status_says_whose_fault_it_is(status: int, error: type[Exception], co
 
 def test_a_redirect_is_not_followed() -> None:
     where = b"Location: http://127.0.0.1:1/\r\n"
-    fails(lambda _: reply(b"", 302, where), UsageError, "answers 302")
+    fails(lambda _: reply(b"", 302, where), UsageError, "answered 302")
 
 
 def test_a_token_comes_from_the_workers_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:

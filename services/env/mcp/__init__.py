@@ -1,4 +1,4 @@
-"""Tool servers of the Model Context Protocol as environments: a step is a call of their tools."""
+"""Tool servers of the Model Context Protocol as environments: a step calls their tools."""
 
 from headrace.errors import UsageError
 
