@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from headrace.errors import UsageError
 from headrace.services.base.plugins import load
 from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.optional_imports import importing
 
 T = TypeVar("T")
 
@@ -168,10 +169,8 @@ def _plain(part: Any) -> Any:
 
 
 def _gymnasium() -> Any:
-    try:
+    with importing("gym"):
         import gymnasium
-    except ImportError:
-        raise UsageError("gymnasium is not installed: pip install 'headrace[gym]'") from None
     return gymnasium
 
 

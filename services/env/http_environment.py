@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.optional_imports import importing
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +131,11 @@ class HttpEnvironment:
 
     async def _call(self, verb: str, content: Mapping[str, Any]) -> Observation:
         body = {"episode": self._open, "index": self._index, **content}
-        answer = read_answer(await self._post(verb, body), f"{self._url}/{verb}")
-        return Observation(**answer.model_dump())
+        answer = await self._post(verb, body)
+        try:
+            return Observation(**Answer.model_validate_json(answer).model_dump())
+        except ValidationError as error:
+            raise bad_answer(error, f"{self._url}/{verb}") from error
 
     async def _post(self, verb: str, body: Mapping[str, Any]) -> bytes:
         """Return the bytes of a call's answer. A call whose connection is lost is tried again."""
@@ -159,14 +163,6 @@ class HttpEnvironment:
             if response.status != 200:
                 raise refusal(response.status, content, url)
             return content
-
-
-def read_answer(content: bytes, url: str) -> Answer:
-    """Read a server's answer. Raises EnvironmentFailed `bad_answer` if it is not valid."""
-    try:
-        return Answer.model_validate_json(content)
-    except ValidationError as error:
-        raise bad_answer(error, url) from error
 
 
 def bad_answer(error: ValidationError, url: str) -> EnvironmentFailed:
@@ -237,9 +233,7 @@ def authorization(variable: str | None) -> dict[str, str]:
 
 
 def import_aiohttp(extra: str) -> Any:
-    """Import aiohttp. Raises UsageError if it isn't installed; `extra` brings it."""
-    try:
+    """Import aiohttp. Raises UsageError if it isn't installed; `extra` installs it."""
+    with importing(extra):
         import aiohttp
-    except ImportError:
-        raise UsageError(f"aiohttp is not installed: pip install 'headrace[{extra}]'") from None
     return aiohttp

@@ -78,7 +78,7 @@ def reply(content: bytes, status: int = 200, header: bytes = b"") -> bytes:
 def fails(
     respond: Respond, error: type[Exception], match: str, **options: Any
 ) -> tuple[Exception, list[bytes]]:
-    """What a reset raises where the server answers so."""
+    """What a reset raises if the server answers so."""
 
     async def main() -> tuple[Exception, list[bytes]]:
         async with answering(respond) as (url, requests):
@@ -147,7 +147,7 @@ def test_a_lost_answer_is_asked_for_again_under_its_index() -> None:
     asyncio.run(main())
 
 
-def test_a_server_that_is_gone_is_nobodys_fault() -> None:
+def test_a_server_that_is_gone_is_no_fault_of_the_environment() -> None:
     error, requests = fails(lambda _: b"", InfrastructureError, "server_unreachable")
     assert len(requests) == 3
     assert "Disconnected" in str(error)
@@ -204,8 +204,8 @@ def test_a_status_says_whose_fault_it_is(status: int, error: type[Exception], co
 
 
 def test_a_redirect_is_not_followed() -> None:
-    where = b"Location: http://127.0.0.1:1/\r\n"
-    fails(lambda _: reply(b"", 302, where), UsageError, "answered 302")
+    location = b"Location: http://127.0.0.1:1/\r\n"
+    fails(lambda _: reply(b"", 302, location), UsageError, "answered 302")
 
 
 def test_a_token_comes_from_the_workers_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:

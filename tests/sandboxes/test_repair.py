@@ -1,4 +1,4 @@
-"""Repositories to mend: every solution passes in a real sandbox, and what is untouched fails."""
+"""Repositories to repair: every solution passes in a real sandbox, and an untouched one fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.services.tasks.data_sets.repairs import REPOSITORIES, items
 from tests.sandboxes.bench import bench, claim, view
 
 PAYLOAD: dict[str, Any] = {
-    "prompt": "mend it",
+    "prompt": "repair it",
     "files": {"a.py": "def f(n):\n    return n\n", "b/c.txt": "text"},
     "tests": [["a:f", [1], 2]],
 }
@@ -42,7 +42,7 @@ def test_every_solution_passes_and_what_is_untouched_fails(engine: str) -> None:
     asyncio.run(main())
 
 
-def test_commands_see_the_files_and_their_end_is_told(engine: str) -> None:
+def test_commands_see_the_files_and_their_end_is_shown(engine: str) -> None:
     async def main() -> None:
         async with bench(engine, tool="repair") as made:
             environment = await made.fresh(**PAYLOAD)

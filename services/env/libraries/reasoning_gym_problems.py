@@ -6,11 +6,11 @@ expression.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.services.env.optional_imports import importing
 
 CACHED = 64
 """Most data sets kept in memory."""
@@ -29,15 +29,9 @@ class Problems:
         action without that tag has no answer. Without it, the answer is the whole action. Raises
         UsageError if the library isn't installed.
         """
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # raised by the libraries that it imports
-                import reasoning_gym
-                from reasoning_gym.utils import extract_answer
-        except ImportError as error:
-            raise UsageError(
-                f"reasoning-gym is not installed ({error}): pip install 'headrace[reasoning-gym]'"
-            ) from None
+        with importing("reasoning-gym"):
+            import reasoning_gym
+            from reasoning_gym.utils import extract_answer
         self._library: Any = reasoning_gym
         self._extract: Any = extract_answer
         self._suffix = suffix

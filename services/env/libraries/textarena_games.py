@@ -7,13 +7,13 @@ random state of its own, so that it doesn't depend on which other games are play
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.services.env.optional_imports import importing
 
 
 @dataclass
@@ -35,14 +35,8 @@ class Games:
 
         Raises UsageError if textarena isn't installed, or has no such game.
         """
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # raised by the libraries that it imports
-                import textarena
-        except ImportError as error:
-            raise UsageError(
-                f"textarena is not installed ({error}): pip install 'headrace[textarena]'"
-            ) from None
+        with importing("textarena"):
+            import textarena
         self._library: Any = textarena
         self._id = id
         self._kwargs = dict(kwargs or {})
