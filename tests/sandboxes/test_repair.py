@@ -62,8 +62,8 @@ def test_commands_see_the_files_and_their_end_is_shown(engine: str) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"files": {"../x": ""}}, "no path within the repository"),
-        ({"files": {"/etc/x": ""}}, "no path within the repository"),
+        ({"files": {"../x": ""}}, "not a path within the repository"),
+        ({"files": {"/etc/x": ""}}, "not a path within the repository"),
         ({"files": {"x": "y" * 200_000}}, "the task's file x"),
         ({"tests": [["a:f"]]}, "needs a payload of prompt, files"),
         ({"tests": None}, "needs a payload of prompt, files"),
