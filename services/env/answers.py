@@ -1,4 +1,4 @@
-"""What an environment says, as the events that answer actions; and whose doing its errors are."""
+"""Turn observations and errors of environments into the events that answer actions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from headrace.services.base.types import Observation
 logger = logging.getLogger(__name__)
 
 Answer = Callable[[ObservationRecorded], Awaitable[object]]
+"""Send an answer; return once it is durable."""
 
 
 def answer_to(
@@ -24,11 +25,15 @@ def answer_to(
     run_ms: int = 0,
     failure: Failure | None = None,
 ) -> ObservationRecorded:
-    """The event that answers an action. An error where it holds what is no number, or no JSON."""
+    """Make the event that answers an action.
+
+    Raises EnvironmentFailed if a reward is not finite, TypeError or ValueError if `data` is not
+    JSON.
+    """
     data = json.dumps(dict(observation.data), sort_keys=True, allow_nan=False)
     for reward in (observation.reward or 0.0, *observation.rewards.values()):
         if not math.isfinite(reward):
-            raise EnvironmentFailed("not_finite", f"a reward is {reward}")
+            raise EnvironmentFailed("not_finite", f"a reward is {reward}; return a finite number")
     return ObservationRecorded(
         task=action.task,
         sample=action.sample,
@@ -48,39 +53,47 @@ def answer_to(
     )
 
 
+def failed(action: ActionRequested, instance: str, failure: Failure | None) -> ObservationRecorded:
+    """Make the event that answers an action with a failure: no text, no reward."""
+    return answer_to(action, Observation(), instance, failure=failure)
+
+
 async def deliver(
     answer: Answer, action: ActionRequested, observation: ObservationRecorded
 ) -> ObservationRecorded:
-    """Sends an answer; one that no record can hold becomes a failure. Returns what was sent."""
+    """Send an answer and return it.
+
+    If the answer is too large for a record, send and return a failure instead.
+    """
     try:
         await answer(observation)
     except TooLarge as error:
         failure = Failure(origin="environment", code="too_large", message=str(error))
-        observation = answer_to(action, Observation(), observation.instance, failure=failure)
+        observation = failed(action, observation.instance, failure)
         await answer(observation)
     return observation
 
 
 def alike(one: ObservationRecorded, other: ObservationRecorded) -> bool:
-    """Whether two answers tell an agent the same."""
-    aside = {"instance": "", "run_ms": 0}
-    return one.model_copy(update=aside) == other.model_copy(update=aside)
+    """Whether an agent would see no difference between two answers."""
+    ignored = {"instance": "", "run_ms": 0}
+    return one.model_copy(update=ignored) == other.model_copy(update=ignored)
 
 
 def failure_of(error: Exception) -> Failure:
-    """Whose doing an environment's error is: its own, unless it says otherwise."""
+    """Classify an exception of an environment. The environment is to blame by default."""
     if isinstance(error, InfrastructureError):
         return infrastructure(error.code, error.message, retryable=error.retryable)
-    if isinstance(error, UsageError):  # a wrong recipe: trying again would not help
+    if isinstance(error, UsageError):  # a wrong recipe or task: another attempt would not help
         return Failure(origin="operator", code="unusable", message=str(error)[:1000])
     if isinstance(error, EnvironmentFailed):
         message = error.message[:1000]
         return Failure(origin="environment", code=error.code, message=message, retryable=True)
-    logger.error("an environment's code failed", exc_info=error)
+    logger.error("an environment's code raised an exception", exc_info=error)
     message = f"{type(error).__name__}: {error}"[:1000]
     return Failure(origin="environment", code="environment_error", message=message, retryable=True)
 
 
 def infrastructure(code: str, message: str, *, retryable: bool = True) -> Failure:
-    """What failed through nobody's code."""
+    """Make a failure that neither the policy nor the environment caused."""
     return Failure(origin="infrastructure", code=code, message=message, retryable=retryable)

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with discrete actions, spoken to in text."""
+"""Gymnasium environments with discrete actions, whose observations and actions become text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 from headrace.errors import UsageError
 from headrace.services.base.plugins import Loader, load
 from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.optional_imports import importing
 
 T = TypeVar("T")
 
 Render = Callable[[Any, Any, bool], str]
-"""From the environment, its observation, and whether it is the episode's first, to text."""
+"""Turns the environment, its observation, and whether that is the episode's first, into text."""
 Seeded = Callable[[int], Mapping[str, Any]]
-"""From a task's seed to arguments of `gymnasium.make`, so that each task is a world of its own."""
+"""Turns a task's seed into arguments of `gymnasium.make`, so that every task has its own world."""
 
 RENDERS: Mapping[str, Loader] = {
     "value": lambda: value,
@@ -28,15 +29,15 @@ SEEDED: Mapping[str, Loader] = {
     "random_frozen_lake": lambda: random_frozen_lake,
 }
 POSITIONS = string.ascii_lowercase + string.ascii_uppercase + string.digits + "+/"
-"""FrozenLake's cells, row by row: one ASCII character each, enough for 8x8."""
+"""FrozenLake's cells, row by row: one ASCII character each, enough for an 8x8 map."""
 
 
 class GymnasiumEnvironment:
-    """A discrete-action environment of Gymnasium (https://gymnasium.farama.org).
+    """A Gymnasium environment with discrete actions (https://gymnasium.farama.org).
 
-    Every sample of a task meets the same world: it is reset with the task's seed, and with
-    `seeded` also made from it. An action that is none of `actions` ends the episode with reward
-    `invalid_reward`: it is the policy's doing, no failure.
+    All samples of a task have the same world: the task's seed resets it, and with `seeded` also
+    makes it. A text that is not in `actions` ends the episode with the reward `invalid_reward`: the
+    policy did that, so it is not a failure.
     """
 
     replayable = True
@@ -54,10 +55,10 @@ class GymnasiumEnvironment:
     ) -> None:
         """`actions` maps an action's text to its number; `kwargs` go to `gymnasium.make`.
 
-        `render` and `seeded` name a Render and a Seeded: a built-in, or your own by import path.
-        What Seeded gives goes over `kwargs`, and the environment is made anew at every reset.
-        With `blocking` its calls run in a thread; a tiny environment is faster without.
-        UsageError where a name can't be found.
+        `render` and `seeded` name a Render and a Seeded: a built-in one, or your own by import
+        path. The arguments from Seeded override `kwargs`, and every reset makes a new environment.
+        With `blocking`, its calls run in a thread; a tiny environment is faster without. Raises
+        UsageError if a name is unknown.
         """
         self._render: Render = load("render", render, RENDERS)
         self._seeded: Seeded | None = load("seeded", seeded, SEEDED) if seeded else None
@@ -70,11 +71,11 @@ class GymnasiumEnvironment:
         _check_id(id)
 
     async def reset(self, task: TaskView) -> Observation:
-        """Resets with the task's seed. UsageError where the environment can't be made."""
+        """Reset with the task's seed. Raises UsageError if the environment can't be made."""
         return Observation(text=await self._call(lambda: self._reset(task.seed % 2**31)))
 
     async def step(self, action: str) -> Observation:
-        """Steps by the action's text, stripped of white space around it."""
+        """Step with the action's text; white space around it is ignored."""
         number = self._actions.get(action.strip())
         if number is None:
             text = f"no action {action[:40]!r}; actions are {', '.join(self._actions)}"
@@ -82,7 +83,7 @@ class GymnasiumEnvironment:
         return await self._call(lambda: self._step(number))
 
     async def aclose(self) -> None:
-        """Closes the environment."""
+        """Close the environment."""
         await self._call(self._close)
 
     def _reset(self, seed: int) -> str:
@@ -112,17 +113,17 @@ class GymnasiumEnvironment:
 
 
 def value(environment: Any, observation: Any, first: bool) -> str:
-    """The observation as JSON, arrays as lists; text as it is."""
+    """Return the observation as JSON with arrays as lists; return text unchanged."""
     if isinstance(observation, str):
         return observation
     return json.dumps(observation, default=_plain)
 
 
 def frozen_lake_holes(environment: Any, observation: Any, first: bool) -> str:
-    """FrozenLake, up to 5x5: first the holes as upper-case letters, then always the position.
+    """FrozenLake up to 5x5: the first text lists the holes, and every text ends with the position.
 
-    A hole has the letter that the position would have there. Start and goal are not told: they
-    are the corners, as on all of Gymnasium's maps.
+    A hole is the upper-case letter of its position. Start and goal are not shown: they are in the
+    corners of all of Gymnasium's maps.
     """
     position = frozen_lake_position(environment, observation, first)
     if not first:
@@ -138,7 +139,7 @@ def frozen_lake_holes(environment: Any, observation: Any, first: bool) -> str:
 
 
 def frozen_lake_position(environment: Any, observation: Any, first: bool) -> str:
-    """FrozenLake: the position as one of POSITIONS, `a` at the top left."""
+    """FrozenLake: return the position as one character of POSITIONS; `a` is at the top left."""
     position = int(observation)
     if position >= len(POSITIONS):
         raise UsageError(
@@ -149,10 +150,10 @@ def frozen_lake_position(environment: Any, observation: Any, first: bool) -> str
 
 
 def random_frozen_lake(seed: int) -> Mapping[str, Any]:
-    """FrozenLake: a random 4x4 map, three cells of five frozen, with a way to the goal.
+    """FrozenLake: make a random 4x4 map, three of five cells frozen, with a path to the goal.
 
-    There are 3,828 such maps. With more ice most tasks would share a few hundred of them, and one
-    way would cross a third.
+    There are 3,828 such maps. With more ice, most tasks would share a few hundred maps, and a
+    single path would solve a third of the tasks.
     """
     from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
@@ -162,19 +163,19 @@ def random_frozen_lake(seed: int) -> Mapping[str, Any]:
 def _plain(part: Any) -> Any:
     if hasattr(part, "tolist"):
         return part.tolist()
-    raise UsageError(f"render: value can't tell a {type(part).__name__}; use one of your own")
+    raise UsageError(
+        f"render: `value` can't write a {type(part).__name__} as JSON; use a render of your own"
+    )
 
 
 def _gymnasium() -> Any:
-    try:
+    with importing("gym"):
         import gymnasium
-    except ImportError:
-        raise UsageError("gymnasium is not installed: pip install 'headrace[gym]'") from None
     return gymnasium
 
 
 def _check_id(id: str) -> None:
-    """UsageError unless `gymnasium.make` can find the environment's id."""
+    """Raise UsageError if `gymnasium.make` can't find the environment's id."""
     gymnasium = _gymnasium()
     name = id.partition(":")[2] or id  # of `module:id`, which `make` imports first
     try:
@@ -186,7 +187,7 @@ def _check_id(id: str) -> None:
 
 
 def _make(id: str, kwargs: Mapping[str, Any], actions: Mapping[str, int]) -> Any:
-    """The environment, without Gymnasium's checker, which would double the time to make it."""
+    """Make the environment without Gymnasium's checker, which would double the time."""
     gymnasium = _gymnasium()
     try:
         environment = gymnasium.make(id, **{"disable_env_checker": True, **kwargs})
@@ -197,5 +198,5 @@ def _make(id: str, kwargs: Mapping[str, Any], actions: Mapping[str, int]) -> Any
     for text, number in actions.items():
         if not isinstance(space, gymnasium.spaces.Discrete) or not space.contains(number):
             environment.close()
-            raise UsageError(f"actions: {text!r} is {number}, which is none of {id}'s {space}")
+            raise UsageError(f"actions: {text!r} is {number}, which is not in {space} of {id}")
     return environment

@@ -1,9 +1,9 @@
-"""One open environment: its actions in order, its answers, and its end.
+"""One open environment: it answers the actions of one attempt in the order of the log.
 
-A handle waits for a slot, makes (or takes from the pool) its environment, rebuilds it from the
-recorded actions where it was open before, then answers one action after another. It ends by
-`close`, by a newer attempt, by the episode's deadline, or with its partition. What outlives its
-worker (a Lasting environment) is not rebuilt but found again, and left alone with its partition.
+A handle waits for a slot and gets an environment from its setup. If the environment was open
+before, the handle rebuilds it from the recorded actions. Then it answers one action after another.
+It ends by `close`, by a newer attempt, by the episode's deadline, or with its partition. A
+Resumable environment is not rebuilt but resumed, and stays open when the partition goes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any
 
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.clock import now
-from headrace.services.base.types import Observation, TaskView
+from headrace.services.base.types import TaskView
 from headrace.services.env.answers import (
     Answer,
     alike,
     answer_to,
     deliver,
+    failed,
     failure_of,
     infrastructure,
 )
@@ -34,7 +35,7 @@ History = Sequence[tuple[ActionRequested, ObservationRecorded]]
 
 
 class Handle:
-    """One attempt's environment. `run` is its life; `put` feeds it."""
+    """The environment of one attempt. `run` is its whole life; `put` adds actions."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Handle:
         claim: Claim,
         history: History = (),
     ) -> None:
-        """`history` holds the actions that were answered before, with the recorded answers."""
+        """`history` holds the actions answered before, with their recorded answers."""
         self.attempt = reset.attempt
         self.expires_at = reset.expires_at / 1000
         self.task: asyncio.Task[None] | None = None
@@ -59,30 +60,30 @@ class Handle:
         self._done = -1
         self._last: ObservationRecorded | None = None
         self._first: dict[str, ObservationRecorded] = {}
-        """Of each call the answer that counts: the first in the log, perhaps another worker's."""
+        """The answer that counts for each call: the first in the log, perhaps another worker's."""
         self._read = asyncio.Event()
-        """Set whenever one more is known."""
+        """Set whenever `_first` gets another answer."""
         self._broken: Failure | None = None
         self._over = False
-        """By the log: closed, or a newer attempt has begun. It is no one's any more."""
+        """Whether it has ended for every worker, and not only for this one."""
 
     def put(self, action: ActionRequested) -> None:
-        """Takes an action of this attempt, in the order of the log."""
+        """Add an action of this attempt. The caller keeps the order of the log."""
         self._actions.put_nowait(action)
 
     def on_recorded(self, answer: ObservationRecorded) -> None:
-        """Takes an answer of this attempt from the log: one's own, or another worker's."""
+        """Note an answer of this attempt that is in the log, this worker's or another's."""
         self._first.setdefault(answer.call, answer)
         self._read.set()
 
     def end(self) -> None:
-        """Ends it for good, whoever may own its partition."""
+        """End it for good, for every worker."""
         self._over = True
         if self.task is not None:
             self.task.cancel()
 
     async def run(self) -> None:
-        """From the slot to the deadline, or to its cancellation."""
+        """Wait for a slot, then answer actions until the deadline or the task's cancellation."""
         async with self._setup.slots:
             environment: Environment | None = None
             fit = False
@@ -99,7 +100,7 @@ class Handle:
                         await self._perform(environment, action)
             except TimeoutError:
                 self._over = True
-                logger.info("environment of task %d: deadline", self._reset.task)
+                logger.info("environment of task %d ended at its deadline", self._reset.task)
             finally:
                 if isinstance(environment, Resumable) and not self._over:
                     await environment.release()
@@ -107,7 +108,7 @@ class Handle:
                     await self._setup.give_back(self._reset.environment, environment, fit)
 
     async def _take(self) -> Environment | None:
-        """Makes the environment, or notes what went wrong."""
+        """Get an environment, or note what went wrong."""
         try:
             return await self._setup.take(self._reset.environment, self._claim)
         except Exception as error:  # as in _act: making it runs an environment's own code
@@ -115,9 +116,9 @@ class Handle:
             return None
 
     async def _rebuild(self, environment: Environment) -> None:
-        """Has it do again what was recorded; notes where it differs. Finds a lasting one again."""
+        """Resume it, or repeat the recorded actions and note where an answer differs."""
         if self._history and isinstance(environment, Resumable):
-            await self._find(environment)
+            await self._resume(environment)
             return
         if self._history and not environment.replayable:
             self._broken = infrastructure("sandbox_lost", "its worker is gone")
@@ -126,24 +127,27 @@ class Handle:
                 break
             observation = await self._act(environment, action)
             if not alike(observation, recorded):
-                message = f"action {action.index} was answered otherwise when it was recorded"
+                message = (
+                    f"action {action.index} gave another observation when it was repeated; "
+                    f"make the environment deterministic, or set replayable = False"
+                )
                 self._broken = observation.failure or infrastructure("diverged", message)
             self._done, self._last = action.index, recorded
             self.on_recorded(recorded)
 
-    async def _find(self, environment: Resumable) -> None:
-        """Has it be as it was after the last recorded action."""
+    async def _resume(self, environment: Resumable) -> None:
+        """Resume it in the state after the last recorded action."""
         last, recorded = self._history[-1]
         try:
             await environment.resume(_view(self._reset, self._setup.options), last.index)
-        except Exception as error:  # as in _act: a tool of the user's own may be made again
+        except Exception as error:  # as in _act: it may run an environment's own code
             self._broken = failure_of(error)
         self._done, self._last = last.index, recorded
         for _, answer in self._history:
             self.on_recorded(answer)
 
     async def _perform(self, environment: Environment | None, action: ActionRequested) -> None:
-        """Answers one action: again from the last answer where it is a repetition."""
+        """Answer one action. A repeated action gets the last answer again."""
         if self._last is not None and action.call == self._last.call:
             await self._answer(self._last)
             return
@@ -152,9 +156,9 @@ class Handle:
         if self._broken is None:
             await self._compare()
         if self._broken is None and action.index != self._done + 1:
-            self._broken = infrastructure("sandbox_lost", f"no action {self._done + 1}")
+            self._broken = infrastructure("sandbox_lost", f"action {self._done + 1} is missing")
         if self._broken is not None or environment is None:
-            observation = answer_to(action, Observation(), self._instance, failure=self._broken)
+            observation = failed(action, self._instance, self._broken)
         else:
             observation = await self._act(environment, action)
         self._done, self._last = action.index, observation
@@ -162,8 +166,10 @@ class Handle:
         self._broken = self._broken or self._last.failure
 
     async def _compare(self) -> None:
-        """Waits for the answer before this action: the agent acts on the one that counts. It is
-        known already, but where this worker reads more slowly than the agent."""
+        """Check that the last answer is the one that counts: the agent acts on that one.
+
+        It waits only if this worker reads the log more slowly than the agent does.
+        """
         last = self._last
         while last is not None and last.call not in self._first:
             self._read.clear()
@@ -182,7 +188,7 @@ class Handle:
             return answer_to(action, observation, self._instance, run_ms=run_ms)
         except Exception as error:  # an environment's own code: typed and retried, never rewarded
             self._broken = failure_of(error)
-            return answer_to(action, Observation(), self._instance, failure=self._broken)
+            return failed(action, self._instance, self._broken)
 
 
 def _view(action: ActionRequested, options: Mapping[str, Any]) -> TaskView:

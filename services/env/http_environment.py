@@ -1,9 +1,8 @@
-"""An environment that is a server of any language, spoken to by three POSTs of JSON.
+"""An environment that is an HTTP server in any language; docs/environments.md has the protocol.
 
-The server keeps an episode by its name and the index of its last action, and answers that action
-again where it is repeated. So an answer that was lost on its way is asked for again, a worker that
-died is followed by another which goes on where it stood, and no action is done twice. docs/
-environments.md describes the protocol.
+The server keeps each episode under its name, with the index of its last action and the answer to
+it. It answers a repeated action again without repeating it. So the worker may ask again for an
+answer that was lost, another worker can go on with the episode, and no action is done twice.
 """
 
 from __future__ import annotations
@@ -11,28 +10,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.optional_imports import importing
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 PROTOCOL = 1
-"""Of the messages; told in each reset."""
+"""Version of the protocol, sent with each reset."""
 PAUSES_S = (0.1, 0.5)
-"""Before the second and the third try of a call whose connection was lost."""
+"""Seconds before the second and the third try of a call whose connection was lost."""
 LOST = (409, 410)
-"""Statuses of an episode that isn't open, or not at the action before."""
+"""Statuses of an episode that isn't open, or isn't at the action before this one."""
 BUSY = (408, 425, 429, 502, 503, 504)
-"""Statuses that are nobody's fault: the episode is tried again."""
+"""Statuses of a server that is overloaded or restarts: the episode gets a new attempt."""
 
 
 class Answer(BaseModel):
-    """What a server answers to a reset and a step. Keys it doesn't know are refused."""
+    """What a server answers to a reset or a step. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -45,7 +48,7 @@ class Answer(BaseModel):
 
 
 class HttpEnvironment:
-    """An episode that a server keeps. Another worker finds it again by its name."""
+    """An episode that a server keeps under its name. It is Resumable."""
 
     replayable = False
     recipe_only = frozenset({"url", "timeout_s", "answer_kb", "idle_s", "token_variable"})
@@ -59,11 +62,12 @@ class HttpEnvironment:
         idle_s: int = 3600,
         token_variable: str | None = None,
     ) -> None:
-        """`options` go to the server with each reset.
+        """The server gets `options` with each reset.
 
-        A call has `timeout_s` in all, and its answer at most `answer_kb` KiB. The server may forget
-        an episode that it has heard nothing of for `idle_s`. `token_variable` names a variable of
-        the worker's environment, whose value is sent as a bearer token.
+        A call may take `timeout_s` seconds with all its tries, and its answer may have `answer_kb`
+        KiB. The server may forget an episode without calls for `idle_s` seconds. `token_variable`
+        names an environment variable of the worker; its value is sent as a bearer token. Raises
+        UsageError if the URL is not http(s) or the variable is not set.
         """
         self._aiohttp = import_aiohttp("http")
         self._url = url.rstrip("/")
@@ -76,41 +80,41 @@ class HttpEnvironment:
         self._headers = {"Accept-Encoding": "identity", **authorization(token_variable)}
         self._name = ""
         self._open: str | None = None
-        """The episode that the server keeps for this one, as far as is known here."""
+        """Name of the episode that the server keeps for this environment, as far as we know."""
         self._index = 0
         self._session: Any = None
 
     def set_name(self, name: str) -> None:
-        """As Named has it."""
+        """Take the attempt's name, which names the episode at the server."""
         self._name = name
 
     async def reset(self, task: TaskView) -> Observation:
-        """Has the server begin the episode, whatever it had under that name."""
+        """Start the episode. The server drops what it has under that name."""
         if self._open not in (None, self._name):
             await self._end()
         self._open, self._index = self._name, 0
         about = {"number": task.number, "sample": task.sample, "seed": task.seed}
-        told = {"payload": dict(task.payload), "options": self._options}
-        content = {"protocol": PROTOCOL, "idle_s": self._idle_s, "task": {**about, **told}}
+        given = {"payload": dict(task.payload), "options": self._options}
+        content = {"protocol": PROTOCOL, "idle_s": self._idle_s, "task": {**about, **given}}
         return await self._call("reset", content)
 
     async def resume(self, task: TaskView, done: int) -> None:
-        """As Lasting has it: the next step tells whether the server still keeps the episode."""
+        """Go on after action `done`. The next step shows whether the server has the episode."""
         self._open, self._index = self._name, done
 
     async def step(self, action: str) -> Observation:
-        """Has the server act, once."""
+        """Send the action. The server carries it out once, however often it is sent."""
         self._index += 1
         return await self._call("step", {"action": action})
 
     async def release(self) -> None:
-        """Ends the connection; the server keeps the episode."""
+        """Close the connection; the server keeps the episode."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def aclose(self) -> None:
-        """Has the server forget the episode, and ends the connection."""
+        """Close the episode at the server, then the connection."""
         try:
             if self._open is not None:
                 await self._end()
@@ -118,42 +122,30 @@ class HttpEnvironment:
             await self.release()
 
     async def _end(self) -> None:
-        """Has the server forget the episode; where it can't be told, it does so by `idle_s`."""
+        """Close the episode at the server. If that fails, the server forgets it after `idle_s`."""
         name, self._open = self._open, None
         try:
             await self._post("close", {"episode": name})
         except (EnvironmentFailed, InfrastructureError, UsageError) as error:
-            logger.warning("episode %s was not closed, and must end by itself: %s", name, error)
+            logger.warning("episode %s was not closed; it ends after idle_s: %s", name, error)
 
     async def _call(self, verb: str, content: Mapping[str, Any]) -> Observation:
         body = {"episode": self._open, "index": self._index, **content}
-        answer = read_answer(await self._post(verb, body), f"{self._url}/{verb}")
-        return Observation(**answer.model_dump())
+        answer = await self._post(verb, body)
+        try:
+            return Observation(**Answer.model_validate_json(answer).model_dump())
+        except ValidationError as error:
+            raise bad_answer(error, f"{self._url}/{verb}") from error
 
     async def _post(self, verb: str, body: Mapping[str, Any]) -> bytes:
-        """The bytes of a call's answer, tried again where the connection is lost."""
-        aiohttp = self._aiohttp
+        """Return the bytes of a call's answer. A call whose connection is lost is tried again."""
         url = f"{self._url}/{verb}"
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                for pause_s in (*PAUSES_S, None):
-                    try:
-                        return await self._try(url, body)
-                    except aiohttp.InvalidURL as error:
-                        raise UsageError(f"url {self._url!r} is no address") from error
-                    except (aiohttp.ClientError, OSError) as error:
-                        if pause_s is None:
-                            said = f"{url}: {type(error).__name__}: {error}"
-                            raise InfrastructureError("server_unreachable", said) from error
-                    await asyncio.sleep(pause_s)
-        except TimeoutError as error:
-            said = f"{url} did not answer in {self._timeout_s:g} s"
-            raise InfrastructureError("server_silent", said) from error
-        raise AssertionError("the last try returns or raises")
+        async with answering_within(self._timeout_s, url):
+            return await retried(url, lambda: self._try(url, body))
 
     async def _try(self, url: str, body: Mapping[str, Any]) -> bytes:
         if self._session is None:
-            # An episode asks one thing at a time. Compressed, an answer could pass any limit.
+            # An episode sends one request at a time. A compressed answer could exceed any limit.
             self._session = self._aiohttp.ClientSession(
                 connector=self._aiohttp.TCPConnector(limit=1),
                 headers=self._headers,
@@ -165,51 +157,83 @@ class HttpEnvironment:
                 chunks.append(chunk)
                 size += len(chunk)
                 if size > self._most_bytes:
-                    said = f"{url} answers with more than {self._most_bytes // 1024} KiB"
-                    raise EnvironmentFailed("answer_too_large", said)
+                    message = f"{url} answered with more than {self._most_bytes // 1024} KiB"
+                    raise EnvironmentFailed("answer_too_large", f"{message}; raise answer_kb")
             content = b"".join(chunks)
             if response.status != 200:
                 raise refusal(response.status, content, url)
             return content
 
 
-def read_answer(content: bytes, where: str) -> Answer:
-    """A server's answer. EnvironmentFailed `bad_answer` where it is none."""
-    try:
-        return Answer.model_validate_json(content)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, problem["loc"])) or "the body"
-        said = f"{where} answers what is no observation: {place}: {problem['msg']}"
-        raise EnvironmentFailed("bad_answer", said) from error
+def bad_answer(error: ValidationError, url: str) -> EnvironmentFailed:
+    """Make the exception that names the first problem of a server's answer."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(map(str, problem["loc"])) or "the body"
+    return EnvironmentFailed(
+        "bad_answer", f"the answer of {url} is not an observation: {field}: {problem['msg']}"
+    )
 
 
-def refusal(status: int, content: bytes, where: str) -> Exception:
-    """Whose doing it is that a server answers with a status other than 200."""
-    said = f"{where} answers {status}: {content[:500].decode(errors='replace').strip()}"
+def refusal(status: int, content: bytes, url: str) -> Exception:
+    """Make the exception for a server's answer with a status other than 200."""
+    message = f"{url} answered {status}: {content[:500].decode(errors='replace').strip()}"
     if status in LOST:
-        return InfrastructureError("sandbox_lost", said)
+        return InfrastructureError("sandbox_lost", message)
     if status in BUSY:
-        return InfrastructureError("server_busy", said)
+        return InfrastructureError("server_busy", message)
     if status >= 500:
-        return EnvironmentFailed("server_error", said)
-    return UsageError(f"{said}. Look at the environment's url and options")
+        return EnvironmentFailed("server_error", message)
+    return UsageError(f"{message}. Check the environment's url and options in the recipe")
+
+
+@asynccontextmanager
+async def answering_within(timeout_s: float, server: str) -> AsyncIterator[None]:
+    """Raise InfrastructureError `server_silent` if the code inside takes longer than this."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        message = f"{server} did not answer within {timeout_s:g} s"
+        raise InfrastructureError("server_silent", message) from error
+
+
+async def retried(url: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Call until the connection holds, three times at most.
+
+    Raises InfrastructureError `server_unreachable`, or UsageError if `url` is not a URL.
+    """
+    aiohttp = import_aiohttp("http")
+    for pause_s in (*PAUSES_S, None):
+        try:
+            return await call()
+        except aiohttp.InvalidURL as error:
+            raise UsageError(f"{url!r} is not a URL; correct the environment's `url`") from error
+        except (aiohttp.ClientError, OSError) as error:
+            if pause_s is None:
+                message = f"{url}: {type(error).__name__}: {error}"
+                raise InfrastructureError("server_unreachable", message) from error
+        await asyncio.sleep(pause_s)
+    raise AssertionError("the last try returns or raises")
 
 
 def authorization(variable: str | None) -> dict[str, str]:
-    """The header of a bearer token. UsageError where the variable that holds it is not set."""
+    """Return the header with the bearer token that a variable holds.
+
+    Raises UsageError if the variable is not set.
+    """
     if variable is None:
         return {}
     try:
         return {"Authorization": f"Bearer {os.environ[variable]}"}
     except KeyError:
-        raise UsageError(f"token_variable: the variable {variable} is not set here") from None
+        raise UsageError(
+            f"token_variable: the environment variable {variable} is not set; "
+            f"set it where the env worker runs"
+        ) from None
 
 
 def import_aiohttp(extra: str) -> Any:
-    """aiohttp. UsageError where it isn't installed: which extra brings it."""
-    try:
+    """Import aiohttp. Raises UsageError if it isn't installed; `extra` installs it."""
+    with importing(extra):
         import aiohttp
-    except ImportError:
-        raise UsageError(f"aiohttp is not installed: pip install 'headrace[{extra}]'") from None
     return aiohttp

@@ -1,4 +1,4 @@
-"""The null environment: says nothing, rewards a little, and waits where asked to."""
+"""The null environment: it rewards the last step, and can wait in each call."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from headrace.services.base.types import Observation, TaskView
 
 
 class NullEnvironment:
-    """Ends after `turns` steps with reward 1. For benchmarks, and for trying out a deployment."""
+    """Ends after `turns` steps with reward 1. For benchmarks, and to try out a deployment."""
 
     replayable = True
 
     def __init__(self, turns: int = 4, delay_ms: float = 0.0) -> None:
-        """`delay_ms` is what each reset and step takes."""
+        """Each reset and step takes `delay_ms` milliseconds."""
         self._turns = turns
         self._delay_s = delay_ms / 1000
         self._step = 0
 
     async def reset(self, task: TaskView) -> Observation:
-        """Begins counting."""
+        """Start counting steps."""
         self._step = 0
         await self._wait()
         return Observation(text="0")
 
     async def step(self, action: str) -> Observation:
-        """Counts."""
+        """Count a step, whatever the action."""
         self._step += 1
         await self._wait()
         done = self._step >= self._turns
         return Observation(text=str(self._step), reward=1.0 if done else 0.0, terminated=done)
 
     async def aclose(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: it holds nothing."""
 
     async def _wait(self) -> None:
         if self._delay_s:

@@ -1,13 +1,11 @@
-"""The env worker: runs environments by task, episode and attempt."""
+"""The env worker: runs the environments of episodes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any
 
-from headrace.errors import HeadraceError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import ACTIONS, OBSERVATIONS
 from headrace.services.base.plugins import Loader, load
@@ -15,7 +13,7 @@ from headrace.services.env.instances import Instances
 from headrace.services.env.libraries.library_child import LIBRARIES
 from headrace.services.env.libraries.library_setup import LibrarySetup
 from headrace.services.env.sandbox.pool import DockerSetup
-from headrace.services.env.setup import EnvironmentSetup, Setup
+from headrace.services.env.setup import EnvironmentSetup, Opening, Setup
 from headrace.services.env.shard import EnvShard
 from headrace.services.kafka.broker import Partition
 from headrace.services.worker.service_context import ServiceContext
@@ -61,26 +59,18 @@ BUILTIN: dict[str, Loader] = {
     "docker": lambda: DockerSetup,
 }
 DOCKER = "docker"
-"""The environment whose episodes have containers: its setup is its own."""
-
-
-@runtime_checkable
-class Opening(Protocol):
-    """A setup that must be made ready before it can take episodes."""
-
-    async def open(self) -> None:
-        """Ready when it returns."""
+"""The environment whose episodes have containers: it has a setup of its own."""
 
 
 async def run(context: ServiceContext) -> None:
-    """Runs environments until `context.stopping` is set. It joins the group once it is ready."""
+    """Run environments until `context.stopping` is set. The worker joins its group once ready."""
     instances = Instances(context.log.send, context.worker_id)
     setups = load_environments(context.recipe, context.namespace, instances)
     external = {key for key, one in context.recipe.environments.items() if one.external}
     topics = context.log.topics
 
-    def side_partitions(place: Partition) -> Mapping[Partition, SideStart]:
-        return {Partition(topics.name(OBSERVATIONS), place.number): "committed"}
+    def side_partitions(partition: Partition) -> Mapping[Partition, SideStart]:
+        return {Partition(topics.name(OBSERVATIONS), partition.number): "committed"}
 
     worker = Worker(
         context.log,
@@ -93,7 +83,7 @@ async def run(context: ServiceContext) -> None:
     opening = [setup for setup in setups.values() if isinstance(setup, Opening)]
     try:
         if opening:
-            async with _telling(instances, context.worker_id):
+            async with instances.reporting():
                 await asyncio.gather(*(setup.open() for setup in opening))
                 instances.enter(context.worker_id, "worker", "ready")
                 await worker.run()
@@ -103,23 +93,11 @@ async def run(context: ServiceContext) -> None:
         await asyncio.gather(*(setup.close_pool() for setup in setups.values()))
 
 
-@asynccontextmanager
-async def _telling(instances: Instances, worker_id: str) -> AsyncIterator[None]:
-    """Tells of a worker that has sandboxes, and of these."""
-    telling = asyncio.create_task(instances.run(), name="instances")
-    instances.enter(worker_id, "worker", "provisioning")
-    try:
-        yield
-        instances.enter(worker_id, "worker", "gone")
-    except HeadraceError as error:
-        instances.enter(worker_id, "worker", "failed", str(error))
-        raise
-    finally:
-        await instances.close(telling)
-
-
 def load_environments(recipe: Recipe, namespace: str, instances: Instances) -> dict[str, Setup]:
-    """The recipe's own environments by key. UsageError where one can't be loaded."""
+    """Load the recipe's environments that this worker runs, by key.
+
+    Raises UsageError if one can't be loaded.
+    """
     setups: dict[str, Setup] = {}
     for key, environment in recipe.environments.items():
         if environment.external:

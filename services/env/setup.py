@@ -1,14 +1,14 @@
-"""An environment of the recipe: where its instances come from, and where they go."""
+"""A setup makes the instances of one environment of the recipe, and closes or pools them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.errors import UsageError
 from headrace.schemas.events import EnvironmentUse
@@ -21,43 +21,70 @@ CLOSE_S = 2.0
 
 
 class Setup(Protocol):
-    """An environment of the recipe: where its instances come from, and go."""
+    """One environment of the recipe: makes its instances, and gets them back."""
 
     slots: asyncio.Semaphore
+    """Limits the instances that are open at once."""
     options: Mapping[str, Any]
+    """The recipe's options."""
 
     async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:
-        """An environment for one attempt, not yet reset."""
+        """Return an environment for one attempt, not yet reset."""
 
     async def give_back(self, use: EnvironmentUse, environment: Environment, fit: bool) -> None:
-        """Takes an environment that is over; `fit` to be reset or not."""
+        """Get an environment back whose episode ended; `fit` says whether it may be reset."""
 
     async def close_pool(self) -> None:
-        """Closes what is idle."""
+        """Close the idle environments. The worker stops."""
+
+
+@runtime_checkable
+class Opening(Protocol):
+    """A setup that must get ready before it can take episodes."""
+
+    async def open(self) -> None:
+        """Return once it is ready."""
+
+
+@runtime_checkable
+class Sweeping(Protocol):
+    """A setup whose sandboxes can be left over after a crash."""
+
+    async def sweep(
+        self, partition: int, read_to: int, open_attempt: Callable[[int, int], int | None]
+    ) -> None:
+        """Remove the partition's sandboxes that no open episode needs.
+
+        These are the ones whose reset's offset is at most `read_to` and whose attempt is not open.
+        `open_attempt` returns the open attempt of a task and sample, or None.
+        """
 
 
 @dataclass(eq=False)
 class EnvironmentSetup:
-    """Environments that live in this process: how they are made, their slots, and their pool."""
+    """Makes environments that live in this process, and keeps a pool of persistent ones."""
 
     make: MakeEnvironment
     options: Mapping[str, Any]
     slots: asyncio.Semaphore
     namespace: str = "local"
     pool: dict[str, list[Environment]] = field(default_factory=dict)
-    """Idle persistent environments, by their options. Bounded by the slots."""
+    """Idle persistent environments by their options. The slots bound it."""
 
     async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:
-        """A fresh environment, or in mode `persistent` an idle one with the same options.
+        """Return a new environment, or in mode `persistent` an idle one with the same options.
 
-        UsageError where the task sets an option that is the recipe's alone.
+        Raises UsageError if the task sets an option that only the recipe may set.
         """
         if use.mode == "persistent" and (idle := self.pool.get(use.options)):
             environment = idle.pop()
         else:
             of_task = json.loads(use.options)
             if fixed := sorted(getattr(self.make, "recipe_only", frozenset()) & set(of_task)):
-                raise UsageError(f"a task can't set the options {fixed}: the recipe alone can")
+                raise UsageError(
+                    f"a task can't set the options {fixed} of environment {use.use!r}; "
+                    f"set them in the recipe, under environments.{use.use}.options"
+                )
             environment = self.make(**{**self.options, **of_task})
         if isinstance(environment, Named):
             name = (self.namespace, claim.task, claim.sample, claim.attempt)
@@ -65,7 +92,7 @@ class EnvironmentSetup:
         return environment
 
     async def give_back(self, use: EnvironmentUse, environment: Environment, fit: bool) -> None:
-        """Pools a persistent environment that is fit to be reset; closes any other."""
+        """Pool a persistent environment that may be reset; close any other."""
         if use.mode == "persistent" and fit:
             self.pool.setdefault(use.options, []).append(environment)
             return
@@ -73,12 +100,12 @@ class EnvironmentSetup:
             async with asyncio.timeout(CLOSE_S):
                 await environment.aclose()
         except TimeoutError:
-            logger.warning("environment %s did not close in %s s", use.use, CLOSE_S)
+            logger.warning("environment %s did not close within %s s", use.use, CLOSE_S)
         except Exception:  # an environment's own code: its failure to close harms no other
             logger.exception("environment %s failed to close", use.use)
 
     async def close_pool(self) -> None:
-        """Closes the idle environments."""
+        """Close the idle environments."""
         idle = [environment for pooled in self.pool.values() for environment in pooled]
         self.pool.clear()
         with suppress(TimeoutError):

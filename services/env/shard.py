@@ -1,7 +1,8 @@
 """The env worker's state of one partition: its open environments.
 
-A reset is held until its environment ends, so that the next owner reads the whole of each open
-episode again. Closes always get through: only the environments themselves wait for slots.
+The shard holds a reset until its environment ends, so that the worker that is assigned the
+partition next reads every action of each open episode again. Closes are never delayed: only the
+environments themselves wait for slots.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from prometheus_client import Counter, Gauge
 
 from headrace.errors import InfrastructureError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.clock import now
-from headrace.services.base.types import Observation
-from headrace.services.env.answers import answer_to, deliver
+from headrace.services.env.answers import deliver, failed, infrastructure
 from headrace.services.env.environment import Claim
 from headrace.services.env.handle import Handle
 from headrace.services.env.scoring import score
-from headrace.services.env.setup import Setup
+from headrace.services.env.setup import Setup, Sweeping
 from headrace.services.log.event_log import Delivery
 from headrace.services.worker.shard import ShardContext
 
@@ -33,20 +33,7 @@ OPEN = Gauge("headrace_environments_open", "Environments that are open or wait f
 ACTIONS = Counter("headrace_actions_total", "Actions answered.", ["kind"])
 
 SWEEP_S = 10.0
-"""Seconds between two looks for sandboxes that nobody needs."""
-
-
-@runtime_checkable
-class Sweeping(Protocol):
-    """A setup whose sandboxes may be left over."""
-
-    async def sweep(
-        self, partition: int, read_to: int, open_attempt: Callable[[int, int], int | None]
-    ) -> None:
-        """Removes those whose reset lies at or before offset `read_to` of the partition, and whose
-        attempt isn't open: `open_attempt` tells it of a task and sample."""
-
-
+"""Seconds between two sweeps for sandboxes that no open episode needs."""
 EARLY = 256
 """Most observations kept of attempts that are not open."""
 
@@ -65,7 +52,7 @@ class _Recorded:
 
 
 class EnvShard:
-    """Actions of one partition in, observations out."""
+    """Reads the actions of one partition and answers them with observations."""
 
     def __init__(
         self,
@@ -74,7 +61,7 @@ class EnvShard:
         worker_id: str,
         external: Collection[str] = (),
     ) -> None:
-        """`setups` by their keys in the recipe. `external` ones are others' to answer for."""
+        """`setups` are keyed as in the recipe. Other teams run the `external` environments."""
         self._context = context
         self._setups = setups
         self._worker_id = worker_id
@@ -83,14 +70,14 @@ class EnvShard:
         self._recorded: dict[Key, _Recorded] = {}
         self._observed: dict[tuple[int, int, int, str], ObservationRecorded] = {}
         self._early: deque[ObservationRecorded] = deque(maxlen=EARLY)
-        """Of attempts that are not open: their resets may be on their way here."""
+        """Observations of attempts that are not open: their resets may not have been read yet."""
         self._strays: list[tuple[Delivery[ActionRequested], Callable[[], None]]] = []
-        """Read in phase 1, of no open environment."""
+        """Actions read in phase 1 that belong to no open environment."""
         self._read_to = context.begins_at - 1
-        """The newest action that was handled: its offset. All before it are known, or done."""
+        """Offset of the newest action read. All earlier actions are read or done."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
-        """Handles an action, or an observation that was recorded."""
+        """Handle an action, or an observation that was recorded."""
         event = delivery.event
         if isinstance(event, ObservationRecorded):
             self._on_observation(event)
@@ -104,7 +91,7 @@ class EnvShard:
             self._read_to = delivery.offset
 
     async def on_caught_up(self) -> None:
-        """Takes up each open environment: rebuilt when its next unanswered action is run."""
+        """Open each recorded environment; it is rebuilt when its next unanswered action runs."""
         for (task, sample), recorded in list(self._recorded.items()):
             attempt = recorded.reset.attempt
             answered, unanswered = [], []
@@ -114,8 +101,7 @@ class EnvShard:
                     unanswered.append(action)
                 else:
                     answered.append((action, observation))
-            claim = self._claim(recorded.reset, recorded.offset)
-            handle = self._open(recorded.reset, claim, recorded.release, answered)
+            handle = self._open(recorded.reset, recorded.offset, recorded.release, answered)
             for action in unanswered:
                 handle.put(action)
         for delivery, release in self._strays:
@@ -126,7 +112,7 @@ class EnvShard:
             release()
         self._recorded.clear()
         for observation in self._observed.values():
-            self._hear(observation)
+            self._on_answer(observation)
         self._observed.clear()
         self._strays.clear()
         for key, setup in self._setups.items():
@@ -134,10 +120,10 @@ class EnvShard:
                 self._context.spawn(self._sweep(setup), f"sweep {key}")
 
     async def aclose(self) -> None:
-        """Nothing to say: handles are dropped with the shard's tasks."""
+        """Do nothing: the shard's tasks are cancelled, and the handles end with them."""
 
     def _note(self, delivery: Delivery[ActionRequested]) -> None:
-        """Phase 1: keeps what is still open of the highest attempt."""
+        """Phase 1: keep the actions of each episode's highest attempt while it is open."""
         action = delivery.event
         key = action.task, action.sample
         recorded = self._recorded.get(key)
@@ -165,10 +151,10 @@ class EnvShard:
             name = observation.task, observation.sample, observation.attempt, observation.call
             self._observed.setdefault(name, observation)
         else:
-            self._hear(observation)
+            self._on_answer(observation)
 
-    def _hear(self, observation: ObservationRecorded) -> None:
-        """Takes an answer: another worker's may be read before the reset that it answers."""
+    def _on_answer(self, observation: ObservationRecorded) -> None:
+        """Pass an answer to its handle. Another worker's may be read before the reset."""
         handle = self._handles.get((observation.task, observation.sample))
         if handle is None or handle.attempt < observation.attempt:
             self._early.append(observation)
@@ -185,29 +171,27 @@ class EnvShard:
         if action.kind == "close":
             self._drop(handle)
         elif action.environment.use not in self._setups:
-            self._answer(_unknown(action, self._worker_id), self._context.hold(delivery))
+            self._fail(delivery, _unknown(action.environment.use))
         elif action.kind == "score":
-            claim = self._claim(action, delivery.offset)
-            scoring = self._score(action, claim, self._context.hold(delivery))
-            self._context.spawn(scoring, "score")
+            self._context.spawn(self._score(delivery, self._context.hold(delivery)), "score")
         elif current:
             assert handle is not None
             handle.put(action)
         elif action.kind == "reset":
             self._drop(handle)
-            claim = self._claim(action, delivery.offset)
-            self._open(action, claim, self._context.hold(delivery), []).put(action)
-        else:
-            self._answer(_lost(action, self._worker_id), self._context.hold(delivery))
+            self._open(action, delivery.offset, self._context.hold(delivery), []).put(action)
+        else:  # the agent makes a new attempt
+            self._fail(delivery, infrastructure("sandbox_lost", "its environment is not open"))
 
     def _open(
         self,
         reset: ActionRequested,
-        claim: Claim,
+        offset: int,
         release: Callable[[], None],
         answered: list[tuple[ActionRequested, ObservationRecorded]],
     ) -> Handle:
         setup = self._setups[reset.environment.use]
+        claim = self._claim(reset, offset)
         handle = Handle(setup, reset, self._context.send, self._worker_id, claim, answered)
         key = reset.task, reset.sample
         self._handles[key] = handle
@@ -219,7 +203,7 @@ class EnvShard:
 
         def on_done(task: asyncio.Task[None]) -> None:
             OPEN.dec()
-            # What failed stays held: the next owner must read all of it again.
+            # If the task failed, its reset stays held: the next worker must read all of it again.
             if task.cancelled() or task.exception() is None:
                 release()
             if self._handles.get(key) is handle:
@@ -233,11 +217,12 @@ class EnvShard:
         if handle is not None:
             handle.end()
 
-    def _answer(self, answer: ObservationRecorded, release: Callable[[], None]) -> None:
-        """Sends an answer that no open environment gives; its action is held until then."""
+    def _fail(self, delivery: Delivery[ActionRequested], failure: Failure) -> None:
+        """Answer an action that no open environment can answer; hold it until that is durable."""
+        release = self._context.hold(delivery)
 
         async def send() -> None:
-            await self._context.send(answer)
+            await self._context.send(failed(delivery.event, self._worker_id, failure))
             release()
 
         self._context.spawn(send(), "answer")
@@ -248,7 +233,7 @@ class EnvShard:
         return Claim(action.task, action.sample, action.attempt, partition, offset, expires_at)
 
     async def _sweep(self, setup: Sweeping) -> None:
-        """Has what nobody needs removed, now and regularly."""
+        """Remove sandboxes that no open episode needs, now and every SWEEP_S seconds."""
 
         def open_attempt(task: int, sample: int) -> int | None:
             handle = self._handles.get((task, sample))
@@ -258,33 +243,20 @@ class EnvShard:
             try:
                 await setup.sweep(self._context.partition.number, self._read_to, open_attempt)
             except InfrastructureError as error:
-                logger.warning("sandboxes could not be looked through: %s", error)
+                logger.warning("unused sandboxes were not removed; the next sweep will: %s", error)
             await asyncio.sleep(SWEEP_S)
 
     async def _score(
-        self, action: ActionRequested, claim: Claim, release: Callable[[], None]
+        self, delivery: Delivery[ActionRequested], release: Callable[[], None]
     ) -> None:
-        setup = self._setups.get(action.environment.use)
-        if setup is None:
-            answer = _unknown(action, self._worker_id)
-        else:
-            answer = await score(setup, action, claim, self._worker_id)
+        action = delivery.event
+        setup = self._setups[action.environment.use]
+        claim = self._claim(action, delivery.offset)
+        answer = await score(setup, action, claim, self._worker_id)
         await deliver(self._context.send, action, answer)
         release()
 
 
-def _lost(action: ActionRequested, worker_id: str) -> ObservationRecorded:
-    """Answers an action whose environment is gone: the agent makes a new attempt."""
-    failure = Failure(
-        origin="infrastructure",
-        code="sandbox_lost",
-        message="no such environment is open",
-        retryable=True,
-    )
-    return answer_to(action, Observation(), worker_id, failure=failure)
-
-
-def _unknown(action: ActionRequested, worker_id: str) -> ObservationRecorded:
-    message = f"no environment {action.environment.use!r} in the recipe"
-    failure = Failure(origin="operator", code="unknown_environment", message=message)
-    return answer_to(action, Observation(), worker_id, failure=failure)
+def _unknown(use: str) -> Failure:
+    message = f"the recipe has no environment {use!r}; add [environments.{use}] or fix the task"
+    return Failure(origin="operator", code="unknown_environment", message=message)

@@ -1,4 +1,4 @@
-"""What stands for an MCP server on a pipe and is none, or not for long. Its argument says how."""
+"""A program that breaks the MCP protocol on its pipe, or ends early. Its argument says how."""
 
 import json
 import os

@@ -66,8 +66,8 @@ class Stage:
     async def played(self) -> AsyncIterator[Stage]:
         """A worker is there from the beginning; at the end all are gone."""
         await apply(self._log, self._recipe)
-        place = Partition(self._topics.name(OBSERVATIONS), 0)
-        reader = follow_events(self._log, {place: "first"})
+        observations = Partition(self._topics.name(OBSERVATIONS), 0)
+        reader = follow_events(self._log, {observations: "first"})
         hearing = asyncio.create_task(self._hear(reader))
         self.start()
         try:

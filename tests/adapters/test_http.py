@@ -20,7 +20,7 @@ from headrace.services.base.types import Observation
 from headrace.services.env.http_environment import HttpEnvironment
 from tests.adapters.stage import Stage, recipe, server, view
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PYTHON = [sys.executable, "-I", str(EXAMPLES / "guess_server.py"), "0"]
 SERVERS = {"python": PYTHON}
 if node := shutil.which("node"):
@@ -78,7 +78,7 @@ def reply(content: bytes, status: int = 200, header: bytes = b"") -> bytes:
 def fails(
     respond: Respond, error: type[Exception], match: str, **options: Any
 ) -> tuple[Exception, list[bytes]]:
-    """What a reset raises where the server answers so."""
+    """What a reset raises if the server answers so."""
 
     async def main() -> tuple[Exception, list[bytes]]:
         async with answering(respond) as (url, requests):
@@ -147,7 +147,7 @@ def test_a_lost_answer_is_asked_for_again_under_its_index() -> None:
     asyncio.run(main())
 
 
-def test_a_server_that_is_gone_is_nobodys_fault() -> None:
+def test_a_server_that_is_gone_is_no_fault_of_the_environment() -> None:
     error, requests = fails(lambda _: b"", InfrastructureError, "server_unreachable")
     assert len(requests) == 3
     assert "Disconnected" in str(error)
@@ -158,7 +158,7 @@ def test_a_silent_server_is_given_up() -> None:
         await asyncio.Event().wait()
         return b""
 
-    fails(lambda _: never(), InfrastructureError, "did not answer in 0.2 s", timeout_s=0.2)
+    fails(lambda _: never(), InfrastructureError, "did not answer within 0.2 s", timeout_s=0.2)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_a_flood_is_cut_off() -> None:
         (429, InfrastructureError, "server_busy"),
         (503, InfrastructureError, "server_busy"),
         (500, EnvironmentFailed, "server_error"),
-        (404, UsageError, "answers 404: why"),
-        (401, UsageError, "answers 401: why"),
+        (404, UsageError, "answered 404: why"),
+        (401, UsageError, "answered 401: why"),
     ],
 )
 def test_a_status_says_whose_fault_it_is(status: int, error: type[Exception], code: str) -> None:
@@ -204,8 +204,8 @@ def test_a_status_says_whose_fault_it_is(status: int, error: type[Exception], co
 
 
 def test_a_redirect_is_not_followed() -> None:
-    where = b"Location: http://127.0.0.1:1/\r\n"
-    fails(lambda _: reply(b"", 302, where), UsageError, "answers 302")
+    location = b"Location: http://127.0.0.1:1/\r\n"
+    fails(lambda _: reply(b"", 302, location), UsageError, "answered 302")
 
 
 def test_a_token_comes_from_the_workers_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def problem(index: int = 0, **config: Any) -> Mapping[str, Any]:
 
 
 WRONG = (
-    ({}, "needs .'dataset', 'index', 'seed'."),
+    ({}, "lacks .'dataset', 'index', 'seed'."),
     ({"dataset": "none", "seed": 0, "index": 0}, "data set 'none'"),
     ({"dataset": "gcd", "seed": 0, "index": 0, "config": {"max_value": 0}}, "max_value must"),
     ({"dataset": "gcd", "seed": 0, "index": 0, "config": {"x": 0}}, "unexpected keyword"),
@@ -199,7 +199,7 @@ def test_a_call_that_is_given_up_leaves_no_answer_for_the_next() -> None:
 @pytest.mark.usefixtures("short_grace")
 def test_a_task_cannot_set_options() -> None:
     async def test(setup: LibrarySetup) -> None:
-        with pytest.raises(UsageError, match="the recipe alone can"):
+        with pytest.raises(UsageError, match="set them in the recipe"):
             await setup.take(EnvironmentUse(use="default", options='{"broken": true}'), CLAIM)
 
     run(ODD, {}, test)

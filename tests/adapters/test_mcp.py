@@ -1,4 +1,4 @@
-"""MCP tool servers: a real one by pipes and by HTTP, and some that are none."""
+"""MCP tool servers: a real one by pipes and by HTTP, and some that break the protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.services.env.tool_calls import MOST, BadCall, Call, read_calls
 from tests.adapters.stage import Stage, recipe, view
 
 HERE = Path(__file__).parent
-CALCULATOR = [sys.executable, str(HERE.parents[1] / "docs" / "examples" / "calculator_server.py")]
+CALCULATOR = [sys.executable, str(HERE.parents[1] / "examples" / "calculator_server.py")]
 ODD = [sys.executable, str(HERE / "odd_server.py")]
 TOOLS = {"reset_tool": "ask", "score_tool": "score"}
 ADD = '{"name": "add", "arguments": {"a": 2, "b": 3}}'
@@ -54,7 +54,7 @@ async def _listening(port: int) -> None:
 
 
 async def play(environment: McpEnvironment) -> list[Observation]:
-    """An episode of the calculator, with calls that are none amid it."""
+    """An episode of the calculator, with some calls that are not valid."""
     answers = [await environment.reset(view(seed=5, payload={"plus": 2}))]
     for action in (
         f"I add.\n<tool_call>{ADD}</tool_call><tool_call>{ADD}</tool_call>",
@@ -131,7 +131,7 @@ def test_through_the_worker_and_anew_after_it(tmp_path: Path) -> None:
     ("kind", "code"),
     [("garbage", "server_silent"), ("flood", "server_gone"), ("exit", "server_gone")],
 )
-def test_what_is_no_server_is_nobodys_fault(kind: str, code: str) -> None:
+def test_what_is_no_server_is_infrastructures(kind: str, code: str) -> None:
     async def main() -> None:
         limit_s = 5.0 if code == "server_silent" else 60.0
         environment = McpEnvironment(command=[*ODD, kind], timeout_s=limit_s, answer_kb=64)
@@ -144,18 +144,18 @@ def test_what_is_no_server_is_nobodys_fault(kind: str, code: str) -> None:
 
 
 def test_a_stubborn_server_and_its_child_end_with_the_episode(tmp_path: Path) -> None:
-    told = tmp_path / "pids"
+    pids_file = tmp_path / "pids"
 
     async def main() -> None:
-        environment = McpEnvironment(command=[*ODD, "stubborn", str(told)], timeout_s=600.0)
+        environment = McpEnvironment(command=[*ODD, "stubborn", str(pids_file)], timeout_s=600.0)
         resetting = asyncio.create_task(environment.reset(view()))
-        await _until(told.exists)
+        await _until(pids_file.exists)
         resetting.cancel()
         await asyncio.wait([resetting])
         await environment.aclose()
 
     asyncio.run(main())
-    _all_end(told)
+    _all_end(pids_file)
 
 
 KILLED = """
@@ -170,14 +170,14 @@ asyncio.run(McpEnvironment(command={command!r}, timeout_s=600).reset(task))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux's")
 def test_the_server_and_its_child_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
-    told = tmp_path / "pids"
-    script = KILLED.format(command=[*ODD, "stubborn", str(told)])
+    pids_file = tmp_path / "pids"
+    script = KILLED.format(command=[*ODD, "stubborn", str(pids_file)])
     root = str(HERE.parents[1])
     surroundings = {**os.environ, "PYTHONPATH": root}
     with subprocess.Popen([sys.executable, "-c", script], env=surroundings) as worker:
-        asyncio.run(_until(told.exists))
+        asyncio.run(_until(pids_file.exists))
         worker.kill()
-    _all_end(told)
+    _all_end(pids_file)
 
 
 async def _until(holds: Any) -> None:
@@ -186,9 +186,9 @@ async def _until(holds: Any) -> None:
             await asyncio.sleep(0.05)
 
 
-def _all_end(told: Path) -> None:
-    asyncio.run(_until(lambda: told.read_text().endswith("]")))
-    pids = json.loads(told.read_text())
+def _all_end(pids_file: Path) -> None:
+    asyncio.run(_until(lambda: pids_file.read_text().endswith("]")))
+    pids = json.loads(pids_file.read_text())
     assert len(pids) == 2
 
     def gone() -> bool:

@@ -1,4 +1,4 @@
-"""OpenEnv's own server, and what is none or not for long."""
+"""The OpenEnv adapter: OpenEnv's own server, and servers that break the protocol or go away."""
 
 from __future__ import annotations
 
@@ -95,13 +95,16 @@ def test_actions_as_json_and_arguments_of_the_payload(guess: str) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"action": "nummer"}, "nummer: Extra inputs are not permitted. Look at"),
+        ({"action": "nummer"}, "nummer: Extra inputs are not permitted. Check"),
         ({"action": "number", "fields": {"game": 5}}, "game: Input should be a valid string"),
-        ({"action": "number", "render": "txt"}, "has none of it; it has episode, text, tries"),
-        ({"tools": True}, "takes no step of .*list_tools"),
+        (
+            {"action": "number", "render": "txt"},
+            "has none of these fields; it has episode, text, tries",
+        ),
+        ({"tools": True}, "refused the step .*list_tools"),
     ],
 )
-def test_a_recipe_that_does_not_fit_the_server_is_told(
+def test_a_recipe_that_does_not_fit_the_server_is_reported(
     guess: str, options: Any, match: str
 ) -> None:
     with pytest.raises(UsageError, match=match):
@@ -112,7 +115,7 @@ def test_a_recipe_that_does_not_fit_the_server_is_told(
     ("action", "error", "match"),
     [
         ("-1", EnvironmentFailed, "server_error: .*EXECUTION_ERROR: by zero"),
-        ("-3", InfrastructureError, "server_silent: .* in 3 s"),
+        ("-3", InfrastructureError, "server_silent: .* within 3 s"),
         ("-4", EnvironmentFailed, "answer_too_large: .* more than 64 KiB"),
     ],
 )
@@ -207,8 +210,8 @@ def test_tools_are_called_until_the_answer_is_handed_in(urls: str) -> None:
         assert unknown.text == "error: there is no tool 'subtract'; tools are add, submit"
         assert (last.text, last.reward, last.terminated) == ("5\ntaken", 1.0, True)
         assert [each["metadata"]["step"] for each in last.data["results"]] == [2, 3]
-        (_, said) = await play(OpenEnvEnvironment(url, tools=True), ["5"], payload={"plus": 3})
-        assert said == Observation(data={"results": []}, terminated=True)
+        (_, last) = await play(OpenEnvEnvironment(url, tools=True), ["5"], payload={"plus": 3})
+        assert last == Observation(data={"results": []}, terminated=True)
 
     asyncio.run(main(f"{urls}/tools"))
 
@@ -237,7 +240,7 @@ async def answering(
         await runner.cleanup()
 
 
-def told(*messages: Any) -> Callable[[web.WebSocketResponse], Awaitable[None]]:
+def sending(*messages: Any) -> Callable[[web.WebSocketResponse], Awaitable[None]]:
     """Answers the first message so, then waits for the end."""
 
     async def respond(socket: web.WebSocketResponse) -> None:
@@ -270,21 +273,33 @@ async def vanish(socket: web.WebSocketResponse) -> None:
 @pytest.mark.parametrize(
     ("respond", "kind", "match"),
     [
-        (told("<html>"), EnvironmentFailed, "bad_answer: .*the message: "),
-        (told(b"\x00"), EnvironmentFailed, "bad_answer: .*no text"),
-        (told([1]), EnvironmentFailed, "bad_answer"),
-        (told({"type": "state", "data": {}}), EnvironmentFailed, "of type 'state'"),
-        (told({"type": "observation", "data": {}}), EnvironmentFailed, "observation: Field req"),
-        (told('{"type": "observation", "data": ' + '{"a":' * 5000), EnvironmentFailed, "bad_ans"),
+        (sending("<html>"), EnvironmentFailed, "bad_answer: .*the body: "),
+        (sending(b"\x00"), EnvironmentFailed, "bad_answer: .*a binary message"),
+        (sending([1]), EnvironmentFailed, "bad_answer"),
+        (sending({"type": "state", "data": {}}), EnvironmentFailed, "of unknown type 'state'"),
+        (sending({"type": "observation", "data": {}}), EnvironmentFailed, "observation: Field req"),
         (
-            told('{"type": "observation", "data": {"observation": {}, "reward": NaN}}'),
+            sending('{"type": "observation", "data": ' + '{"a":' * 5000),
+            EnvironmentFailed,
+            "bad_ans",
+        ),
+        (
+            sending('{"type": "observation", "data": {"observation": {}, "reward": NaN}}'),
             EnvironmentFailed,
             "bad_answer: .*reward.float: ",
         ),
-        (told(error("FACTORY_ERROR")), EnvironmentFailed, "server_error: .*FACTORY_ERROR: so it"),
-        (told(error("VALIDATION_ERROR")), EnvironmentFailed, "server_error"),
-        (told({"type": "error", "data": {"errors": 1}}), EnvironmentFailed, "bad_answer: .*errors"),
-        (told(), InfrastructureError, "server_silent: .* did not answer in 0.5 s"),
+        (
+            sending(error("FACTORY_ERROR")),
+            EnvironmentFailed,
+            "server_error: .*FACTORY_ERROR: so it",
+        ),
+        (sending(error("VALIDATION_ERROR")), EnvironmentFailed, "server_error"),
+        (
+            sending({"type": "error", "data": {"errors": 1}}),
+            EnvironmentFailed,
+            "bad_answer: .*errors",
+        ),
+        (sending(), InfrastructureError, "server_silent: .* did not answer within 0.5 s"),
         (hang_up, InfrastructureError, "sandbox_lost: .*hung up: 1012 service restart"),
         (vanish, InfrastructureError, "sandbox_lost: .*hung up"),
     ],
@@ -325,13 +340,13 @@ def test_pings_are_answered_while_the_policy_thinks() -> None:
 
 def test_what_comes_unasked_is_never_taken_for_an_answer() -> None:
     async def main() -> None:
-        async with answering(told(OBSERVATION, OBSERVATION)) as url:
+        async with answering(sending(OBSERVATION, OBSERVATION)) as url:
             environment = OpenEnvEnvironment(url)
             await environment.reset(view())
             async with asyncio.timeout(60):
                 while environment._session.open:
                     await asyncio.sleep(0.01)
-            with pytest.raises(EnvironmentFailed, match="nobody asked"):
+            with pytest.raises(EnvironmentFailed, match="no request asked for"):
                 await environment.step("{}")
 
     asyncio.run(main())
@@ -341,7 +356,7 @@ def test_a_step_that_is_given_up_ends_the_session() -> None:
     ended = asyncio.Event()
 
     async def respond(socket: web.WebSocketResponse) -> None:
-        await told(OBSERVATION)(socket)
+        await sending(OBSERVATION)(socket)
         ended.set()
 
     async def main() -> None:
@@ -360,9 +375,9 @@ def test_a_step_that_is_given_up_ends_the_session() -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "match"),
     [
-        (404, UsageError, "answers 404"),
+        (404, UsageError, "answered 404"),
         (503, InfrastructureError, "server_busy"),
-        (200, UsageError, "answers 200"),
+        (200, UsageError, "answered 200"),
     ],
 )
 def test_an_address_without_such_a_server(status: int, kind: type[Exception], match: str) -> None:

@@ -1,4 +1,4 @@
-"""Sandboxes without a log: a setup on a real engine, and what it says of its instances."""
+"""Sandboxes without a log: a setup on a real engine, and the states that it reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bench:
     """One worker's setup."""
 
     def __init__(self, host: str, options: Mapping[str, Any]) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.states: list[tuple[str, str]] = []
         self.engine = Engine(host)
         self._instances = Instances(self._send, "worker")
         self.setup = DockerSetup(
@@ -45,7 +45,8 @@ class Bench:
 
     async def _send(self, event: Event) -> None:
         assert isinstance(event, InstanceStateEntered)
-        self.told.append((event.instance, event.state))
+        if event.kind == "sandbox":
+            self.states.append((event.instance, event.state))
 
     async def take(self, owner: Claim | None = None, mode: str = "ephemeral") -> DockerEnvironment:
         use = EnvironmentUse(use="default", mode=mode)  # type: ignore[arg-type]
@@ -68,12 +69,11 @@ class Bench:
 async def bench(host: str, **options: Any) -> AsyncIterator[Bench]:
     """Opened, and closed with nothing left."""
     made = Bench(host, options)
-    telling = asyncio.create_task(made._instances.run())
-    await made.setup.open()
-    try:
-        yield made
-    finally:
-        for name in await made.left():
-            await made.engine.remove(name.lstrip("/"))
-        await made.setup.close_pool()
-        await made._instances.close(telling)
+    async with made._instances.reporting():
+        await made.setup.open()
+        try:
+            yield made
+        finally:
+            for name in await made.left():
+                await made.engine.remove(name.lstrip("/"))
+            await made.setup.close_pool()

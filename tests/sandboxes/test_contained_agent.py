@@ -71,7 +71,7 @@ def test_it_plays_through_the_gateway_and_reaches_nothing_else() -> None:
     asyncio.run(all_gone())
 
 
-def test_what_it_says_of_its_failure_is_told() -> None:
+def test_what_it_says_of_its_failure_is_reported() -> None:
     outcome = play("fail")
     assert outcome.failure is not None
     assert "exited with 3: nothing works here" in outcome.failure.message

@@ -144,8 +144,8 @@ async def kill_again_and_again(
         log = await connection.writing_log(topics)
         await apply(log, recipe)
         actors = {task: Actor(log, task) for task in range(EPISODES)}
-        places = {Partition(topics.name(OBSERVATIONS), number): "first" for number in range(2)}
-        reader = follow_events(log, places)  # type: ignore[arg-type]
+        partitions = {Partition(topics.name(OBSERVATIONS), number): "first" for number in range(2)}
+        reader = follow_events(log, partitions)  # type: ignore[arg-type]
         routing = asyncio.create_task(route(reader, actors))
         workers.start()
         try:
@@ -163,7 +163,7 @@ async def kill_again_and_again(
             await asyncio.gather(*(actor.ask("close") for actor in actors.values()))
             workers.start()
             await none_left(engine, namespace)
-            await check_told(log, topics)
+            await check_states(log, topics)
         finally:
             workers.kill()
             routing.cancel()
@@ -173,20 +173,20 @@ async def kill_again_and_again(
     return answered, sum(actor.lost for actor in actors.values())
 
 
-async def check_told(log: EventLog, topics: Topics) -> None:
-    """Sandboxes and workers told of their lives."""
-    told: dict[str, list[str]] = {}
+async def check_states(log: EventLog, topics: Topics) -> None:
+    """Sandboxes and workers reported their states."""
+    reported: dict[str, list[str]] = {}
     reader = follow_events(log, {Partition(topics.name(INSTANCES), 0): "first"})
     async for item in reader:
         if isinstance(item, CaughtUp):
             break
         assert isinstance(item.event, InstanceStateEntered)
-        told.setdefault(item.event.instance, []).append(item.event.state)
+        reported.setdefault(item.event.instance, []).append(item.event.state)
     await reader.aclose()
-    sandboxes = [states for name, states in told.items() if name.startswith("sandbox-")]
+    sandboxes = [states for name, states in reported.items() if name.startswith("sandbox-")]
     assert len(sandboxes) >= EPISODES
     assert all(states[0] in ("provisioning", "busy") for states in sandboxes)
-    workers = [states for name, states in told.items() if name.startswith("env-")]
+    workers = [states for name, states in reported.items() if name.startswith("env-")]
     assert all(states[:2] == ["provisioning", "ready"] for states in workers)
 
 

@@ -1,4 +1,4 @@
-"""Repositories to mend: every solution passes in a real sandbox, and what is untouched fails."""
+"""Repositories to repair: every solution passes in a real sandbox, and an untouched one fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ITEMS = list(shipped("repairs"))
 SOLUTIONS = json.loads(Path(__file__).with_name("repair_solutions.json").read_text())
 
 PAYLOAD: dict[str, Any] = {
-    "prompt": "mend it",
+    "prompt": "repair it",
     "files": {"a.py": "def f(n):\n    return n\n", "b/c.txt": "text"},
     "tests": [["a:f", [1], 2]],
 }
@@ -47,7 +47,7 @@ def test_every_solution_passes_and_what_is_untouched_fails(engine: str) -> None:
     asyncio.run(main())
 
 
-def test_commands_see_the_files_and_their_end_is_told(engine: str) -> None:
+def test_commands_see_the_files_and_their_end_is_shown(engine: str) -> None:
     async def main() -> None:
         async with bench(engine, tool="repair") as made:
             environment = await made.fresh(**PAYLOAD)
@@ -67,8 +67,8 @@ def test_commands_see_the_files_and_their_end_is_told(engine: str) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"files": {"../x": ""}}, "no path within the repository"),
-        ({"files": {"/etc/x": ""}}, "no path within the repository"),
+        ({"files": {"../x": ""}}, "not a path within the repository"),
+        ({"files": {"/etc/x": ""}}, "not a path within the repository"),
         ({"files": {"x": "y" * 200_000}}, "the task's file x"),
         ({"tests": [["a:f"]]}, "needs a payload of prompt, files"),
         ({"tests": None}, "needs a payload of prompt, files"),

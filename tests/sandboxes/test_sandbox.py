@@ -179,7 +179,7 @@ def test_a_persistent_sandbox_is_reset_and_used_again(engine: str) -> None:
         await made.setup.give_back(use, second, fit=False)
         assert await made.left() == []
         states = ["provisioning", "ready", "busy", "ready", "busy", "gone"]
-        assert [state for _, state in made.told] == states
+        assert [state for _, state in made.states] == states
 
     on(engine, test)
 

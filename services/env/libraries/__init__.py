@@ -1,2 +1,4 @@
-"""Environments of libraries that block, compute long, or run what a policy wrote: each library in a
-child process of the env worker, with bounds on time and memory."""
+"""Environments of libraries that block, compute for long, or run what the policy wrote.
+
+Each library runs in a child process of the env worker, with limits on time and memory.
+"""

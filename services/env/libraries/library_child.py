@@ -1,7 +1,7 @@
-"""The child process that a library runs in. Its arguments are the parent's pid and the target.
+"""The child process that runs a library. Its arguments are the parent's pid and the target.
 
-One request a line on its standard input, one answer a line on its standard output, in turn. What
-the library prints goes to standard error. It ends with its input, and with its parent.
+It reads one request per line from standard input and writes one answer per line to standard output.
+What the library prints goes to standard error. It ends with its input, and with its parent.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ LIBRARIES: dict[str, Loader] = {"reasoning_gym": _reasoning_gym, "textarena": _t
 
 
 class Library(Protocol):
-    """A library's episodes, each by its name. Made once, from the recipe's options."""
+    """The episodes of a library, by name. It is made once, from the recipe's options."""
 
     def reset(self, name: str, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Begins an episode: the fields of an Observation. `task` has `seed` and `payload`."""
+        """Start an episode. `task` has `seed` and `payload`. Return fields of an Observation."""
 
     def step(self, name: str, action: str) -> Mapping[str, Any]:
-        """Acts in it. KeyError where it isn't open."""
+        """Act in an episode. Raises KeyError if it isn't open."""
 
     def close(self, name: str) -> None:
-        """Forgets it."""
+        """Forget an episode."""
 
 
 def main() -> None:
-    """Serves until the input's end."""
+    """Serve until the input ends."""
     parent, target = sys.argv[1:]
     die_with(int(parent))
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
@@ -62,20 +62,20 @@ def main() -> None:
 
 
 def serve(target: str, setup: Mapping[str, Any], answers: TextIO) -> None:
-    """Makes the library, then answers each request. The first answer says that it is made."""
+    """Make the library, then answer each request. The first answer says that it is made."""
     library: Any = None
     call: dict[str, Any] = {"verb": "make"}
     while call:
         verb = call.pop("verb")
         try:
-            # In real time: what sleeps is as slow as what computes.
+            # Real time: a library that sleeps is as slow as one that computes.
             signal.setitimer(signal.ITIMER_REAL, setup["make_s" if verb == "make" else "call_s"])
             if verb == "make":
                 library = _make(load("library", target, LIBRARIES), setup["options"])
                 answer: dict[str, Any] = {"answer": {}}
             else:
                 answer = {"answer": getattr(library, verb)(**call) or {}}
-        except Exception as error:  # a library's own code: its parent types it
+        except Exception as error:  # a library's own code: the parent raises it
             answer = {"error": str(error), "kind": _kind(error)}
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -100,7 +100,7 @@ def _kind(error: Exception) -> str:
 
 
 def _limit(memory_mb: int) -> None:
-    with suppress(ValueError, OSError):  # not every system can
+    with suppress(ValueError, OSError):  # not every system supports it
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 2**20, memory_mb * 2**20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

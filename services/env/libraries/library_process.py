@@ -1,5 +1,7 @@
-"""A library's child process, as its worker sees it: started when it is needed, asked one thing at a
-time, and killed where it hangs."""
+"""A library's child process, seen from its worker.
+
+The process is started when it is needed, gets one request at a time, and is killed if it hangs.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,18 @@ from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 logger = logging.getLogger(__name__)
 
 MAKE_S = 120.0
-"""Seconds that a library has to be imported."""
+"""Seconds that the import of a library may take."""
 GRACE_S = 5.0
-"""Seconds beyond a call's own limit, after which the child itself is given up."""
+"""Seconds after a call's own limit when the child is killed."""
 
 
 class LibraryProcess:
-    """One child, or none. After its death the next call starts another."""
+    """At most one child process. After its death, the next call starts another."""
 
     def __init__(
         self, target: str, options: Mapping[str, Any], call_s: float, memory_mb: int, most: int
     ) -> None:
-        """`target` names a Library for `plugins.load`; `most` are the bytes of one answer."""
+        """`target` names a Library for `plugins.load`. An answer has at most `most` bytes."""
         self._target = target
         self._setup = {
             "options": dict(options),
@@ -40,14 +42,14 @@ class LibraryProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self.born = 0
-        """How many children there have been: an episode lives in one of them."""
+        """Children started so far. An episode lives in one of them."""
 
     async def ask(self, verb: str, born: int | None, **call: Any) -> Mapping[str, Any]:
-        """A call's answer.
+        """Call the library and return its answer.
 
-        `born` says which child has the episode; None takes any. InfrastructureError `sandbox_lost`
-        where that is gone, EnvironmentFailed where the library fails or hangs, UsageError where it
-        can't be made.
+        `born` says which child has the episode; None takes any. Raises InfrastructureError
+        `sandbox_lost` if that child is gone, EnvironmentFailed if the library fails or hangs, and
+        UsageError if it can't be made.
         """
         async with self._turn:
             if born is not None and (self._process is None or born != self.born):
@@ -59,19 +61,19 @@ class LibraryProcess:
                 answer = await self._exchange({"verb": verb, **call}, self._call_s)
                 finished = True
             finally:
-                # Given up in the middle, it would answer the next one what this one asked.
+                # If this call was cancelled, the child would send its answer to the next call.
                 if not finished:
                     await self.kill()
         return _said(answer)
 
     async def kill(self) -> None:
-        """Ends the child, if there is one."""
+        """End the child, if there is one."""
         process, self._process = self._process, None
         if process is not None:
             if process.returncode is None:
                 process.kill()
             assert process.stdout is not None
-            while await process.stdout.read(1 << 16):  # what is left keeps its pipe open
+            while await process.stdout.read(1 << 16):  # unread output keeps its pipe open
                 pass
             await process.wait()
 
@@ -102,10 +104,12 @@ class LibraryProcess:
                 await self._process.stdin.drain()
                 line = await self._process.stdout.readline()
         except TimeoutError as error:
-            said = f"the library did not come back in {limit_s + GRACE_S:g} s: its process is ended"
+            said = (
+                f"the library did not answer within {limit_s + GRACE_S:g} s; its process was killed"
+            )
             raise EnvironmentFailed("too_slow", said) from error
         except ValueError as error:
-            said = f"the library answers with more than {self._most // 1024} KiB"
+            said = f"the library answered with more than {self._most // 1024} KiB; raise answer_kb"
             raise EnvironmentFailed("answer_too_large", said) from error
         except OSError as error:
             raise EnvironmentFailed("library_died", f"its process is gone: {error}") from error
@@ -117,7 +121,7 @@ class LibraryProcess:
 
 
 def _said(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the library answers, or its error."""
+    """Return the library's answer, or raise its error."""
     if "error" not in answer:
         said: Mapping[str, Any] = answer["answer"]
         return said

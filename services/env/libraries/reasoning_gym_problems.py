@@ -1,42 +1,37 @@
-"""Problems of reasoning-gym (https://github.com/open-thought/reasoning-gym): one step, its score.
+"""Problems of reasoning-gym (https://github.com/open-thought/reasoning-gym): one scored step.
 
-Runs in the child process alone: of many data sets the scorer evaluates the answer as Python or as
-an expression.
+Runs only in the child process: the scorers of many data sets evaluate the answer as Python or as an
+expression.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.services.env.optional_imports import importing
 
 CACHED = 64
-"""Data sets kept ready."""
+"""Most data sets kept in memory."""
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError)
-"""What scorers raise over an answer that they can't take."""
+"""Exceptions of scorers that can't read an answer."""
 
 
 class Problems:
-    """Episodes of one problem each: the reset asks it, the step scores the answer."""
+    """Each episode is one problem: the reset asks it, the step scores the answer."""
 
     def __init__(self, suffix: str = "", answer_tag: str | None = None) -> None:
-        """`suffix` follows each question, as an instruction how to answer.
+        """`suffix` follows each question, for example an instruction how to answer.
 
-        With `answer_tag` what stands in the last `<TAG>…</TAG>` of an action is its answer, and an
-        action without has none; else all of it is. UsageError where the library isn't installed.
+        With `answer_tag`, the answer is the text in the last `<TAG>…</TAG>` of an action, and an
+        action without that tag has no answer. Without it, the answer is the whole action. Raises
+        UsageError if the library isn't installed.
         """
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the libraries that it imports
-                import reasoning_gym
-                from reasoning_gym.utils import extract_answer
-        except ImportError as error:
-            raise UsageError(
-                f"reasoning-gym is not installed ({error}): pip install 'headrace[reasoning-gym]'"
-            ) from None
+        with importing("reasoning-gym"):
+            import reasoning_gym
+            from reasoning_gym.utils import extract_answer
         self._library: Any = reasoning_gym
         self._extract: Any = extract_answer
         self._suffix = suffix
@@ -45,12 +40,12 @@ class Problems:
         self._open: dict[str, tuple[Any, Any]] = {}
 
     def reset(self, name: str, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The question that the payload names by data set, configuration, seed and index."""
+        """Ask the question that the payload names by data set, configuration, seed and index."""
         payload = task["payload"]
         if missing := {"dataset", "seed", "index"} - set(payload):
             raise UsageError(
-                f"a task of reasoning_gym needs {sorted(missing)} in its payload, as "
-                f"tasks.use = 'reasoning_gym' writes"
+                f"the task's payload lacks {sorted(missing)}; "
+                f"tasks.use = 'reasoning_gym' makes such tasks"
             )
         dataset = self._dataset(payload["dataset"], payload.get("config", {}), payload["seed"])
         problem = dataset[payload["index"]]
@@ -58,7 +53,7 @@ class Problems:
         return {"text": f"{problem['question']}{self._suffix}"}
 
     def step(self, name: str, action: str) -> Mapping[str, Any]:
-        """The answer's score. One that the scorer can't take is wrong: it is the policy's doing."""
+        """Score the answer. If the scorer can't read it, it is wrong: the policy wrote it."""
         dataset, problem = self._open.pop(name)
         answer = action if self._tag is None else self._extract(action, tag_name=self._tag)
         if answer is None:
@@ -70,7 +65,7 @@ class Problems:
         return {"reward": reward, "data": data, "terminated": True}
 
     def close(self, name: str) -> None:
-        """Forgets a problem."""
+        """Forget a problem."""
         self._open.pop(name, None)
 
     def _dataset(self, name: str, config: Mapping[str, Any], seed: int) -> Any:
@@ -81,7 +76,7 @@ class Problems:
             try:
                 made = self._library.create_dataset(name, **{**config, "seed": seed})
             except (AssertionError, TypeError, ValueError) as error:
-                said = f"reasoning-gym's data set {name!r}, {dict(config)}: {error}"
-                raise UsageError(said) from error
+                message = f"reasoning-gym's data set {name!r}, {dict(config)}: {error}"
+                raise UsageError(message) from error
             self._sets[key] = made
         return self._sets[key]

@@ -1,29 +1,29 @@
 """Single-player games of TextArena (https://www.textarena.ai).
 
-Runs in the child process alone. Its games draw from Python's global `random`: here each has a state
-of its own, so that a game's chance doesn't depend on which others are played beside it.
+Runs only in the child process. The games draw from Python's global `random`. Here each game has a
+random state of its own, so that it doesn't depend on which other games are played at the same time.
 """
 
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.services.env.optional_imports import importing
 
 
 @dataclass
 class Game:
-    """One game being played."""
+    """A game that is being played."""
 
     environment: Any
-    chance: Any
-    """The state of `random` when it was left."""
-    told: str = ""
+    random_state: Any
+    """The state of `random` after the game's last call."""
+    shown: str = ""
     """What its player has read."""
 
 
@@ -31,16 +31,12 @@ class Games:
     """Episodes of one game."""
 
     def __init__(self, id: str, kwargs: Mapping[str, Any] | None = None) -> None:
-        """`id` and `kwargs` as `textarena.make` takes them. UsageError where it isn't installed, or
-        has no such game."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the libraries that it imports
-                import textarena
-        except ImportError as error:
-            raise UsageError(
-                f"textarena is not installed ({error}): pip install 'headrace[textarena]'"
-            ) from None
+        """`id` and `kwargs` go to `textarena.make`.
+
+        Raises UsageError if textarena isn't installed, or has no such game.
+        """
+        with importing("textarena"):
+            import textarena
         self._library: Any = textarena
         self._id = id
         self._kwargs = dict(kwargs or {})
@@ -48,20 +44,20 @@ class Games:
         self._make()
 
     def reset(self, name: str, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The rules and the first position, drawn by the task's seed."""
+        """Show the rules and the first position, drawn with the task's seed."""
         random.seed(task["seed"])
         game = self._open[name] = Game(self._make(), random.getstate())
-        with _own_chance(game):
+        with _own_random_state(game):
             try:
                 game.environment.reset(num_players=1, seed=task["seed"])
             except AssertionError as error:
-                raise UsageError(f"{self._id} can't be played by one: {error}") from error
+                raise UsageError(f"{self._id} is not a game for one player: {error}") from error
             return {"text": _news(game)}
 
     def step(self, name: str, action: str) -> Mapping[str, Any]:
-        """The game's answer. What the game refuses is told, and costs what the game says."""
+        """Make a move. If the game refuses it, the text says so, and the game sets the penalty."""
         game = self._open[name]
-        with _own_chance(game):
+        with _own_random_state(game):
             done, _ = game.environment.step(action)
             if not done:
                 return {"text": _news(game), "reward": 0.0}
@@ -72,30 +68,30 @@ class Games:
         return {"text": reason, "reward": reward, "terminated": True}
 
     def close(self, name: str) -> None:
-        """Forgets a game."""
+        """Forget a game."""
         self._open.pop(name, None)
 
     def _make(self) -> Any:
         try:
             return self._library.make(self._id, **self._kwargs)
         except (ImportError, LookupError, OSError, TypeError, ValueError) as error:
-            said = f"textarena.make({self._id!r}, **{self._kwargs}): {error}"
-            raise UsageError(said[:500]) from error
+            message = f"textarena.make({self._id!r}, **{self._kwargs}): {error}"
+            raise UsageError(message[:500]) from error
 
 
 @contextmanager
-def _own_chance(game: Game) -> Iterator[None]:
-    random.setstate(game.chance)
+def _own_random_state(game: Game) -> Iterator[None]:
+    random.setstate(game.random_state)
     try:
         yield
     finally:
-        game.chance = random.getstate()
+        game.random_state = random.getstate()
 
 
 def _news(game: Game) -> str:
-    """What the player has not read yet: most games say all again at every turn."""
+    """Return what the player has not read yet: most games repeat the whole text at every turn."""
     _, observation = game.environment.get_observation()
     text = str(observation)
-    news = text[len(game.told) :] if text.startswith(game.told) else text
-    game.told = text
+    news = text[len(game.shown) :] if text.startswith(game.shown) else text
+    game.shown = text
     return news

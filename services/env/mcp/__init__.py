@@ -1,8 +1,6 @@
-"""Tool servers of the Model Context Protocol as environments: a step is a call of their tools."""
+"""Tool servers of the Model Context Protocol as environments: a step calls their tools."""
 
-from headrace.errors import UsageError
+from headrace.services.env.optional_imports import importing
 
-try:
+with importing("mcp"):
     import mcp  # noqa: F401
-except ImportError:
-    raise UsageError("mcp is not installed: pip install 'headrace[mcp]'") from None

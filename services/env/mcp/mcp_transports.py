@@ -1,4 +1,4 @@
-"""The ways to an MCP server, with bounds that the library's own have not."""
+"""Connections to an MCP server, with limits that the library's own connections lack."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mcp.types import jsonrpc_message_adapter
 from headrace.services.processes import parent
 
 EXIT_S = 0.5
-"""Seconds that a server has to end once its input has."""
+"""Seconds that a server has to end after its input ended."""
 
 CHUNK_BYTES = 64 * 1024
 
@@ -29,10 +29,10 @@ CHUNK_BYTES = 64 * 1024
 async def by_command(
     command: Sequence[str], environment: Mapping[str, str], most: int
 ) -> AsyncIterator[Any]:
-    """A server that is a child process, spoken to by lines on its input and output.
+    """Start a server as a child process. Messages are lines on its input and output.
 
-    A line is at most `most` bytes long. The server and what it started end with this context, and
-    with this process.
+    A line has at most `most` bytes. The server and the processes that it started end with this
+    context, and with this process.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", parent.__file__, str(os.getpid()), *command),
@@ -51,7 +51,7 @@ async def by_command(
 
 @asynccontextmanager
 async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterator[Any]:
-    """A server at an address, by Streamable HTTP. A message is at most `most` bytes long."""
+    """Connect to a server by Streamable HTTP. A message has at most `most` bytes."""
     client = httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **headers},
         transport=_Bounded(most),
@@ -66,7 +66,7 @@ async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterat
 
 @asynccontextmanager
 async def _piped(process: asyncio.subprocess.Process) -> AsyncIterator[Any]:
-    """Carries messages between a process's pipes and streams as the library wants them."""
+    """Carry messages between a process's pipes and the streams that the library takes."""
     heard, reading = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     writing, said = anyio.create_memory_object_stream[SessionMessage](0)
     tasks = [asyncio.create_task(_hear(process, heard)), asyncio.create_task(_say(process, said))]
@@ -81,7 +81,7 @@ async def _piped(process: asyncio.subprocess.Process) -> AsyncIterator[Any]:
 
 
 async def _hear(process: asyncio.subprocess.Process, heard: Any) -> None:
-    """Passes on each line. The stream's end says that the server is gone, or floods."""
+    """Pass on each line. The stream ends if the server is gone, or a line is too long."""
     assert process.stdout is not None
     with suppress(anyio.BrokenResourceError, ValueError, OSError):
         async with heard:
@@ -106,7 +106,7 @@ async def _say(process: asyncio.subprocess.Process, said: Any) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Lets a server end by itself for a moment, then kills it and all that it started."""
+    """Give a server a moment to end by itself, then kill it and all that it started."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -118,7 +118,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.stdout is not None
-    with suppress(TimeoutError):  # unless what has left the group holds the pipe
+    with suppress(TimeoutError):  # a process that left the group may hold the pipe
         async with asyncio.timeout(EXIT_S):
             while await process.stdout.read(CHUNK_BYTES):
                 pass
@@ -126,7 +126,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """Cuts off an answer that is too long. Streams of events are bounded by event instead."""
+    """Ends an answer that is too long. In streams of events, each event has the limit instead."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Servers of OpenEnv as environments: a session of their WebSocket is an episode."""
+"""OpenEnv servers as environments: one session of a server's WebSocket is one episode."""

@@ -1,4 +1,4 @@
-"""An OpenEnv server as an environment: what a policy writes becomes an action of it."""
+"""An OpenEnv server as an environment: the policy's text becomes an action of the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.services.env.openenv.openenv_session import OpenEnvSession
 from headrace.services.env.tool_calls import BadCall, Call, read_calls
 
 SEEDS = 2**31
-"""Servers hand a seed on to generators of 32 bits."""
+"""Seeds are taken modulo this: servers pass them to generators that take 32 bits."""
 
 
 class _Tool(BaseModel):
@@ -59,20 +59,23 @@ class OpenEnvEnvironment:
         token_variable: str | None = None,
         replayable: bool = False,
     ) -> None:
-        """`action` names the field of an action that is the policy's text.
+        """`action` names the field of an action that holds the policy's text.
 
-        Absent: the policy writes the action as JSON. `fields` are the same in every action. With
-        `tools` the policy calls the server's tools instead. `render` names the field of an
-        observation that is its text, or several; absent: the whole of it as JSON. `reset` are
-        arguments of every reset, under the task's payload. Each call has `timeout_s`, and as long
-        a full server is waited for; each message has at most `answer_kb` KiB. `token_variable` is
-        as for `http`. `replayable` says that the same actions give the same answers.
+        Without `action`, the policy writes the action as JSON. `fields` are the same in every
+        action. With `tools`, the policy calls the server's tools instead. `render` names the field
+        of an observation that is its text, or several; without it, the text is the whole
+        observation as JSON. `reset` are arguments of every reset; the task's payload overrides
+        them. A call may take `timeout_s` seconds, and a full server is asked as long again. A
+        message may have `answer_kb` KiB. `token_variable` is as for `http`. `replayable` says that
+        the same actions give the same answers. Raises UsageError if an option is wrong.
         """
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https", "ws", "wss") or not rest:
             raise UsageError(f"url {url!r}: give the server's address, as http://127.0.0.1:8000")
         if tools and (action is not None or fields):
-            raise UsageError("tools = true: tool calls are the actions, without action and fields")
+            raise UsageError(
+                "tools = true makes tool calls the actions; use it without action and fields"
+            )
         self.replayable = replayable
         self._action = action
         self._fields = dict(fields or {})
@@ -88,18 +91,18 @@ class OpenEnvEnvironment:
         """The server's tools by name, as chat templates take them."""
 
     def set_name(self, name: str) -> None:
-        """As Named has it: the server is told it as `episode_id`."""
+        """Take the attempt's name; the server gets it as `episode_id`."""
         self._name = name
 
     async def reset(self, task: TaskView) -> Observation:
-        """Begins an episode, in the session that there is or a new one."""
+        """Start an episode, in the open session or in a new one."""
         about = {"seed": task.seed % SEEDS, "episode_id": self._name}
-        told = {**self._reset, **task.payload, **about}
-        if self._tools:  # asked for before the reset, after which it might count as a step
+        arguments = {**self._reset, **task.payload, **about}
+        if self._tools:  # before the reset: after it, the request might count as a step
             listed = await self._own("step", {"type": "list_tools"})
             self._described = _described(listed)
-        first = await self._own("reset", told)
-        observation = first.told(render(first.observation, self._render))
+        first = await self._own("reset", arguments)
+        observation = first.to_observation(render(first.observation, self._render))
         if not self._tools:
             return observation
         text = observation.text or str(task.payload.get("prompt", ""))
@@ -107,7 +110,7 @@ class OpenEnvEnvironment:
         return replace(observation, text=text, data=data)
 
     async def step(self, action: str) -> Observation:
-        """Acts. What is wrong with an action that is none is told, and the episode goes on."""
+        """Send the action. The policy reads why an action is not valid, and the episode goes on."""
         try:
             if self._tools:
                 return await self._call(read_calls(action, self._described))
@@ -118,57 +121,61 @@ class OpenEnvEnvironment:
         except Refused as refused:
             self._check(refused)
             return Observation(f"error: {refused}")
-        return done.told(render(done.observation, self._render))
+        return done.to_observation(render(done.observation, self._render))
 
     async def aclose(self) -> None:
-        """Has the server end the session; bounded."""
+        """Ask the server to end the session. It takes bounded time."""
         await self._session.close()
 
     async def _own(self, kind: str, data: Mapping[str, Any]) -> Step:
-        """The answer to a message that is not the policy's, in a new session if there is none."""
+        """Send a message that is not the policy's. Start a session if there is none."""
         try:
             if self._session.open:
                 return await self._session.ask(kind, data)
             return await self._session.begin(kind, data)
         except Refused as refused:
-            said = f"the server takes no {kind} of {json.dumps(data)[:200]}: {refused}"
-            raise UsageError(f"{said}. Look at the environment's options") from refused
+            raise UsageError(
+                f"the server refused the {kind} {json.dumps(data)[:200]}: {refused}. "
+                f"Check the environment's options"
+            ) from refused
 
     async def _call(self, calls: Sequence[Call]) -> Observation:
-        """Calls tools until the episode is over. An action without a call ends it."""
+        """Call tools until the episode ends. An action without a call ends it."""
         steps: list[Step] = []
         for call in calls:
-            asked = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
-            steps.append(await self._session.ask("step", asked))
+            request = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
+            steps.append(await self._session.ask("step", request))
             if steps[-1].done:
                 break
         rewards = [float(step.reward) for step in steps if step.reward is not None]
         return Observation(
-            text="\n".join(_said(step.observation) for step in steps),
+            text="\n".join(_result_text(step.observation) for step in steps),
             data={"results": [step.observation for step in steps]},
             reward=sum(rewards) if rewards else None,
             terminated=not steps or steps[-1].done,
         )
 
     def _check(self, refused: Refused) -> None:
-        """UsageError where it's the recipe that makes no action of the policy's text."""
+        """Raise UsageError if the action is wrong because of the recipe, not the policy."""
         if self._action is None:
             return
         for problem in refused.problems:
             if problem.type in ("missing", "extra_forbidden") or problem.field in self._fields:
-                said = f"the server takes no action of {self._action!r}: {refused}"
-                raise UsageError(f"{said}. Look at the environment's action and fields")
+                raise UsageError(
+                    f"the server refused an action with the field {self._action!r}: {refused}. "
+                    f"Check the environment's options action and fields"
+                )
 
 
 def _described(listed: Step) -> dict[str, JsonValue]:
-    """A server's tools by name, as the OpenAI API and chat templates describe them."""
+    """Return a server's tools by name, as the OpenAI API and chat templates describe them."""
     try:
         tools = _Tools.model_validate(listed.observation).tools
     except ValidationError as error:
-        said = f"the server lists what are no tools: {json.dumps(listed.observation)[:500]}"
-        raise EnvironmentFailed("bad_answer", said) from error
+        message = f"the server's list of tools is not valid: {json.dumps(listed.observation)[:500]}"
+        raise EnvironmentFailed("bad_answer", message) from error
     if not tools:
-        raise UsageError("the server has no tools: leave `tools` out, or look at the server's log")
+        raise UsageError("the server has no tools: remove `tools`, or check the server's log")
     return {
         tool.name: {
             "type": "function",
@@ -182,8 +189,8 @@ def _described(listed: Step) -> dict[str, JsonValue]:
     }
 
 
-def _said(observation: Mapping[str, JsonValue]) -> str:
-    """What a tool says, as text."""
+def _result_text(observation: Mapping[str, JsonValue]) -> str:
+    """Return the text of a tool's result."""
     match observation:
         case {"error": {"message": str(message)}}:
             return f"error: {message}"
@@ -197,7 +204,7 @@ def _said(observation: Mapping[str, JsonValue]) -> str:
 
 
 def _block(block: JsonValue) -> str:
-    """A part of what a tool says; what is no text is named."""
+    """Return the text of one part of a result, or the type of a part that is not text."""
     match block:
         case {"text": str(text)}:
             return text

@@ -1,7 +1,7 @@
-"""What goes over an OpenEnv session: messages, their answers, and what both say as text.
+"""Messages of an OpenEnv session, and how observations become text.
 
-After `openenv.core.env_server` of openenv 0.10: a server at `/ws` answers each `reset` and `step`
-by an `observation` or an `error` with one of the codes below.
+They follow `openenv.core.env_server` of openenv 0.10: a server at `/ws` answers each `reset` and
+`step` with an `observation`, or with an `error` that has one of the codes below.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.services.base.types import Observation
+from headrace.services.env.http_environment import bad_answer
 
 REFUSAL_CHARACTERS = 2000
-"""Of what a server finds wrong with an action: as much is told."""
+"""Most characters of a server's complaint about an action that the policy reads."""
 
 
 class BadAction(ValueError):
-    """What a policy wrote is no action: it is told."""
+    """The policy's text is not an action. The policy reads the message."""
 
 
 class OpenEnvProblem(BaseModel):
-    """One thing that pydantic, by which servers read actions, finds wrong."""
+    """One problem that pydantic found in an action. Servers read actions with pydantic."""
 
     type: str = ""
     loc: list[str | int] = []
@@ -32,21 +33,21 @@ class OpenEnvProblem(BaseModel):
 
     @property
     def field(self) -> str:
-        """The action's field that it is about; empty where it is about none."""
+        """The action's field that has the problem; empty if the problem is in no field."""
         return str(self.loc[0]) if self.loc else ""
 
 
 class Refused(Exception):
-    """The server takes no such action; nothing was done. Its message says why."""
+    """The server refused an action and did nothing. The message says why."""
 
     def __init__(self, problems: Sequence[OpenEnvProblem]) -> None:
-        said = (f"{'.'.join(map(str, each.loc))}: {each.msg}" for each in problems)
-        super().__init__("; ".join(said)[:REFUSAL_CHARACTERS])
+        lines = (f"{'.'.join(map(str, each.loc))}: {each.msg}" for each in problems)
+        super().__init__("; ".join(lines)[:REFUSAL_CHARACTERS])
         self.problems = problems
 
 
 class Full(InfrastructureError):
-    """The server holds as many sessions as it may."""
+    """The server has as many sessions as it allows."""
 
 
 class _Message(BaseModel):
@@ -63,7 +64,7 @@ class _Error(BaseModel):
 
 
 class Step(BaseModel):
-    """What a server answers to a reset and a step. Keys that are new to it are passed over."""
+    """A server's answer to a reset or a step. Unknown keys are ignored."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -71,46 +72,42 @@ class Step(BaseModel):
     reward: float | bool | None = None
     done: bool = False
 
-    def told(self, text: str) -> Observation:
-        """As the agent gets it: `text`, and all that the server says as `data`."""
+    def to_observation(self, text: str) -> Observation:
+        """Return what the agent gets: `text`, and the server's whole observation as `data`."""
         reward = None if self.reward is None else float(self.reward)
         return Observation(text=text, data=self.observation, reward=reward, terminated=self.done)
 
 
-def read_step(content: str, where: str) -> Step:
-    """The observation in a server's message.
+def read_step(content: str, url: str) -> Step:
+    """Read the observation in a server's message.
 
-    Refused where it says that the action is none; else the error that it tells, typed, or
-    EnvironmentFailed `bad_answer` where it is no message of the protocol.
+    Raises Refused if the server refused the action, EnvironmentFailed `bad_answer` if the message
+    does not follow the protocol, and otherwise the error that the message reports.
     """
     try:
         message = _Message.model_validate_json(content)
         if message.type == "observation":
             return Step.model_validate(message.data)
         if message.type != "error":
-            said = f"{where} answers with a message of type {message.type[:80]!r}"
-            raise EnvironmentFailed("bad_answer", said)
+            complaint = f"{url} answered with a message of unknown type {message.type[:80]!r}"
+            raise EnvironmentFailed("bad_answer", complaint)
         error = _Error.model_validate(message.data)
     except ValidationError as problems:
-        problem = problems.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, problem["loc"])) or "the message"
-        said = f"{where} answers what is no observation: {place}: {problem['msg']}"
-        raise EnvironmentFailed("bad_answer", said) from problems
-    raise _typed(error, where)
+        raise bad_answer(problems, url) from problems
+    raise _typed(error, url)
 
 
-def _typed(error: _Error, where: str) -> Exception:
-    """Whose doing it is."""
-    said = f"{where}: {error.code}: {error.message}"
+def _typed(error: _Error, url: str) -> Exception:
+    message = f"{url}: {error.code}: {error.message}"
     if error.code == "CAPACITY_REACHED":
-        return Full("server_busy", said)
+        return Full("server_busy", message)
     if error.code == "VALIDATION_ERROR" and error.errors:
         return Refused(error.errors)
-    return EnvironmentFailed("server_error", said)
+    return EnvironmentFailed("server_error", message)
 
 
 def read_object(action: str) -> dict[str, Any]:
-    """An action that a policy wrote as JSON. BadAction where it is no object."""
+    """Read an action that the policy wrote as a JSON object. Raises BadAction if it is not one."""
     try:
         fields = json.loads(action)
     except (ValueError, RecursionError) as error:
@@ -121,10 +118,10 @@ def read_object(action: str) -> dict[str, Any]:
 
 
 def render(observation: Mapping[str, JsonValue], names: Sequence[str]) -> str:
-    """An observation as text: the fields of these names, or with none the whole of it.
+    """Turn an observation into text: the fields with these names, or all of it if there are none.
 
-    A field is looked for in the observation, then in its metadata. Of several each says its name,
-    and what is empty is left out. UsageError where there is none of them.
+    Fields are looked up in the observation first, then in its metadata. Several fields are shown
+    with their names, without empty ones. Raises UsageError if it has none of the fields.
     """
     metadata = observation.get("metadata")
     inner = metadata if isinstance(metadata, dict) else {}
@@ -135,12 +132,14 @@ def render(observation: Mapping[str, JsonValue], names: Sequence[str]) -> str:
     fields = {**inner, **outer}
     found = {name: fields[name] for name in names if name in fields}
     if not found:
-        has = ", ".join(fields) or "nothing"
-        raise UsageError(f"render {list(names)}: an observation has none of it; it has {has}")
+        raise UsageError(
+            f"render {list(names)}: the observation has none of these fields; "
+            f"it has {', '.join(fields) or 'nothing'}"
+        )
     if len(names) == 1:
         return _spelt(next(iter(found.values())))
-    told = {name: value for name, value in found.items() if value not in (None, "", [], {})}
-    return "\n".join(f"{name}: {_spelt(value)}" for name, value in told.items())
+    shown = {name: value for name, value in found.items() if value not in (None, "", [], {})}
+    return "\n".join(f"{name}: {_spelt(value)}" for name, value in shown.items())
 
 
 def _spelt(value: JsonValue) -> str:

@@ -1,1 +1,1 @@
-"""Sandboxes: environments whose actions run as untrusted code in hardened Docker containers."""
+"""Sandboxes: environments that run actions as untrusted code in hardened Docker containers."""

@@ -1,6 +1,6 @@
-"""A calculator to reach an answer by: what it calculates, it calculates in the sandbox.
+"""A calculator that runs in the sandbox; the policy uses it to find the answer to a sum.
 
-The answer itself never enters the sandbox: the worker compares it with what the policy says.
+The correct answer never enters the sandbox: the worker compares it with the policy's answer.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
 from headrace.services.env.sandbox.tools import reading_payload
 
 EVALUATOR = "import sys; print(eval(sys.argv[1].strip(), {'__builtins__': {}}))"
-"""Not made safe: what an expression can do to Python, it does in the sandbox."""
+"""This `eval` is not safe and need not be: the sandbox contains what an expression can do."""
 OVERFLOW = "E"
-"""What the display shows for what is no expression, has no value, or too long a one."""
+"""The display shows this if the input is not an expression, has no value, or one too long."""
 _NUMBER = re.compile(r"\s*([+-]?[0-9]{1,18})\s*", re.ASCII)
 
 
 class Calculator:
-    """An action is an expression, and its value is shown; a number alone is the answer.
+    """An action is an expression, whose value is shown, or a single number, which is the answer.
 
-    The task's payload: `prompt`, and the `answer`, an integer. The reward is 1 where the number is
-    the answer, else 0, and either ends the episode. Every text is a line.
+    The task's payload has `prompt` and `answer`, an integer. The answer ends the episode; its
+    reward is 1 if it is right, else 0. Every observation is one line.
     """
 
     def __init__(self, sandbox: Sandbox, task: TaskView, digits: int = 12) -> None:
-        """`digits` are the display's places: values stand at its right, as a pocket calculator's.
+        """`digits` is the width of the display; values are aligned to its right.
 
-        UsageError where the payload is no such task.
+        Raises UsageError if the payload is not such a task.
         """
         self._sandbox = sandbox
         self._digits = digits
@@ -37,13 +37,13 @@ class Calculator:
             self._answer = int(task.payload["answer"])
 
     async def prepare(self) -> Observation:
-        """Says what is to be calculated."""
+        """Return the prompt."""
         return Observation(text=f"{self._prompt}\n")
 
     async def act(self, action: str, index: int) -> Observation:
-        """Calculates, or takes the answer."""
-        if said := _NUMBER.fullmatch(action):
-            right = int(said[1]) == self._answer
+        """Show the value of an expression, or check the answer."""
+        if answer := _NUMBER.fullmatch(action):
+            right = int(answer[1]) == self._answer
             text = "right\n" if right else "wrong\n"
             return Observation(text=text, reward=float(right), terminated=True)
         shown = await self._calculate(action)

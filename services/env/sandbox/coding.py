@@ -1,7 +1,7 @@
-"""Programs graded by tests: the sandbox computes, the worker compares.
+"""Programs graded by hidden tests: the sandbox computes the values, the worker compares them.
 
-What a test expects never enters the sandbox. So a program can't read it, and nothing that it does
-to its own process, to Python or to the files there makes a wrong value right.
+Expected values never enter the sandbox. So a program can't read them, and whatever it does to its
+own process, to Python or to files, a wrong value stays wrong.
 """
 
 from __future__ import annotations
@@ -17,46 +17,47 @@ from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
 from headrace.services.env.sandbox.tools import reading_payload
 
 RESULT_KB = 256
-"""Most of a run's output that is kept: the results are its last line."""
+"""Most of a run's output that is kept, in KiB. The results are its last line."""
 RUNNER = """
 import json, os, sys
 results = os.fdopen(os.dup(1), "w")
-nowhere = os.open(os.devnull, os.O_WRONLY)
-os.dup2(nowhere, 1)
-os.dup2(nowhere, 2)
+null = os.open(os.devnull, os.O_WRONLY)
+os.dup2(null, 1)
+os.dup2(null, 2)
 program, entry, calls = sys.argv[1:4]
-said = []
+answers = []
 try:
     names = {"__name__": "solution"}
     exec(compile(program, "solution", "exec"), names)
     function = names[entry]
 except BaseException as error:
-    said = [["error", type(error).__name__]] * len(json.loads(calls))
+    answers = [["error", type(error).__name__]] * len(json.loads(calls))
 else:
     for arguments in json.loads(calls):
         try:
-            said.append(["value", json.loads(json.dumps(function(*arguments)))])
+            answers.append(["value", json.loads(json.dumps(function(*arguments)))])
         except BaseException as error:
-            said.append(["error", type(error).__name__])
-results.write("\\n" + json.dumps(said) + "\\n")
+            answers.append(["error", type(error).__name__])
+results.write("\\n" + json.dumps(answers) + "\\n")
 results.flush()
 """
 PASSED = "passed"
 Case = tuple[list[Any], Any]
-"""A call's arguments, and the value that it must give; both JSON."""
+"""The arguments of a call and the value that it must return; both are JSON values."""
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class Coding:
-    """An action is a program that defines a function. Its reward is 1 where it passes all tests.
+    """An action is a program that defines a function. Its reward is 1 if it passes all tests.
 
-    The task's payload: `prompt`, the function's name as `entry`, and `cases`, a list of
-    [arguments, expected value] as JSON. The last fenced block of an action counts, or all of it.
+    The task's payload has `prompt`, `entry` (the function's name) and `cases`, a list of
+    [arguments, expected value] as JSON. If an action has fenced blocks, the last one is the
+    program; otherwise the whole action is.
     """
 
     def __init__(self, sandbox: Sandbox, task: TaskView, tries: int = 1, partial: bool = False):
-        """`tries` are the programs that an episode may hand in; with `partial` the last one's
-        reward is the share of its tests that pass. UsageError where the payload is no such task.
+        """An episode may submit `tries` programs. With `partial`, the reward of the last one is the
+        share of tests that pass. Raises UsageError if the payload is not such a task.
         """
         self._sandbox = sandbox
         self._tries = tries
@@ -68,11 +69,11 @@ class Coding:
             self._cases = [(list(arguments), value) for arguments, value in task.payload["cases"]]
 
     async def prepare(self) -> Observation:
-        """Says what the task is."""
+        """Return the prompt."""
         return Observation(text=self._prompt)
 
     async def act(self, action: str, index: int) -> Observation:
-        """Grades a program."""
+        """Grade a program."""
         blocks = _FENCED.findall(action)
         program = blocks[-1] if blocks else action
         verdicts, why = await grade(self._sandbox, program, self._entry, self._cases)
@@ -90,21 +91,24 @@ class Coding:
 async def grade(
     sandbox: Sandbox, program: str, entry: str, cases: Sequence[Case]
 ) -> tuple[list[str], str]:
-    """A verdict on each case of a program's function `entry`; and why it was ended, if it was."""
+    """Return a verdict for each case of a program's function `entry`, and why the run was ended.
+
+    The reason is empty if the run ended by itself.
+    """
     calls = json.dumps([arguments for arguments, _ in cases])
     command = ("python3", "-I", "-c", RUNNER, program, entry, calls)
     try:
         result = await sandbox.run(command, output_kb=RESULT_KB)
-        said, why = _results(result.output), result.ended
+        results, why = _results(result.output), result.ended
     except BadArgument as error:
-        said, why = [], str(error)
-    answers = [*said, *[None] * len(cases)]
+        results, why = [], str(error)
+    answers = [*results, *[None] * len(cases)]
     expected = [value for _, value in cases]
     return [_verdict(*both) for both in zip(answers, expected, strict=False)], why
 
 
 def graded_by(verdicts: Sequence[str], why: str) -> Observation:
-    """What verdicts say: reward 1 where all cases passed."""
+    """Return the observation for these verdicts: its reward is 1 if all cases passed, else 0."""
     passed, cases = verdicts.count(PASSED), len(verdicts)
     failed = sorted({verdict for verdict in verdicts if verdict != PASSED})
     text = f"{passed} of {cases} tests passed"
@@ -117,13 +121,13 @@ def graded_by(verdicts: Sequence[str], why: str) -> Observation:
 
 
 def _results(output: str) -> list[Any]:
-    """What the runner's last line says; nothing where a program kept it from saying it."""
+    """Read the runner's last line; return an empty list if the program prevented that line."""
     lines = output.rstrip().splitlines()
     try:
-        said = json.loads(lines[-1]) if lines else []
+        results = json.loads(lines[-1]) if lines else []
     except (ValueError, RecursionError):
         return []
-    return said if isinstance(said, list) else []
+    return results if isinstance(results, list) else []
 
 
 def _verdict(answer: Any, expected: Any) -> str:

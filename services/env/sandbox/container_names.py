@@ -1,14 +1,18 @@
-"""A container's name is its state: the one thing about it that can change, and only by the engine.
+"""Names of containers. A container's name holds its state, since only the engine can change it.
 
     headrace.NAMESPACE.TASK-SAMPLE-ATTEMPT.PARTITION-OFFSET.TOKEN.BEGUN      in use
     headrace.NAMESPACE.idle.TOKEN                                            persistent, unused
-    headrace.NAMESPACE.taken.TOKEN                                           between the two
+    headrace.NAMESPACE.taken.TOKEN                                           between these two
 
-BEGUN is the index of the last action that was begun. To begin the next, a worker renames the
-container *from the name that it knows* to the one name that follows. Of two that try, one finds the
-old name gone or the new one given: no action is begun twice, and a worker that was overtaken can do
-nothing more. What runs inside can't see it. The engine finds a container before it locks it: two
-renames from one name to *different* ones may both succeed. So an idle one is taken first of all.
+BEGUN is the index of the last action that was begun. To begin the next action, a worker renames the
+container from the name that it has seen last to the one name that follows it. If two workers try,
+one of them finds the old name gone or the new name in use. So no action is begun twice, and a
+worker that has lost its partition can do nothing more. Processes in the container can't see the
+name.
+
+The engine looks a container up before it locks it, so two renames from one name to *different*
+names may both succeed. That is why an idle container first gets the name `taken`, which is the same
+for every worker.
 """
 
 from __future__ import annotations
@@ -44,25 +48,18 @@ class InUse:
         )
 
     def next(self) -> InUse:
-        """The name once the next action is begun."""
+        """Return the name after the next action is begun."""
         return replace(self, begun=self.begun + 1)
 
 
 def in_use(namespace: str, claim: Claim, token: str) -> InUse:
-    """The name of a container that `claim` has, its reset begun."""
-    return InUse(
-        namespace,
-        claim.task,
-        claim.sample,
-        claim.attempt,
-        claim.partition,
-        claim.offset,
-        token,
-    )
+    """Return the name of a container of `claim` whose reset is begun."""
+    attempt = claim.task, claim.sample, claim.attempt
+    return InUse(namespace, *attempt, claim.partition, claim.offset, token)
 
 
 def parse(name: str) -> InUse | None:
-    """The attempt that a container's name tells of; None where it tells of none."""
+    """Read the name of a container in use; None for every other name."""
     match = _IN_USE.match(name)
     if match is None:
         return None
@@ -72,25 +69,25 @@ def parse(name: str) -> InUse | None:
 
 
 def of_episode(namespace: str, task: int, sample: int) -> str:
-    """A pattern of the names of one episode's containers, whatever the attempt."""
+    """Return a pattern that matches the containers of one episode, of every attempt."""
     return f"^/?headrace\\.{re.escape(namespace)}\\.{task}-{sample}-"
 
 
 def of_partition(namespace: str, partition: int) -> str:
-    """A pattern of the names of the containers of one partition's episodes."""
+    """Return a pattern that matches the containers of one partition's episodes."""
     return f"^/?headrace\\.{re.escape(namespace)}\\.[0-9-]+\\.{partition}-"
 
 
 def idle(namespace: str, token: str) -> str:
-    """The name of a persistent container that waits to be used again."""
+    """Return the name of a persistent container that waits to be used again."""
     return f"headrace.{namespace}.idle.{token}"
 
 
 def taken(namespace: str, token: str) -> str:
-    """The name by which it is taken: the same for whoever would have it."""
+    """Return the name that a worker gives an idle container to take it."""
     return f"headrace.{namespace}.taken.{token}"
 
 
 def of_idle(namespace: str) -> str:
-    """A pattern of the names of idle containers."""
+    """Return a pattern that matches idle containers."""
     return f"^/?headrace\\.{re.escape(namespace)}\\.idle\\."

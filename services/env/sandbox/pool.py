@@ -1,8 +1,9 @@
-"""Sandboxes of one environment of the recipe: made, found again, pooled, swept away.
+"""Make, find, pool and remove the sandboxes of one environment of the recipe.
 
-Every container is labelled. One that no open episode needs is removed by the owner of its
-partition: its reset lies in the log before what that worker has read, so that it knows. One past
-its deadline is removed by any worker of the engine, and ends by itself where none lives.
+Every container has labels. The worker that owns a container's partition removes the container once
+no open episode needs it: the worker has read the log beyond the container's reset, so it can tell.
+Any worker on the engine removes a container after its deadline. If no worker is left, the container
+ends by itself.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ TOOLS: dict[str, Loader] = {
 }
 LABEL = "headrace."
 OVERDUE_S = 60.0
-"""Seconds past its deadline after which anybody removes a container: clocks differ."""
+"""Seconds after its deadline when any worker removes a container; clocks differ."""
 LIMITS = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
-"""What an engine must be able to limit. Where it can't it says so only in a warning."""
+"""Limits that an engine must support. If it doesn't, its own API only gives a warning."""
 CLOSE_S = 2.0
 
 
 class DockerSetup:
-    """An environment of the recipe whose episodes have containers. As EnvironmentSetup."""
+    """The Setup of an environment whose episodes have containers."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class DockerSetup:
         instances: Instances,
         engine: Engine | None = None,
     ) -> None:
-        """`key` is the environment's in the recipe. UsageError names each wrong option."""
+        """`key` is the environment's key in the recipe. Raises UsageError for wrong options."""
         self.options = options
         self.slots = slots
         self.settings = read_settings(options)
@@ -99,12 +100,12 @@ class DockerSetup:
         self._make_tool: Callable[..., Tool] = load("tool", self.settings.tool, TOOLS)
         self._engine = engine or Engine()
         self._idle: dict[str, str] = {}
-        """Names of the idle containers that this worker pooled, and their images."""
+        """Images of the idle containers that this worker pooled, by container name."""
 
     async def open(self) -> None:
-        """Checks the engine, and pulls the images. Before it returns no episode is taken.
+        """Check the engine and pull the images. The worker takes no episode before.
 
-        DependencyError where the engine is out of reach, UsageError where it is unfit.
+        Raises DependencyError if the engine can't be reached, UsageError if it is not suitable.
         """
         await self._engine.open()
         try:
@@ -118,16 +119,20 @@ class DockerSetup:
             ) from error
 
     async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:
-        """An environment without a container yet. UsageError for an image not in the recipe."""
+        """Return an environment that has no container yet.
+
+        Raises UsageError if the task names an image that the recipe doesn't allow.
+        """
         image = use.image or self.settings.image
         if image not in (self.settings.image, *self.settings.images):
             raise UsageError(
-                f"environments.{self._key}.options: image {image!r} is not among its `images`"
+                f"environments.{self._key}.options: image {image!r} is not among its `images`; "
+                f"add it there, or submit the task with another image"
             )
         return DockerEnvironment(self, claim, image, persistent=use.mode == "persistent")
 
     async def give_back(self, use: EnvironmentUse, environment: Environment, fit: bool) -> None:
-        """Pools a persistent sandbox that is fit to be reset; removes any other."""
+        """Pool a persistent sandbox that may be reset; remove any other."""
         assert isinstance(environment, DockerEnvironment)
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -136,21 +141,21 @@ class DockerSetup:
                 else:
                     await self.remove(environment)
         except TimeoutError:
-            logger.warning("a sandbox was not removed in %s s: it will be swept away", CLOSE_S)
+            logger.warning("a sandbox was not removed in %s s; a later sweep removes it", CLOSE_S)
         except InfrastructureError as error:
-            logger.warning("a sandbox could not be given back, and will be swept away: %s", error)
+            logger.warning("a sandbox was not pooled or removed; a sweep removes it: %s", error)
 
     async def close_pool(self) -> None:
-        """Removes the idle containers of this worker; what is in use stays to be found."""
+        """Remove this worker's idle containers. Those in use stay for the next worker."""
         try:
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.gather(*map(self._engine.remove, self._idle), return_exceptions=True)
         except TimeoutError:
-            logger.warning("idle sandboxes were not removed in %s s", CLOSE_S)
+            logger.warning("idle sandboxes were not removed in %s s; they expire", CLOSE_S)
         await self._engine.aclose()
 
     async def start(self, environment: DockerEnvironment) -> Sandbox:
-        """A fresh container for an environment: made, or an idle one restarted."""
+        """Return a fresh container: a new one, or an idle one that was restarted."""
         if environment.persistent and (found := await self._reuse(environment)):
             return found
         claim, token = environment.claim, uuid.uuid4().hex[:12]
@@ -174,9 +179,10 @@ class DockerSetup:
         return Sandbox(self._engine, self.settings, name, instance)
 
     async def find(self, claim: Claim, done: int) -> Sandbox:
-        """The running container of an attempt, where action `done` was the last one begun.
+        """Return the running container of an attempt whose last begun action is `done`.
 
-        InfrastructureError `sandbox_lost` where there is none, and then none is left.
+        If there is none, remove what is left of the attempt and raise InfrastructureError
+        `sandbox_lost`.
         """
         pattern = names.of_episode(self._namespace, claim.task, claim.sample)
         why = "its container is gone"
@@ -193,15 +199,15 @@ class DockerSetup:
         raise InfrastructureError("sandbox_lost", why)
 
     async def clear(self, claim: Claim) -> None:
-        """Removes what the episode has of this attempt and those before; never of a newer one."""
+        """Remove the containers of this attempt and of earlier ones, never of a later one."""
         pattern = names.of_episode(self._namespace, claim.task, claim.sample)
         for found in await self._list(pattern):
             name = names.parse(found["Names"][0])
             if name is not None and name.attempt <= claim.attempt:
-                await self._discard(found, "an earlier try")
+                await self._discard(found, "left by an earlier attempt")
 
     async def remove(self, environment: DockerEnvironment) -> None:
-        """Removes an environment's container, whether it was started or is being made."""
+        """Remove an environment's container, even if it was still being made."""
         sandbox = environment.sandbox
         if sandbox is None:
             await self.clear(environment.claim)
@@ -212,10 +218,11 @@ class DockerSetup:
     async def sweep(
         self, partition: int, read_to: int, open_attempt: Callable[[int, int], int | None]
     ) -> None:
-        """Removes the containers of a partition that no open episode needs, and any overdue.
+        """Remove a partition's containers that no open episode needs, and all overdue ones.
 
-        The log is read to offset `read_to`: a container whose reset lies there, and whose attempt
-        isn't open, is done for good. One whose reset lies further on is not known yet.
+        The worker has read the log up to offset `read_to`. If a container's reset is at or before
+        it and its attempt isn't open, the container is no longer needed. Containers whose reset is
+        after it belong to episodes that the worker has not read yet.
         """
         for found in await self._list(names.of_partition(self._namespace, partition)):
             name = names.parse(found["Names"][0])
@@ -223,17 +230,20 @@ class DockerSetup:
                 continue
             attempt = open_attempt(name.task, name.sample)
             if attempt is None or name.attempt < attempt:
-                await self._discard(found, "without an owner")
+                await self._discard(found, "that no open episode needs")
         for found in await self._engine.containers({f"{LABEL}deadline": ""}):
             if float(found["Labels"][f"{LABEL}deadline"]) + OVERDUE_S < now():
                 await self._discard(found, "past its deadline")
 
     def tool(self, sandbox: Sandbox, task: TaskView) -> Tool:
-        """The tool that works in a sandbox."""
+        """Make the tool that works in a sandbox."""
         return self._make_tool(sandbox, task, **self.settings.tool_options)
 
     async def _reuse(self, environment: DockerEnvironment) -> Sandbox | None:
-        """An idle container with time enough: whoever pooled it, who renames it has it."""
+        """Take an idle container that lives long enough, whichever worker pooled it.
+
+        The worker that renames it first has it.
+        """
         for found in await self._list(names.of_idle(self._namespace)):
             labels, idle = found["Labels"], found["Names"][0].lstrip("/")
             late = float(labels[f"{LABEL}deadline"]) < environment.claim.expires_at
@@ -282,7 +292,8 @@ class DockerSetup:
             "instance": instance,
             "deadline": f"{deadline:.0f}",
         }
-        if not environment.persistent:  # a persistent one's name alone says who has it now
+        # Labels can't change, so only the name says which attempt uses a persistent container.
+        if not environment.persistent:
             labels |= {
                 "task": str(claim.task),
                 "sample": str(claim.sample),
@@ -291,7 +302,7 @@ class DockerSetup:
         return {f"{LABEL}{label}": text for label, text in labels.items()}
 
     async def _ready(self, image: str) -> None:
-        """Has an image at hand. UsageError where it can't be had, or has volumes."""
+        """Pull an image if it is missing. UsageError if that fails, or if it has volumes."""
         try:
             found = await self._engine.image(image)
         except NotThere:
@@ -307,19 +318,19 @@ class DockerSetup:
         if volumes := (found.get("Config") or {}).get("Volumes"):
             raise UsageError(
                 f"environments.{self._key}.options: image {image!r} declares volumes "
-                f"({', '.join(volumes)}), whose size nothing limits: build it without"
+                f"({', '.join(volumes)}), whose size nothing limits. Build it without volumes"
             )
 
 
 def _require_fit(info: Mapping[str, Any], runtime: str) -> None:
-    """UsageError unless the engine can keep what a sandbox promises."""
+    """Raise UsageError unless the engine can enforce the limits of a sandbox."""
     runtimes = info.get("Runtimes") or {}
     if runtime and runtime not in runtimes:
         have = ", ".join(sorted(runtimes))
         raise UsageError(f"the Docker engine has no runtime {runtime!r}; it has {have}")
     missing = [limit for limit in LIMITS if not info.get(limit)]
     if missing:
-        raise UsageError(f"the Docker engine's kernel can't limit: {', '.join(missing)}")
+        raise UsageError(f"the Docker engine's kernel can't enforce: {', '.join(missing)}")
     security = " ".join(info.get("SecurityOptions") or ())
     if not runtime and not re.search(r"name=seccomp(?!,profile=unconfined)", security):
-        raise UsageError("the Docker engine has no seccomp profile: sandboxes need one, or gVisor")
+        raise UsageError("the Docker engine has no seccomp profile: set one, or runtime = 'runsc'")

@@ -1,7 +1,7 @@
-"""Small repositories with something wrong in them: commands to look and mend, then hidden tests.
+"""Small repositories with a fault: the policy repairs them by commands; hidden tests grade them.
 
-As in `coding.py`, the sandbox computes and the worker compares: what a test expects never enters
-the sandbox. The functions that are called lie in the repository, as the policy left it.
+As in `coding.py`, the sandbox computes the values and the worker compares them: expected values
+never enter the sandbox. The tests call functions in the repository as the policy left it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ _FENCED = re.compile(r"```(?:sh|bash|shell)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class Repair(Shell):
-    """An action is a command of `sh`, in a repository of the task's; `submit` has it graded.
+    """An action is a command of `sh` in the task's repository; `submit` grades the repository.
 
-    The task's payload: `prompt`; `files`, path to text; and `tests`, a list of ["module:function",
-    arguments, expected value] as JSON. The last fenced block of an action counts, or all of it.
-    The reward is 1 where all tests pass, and `submit` ends the episode.
+    The task's payload has `prompt`, `files` (path to text) and `tests`, a list of
+    ["module:function", arguments, expected value] as JSON. If an action has fenced blocks, the last
+    one is the command; otherwise the whole action is. `submit` ends the episode, with reward 1 if
+    all tests pass, else 0.
     """
 
     def __init__(self, sandbox: Sandbox, task: TaskView) -> None:
-        """UsageError where the payload is no such task."""
+        """Raises UsageError if the payload is not such a task."""
         super().__init__(sandbox, task)
         needs = (
             'prompt, files ({path: text}) and tests ([["module:function", arguments, value], …])'
@@ -58,10 +59,10 @@ class Repair(Shell):
             ]
             self._prompt = str(task.payload["prompt"])
         if len(self._files) > MOST_FILES:
-            raise UsageError(f"task {task.number}: {len(self._files)} files, of {MOST_FILES}")
+            raise UsageError(f"task {task.number}: {len(self._files)} files; at most {MOST_FILES}")
 
     async def prepare(self) -> Observation:
-        """Writes the files, and says what is wrong."""
+        """Write the files and return the prompt."""
         for path, text in self._files.items():
             try:
                 written = await self._sandbox.run(("python3", "-I", "-c", WRITER, path, text))
@@ -72,11 +73,11 @@ class Repair(Shell):
         listed = "\n".join(sorted(self._files))
         return Observation(
             text=f"{self._prompt}\n\nFiles in {WORK}:\n{listed}\n\n"
-            f"Answer with one shell command at a time; with `{SUBMIT}` when it is mended."
+            f"Answer with one shell command at a time; with `{SUBMIT}` when it is repaired."
         )
 
     async def act(self, action: str, index: int) -> Observation:
-        """Runs the command, or grades."""
+        """Run the command, or grade the repository."""
         blocks = _FENCED.findall(action)
         command = blocks[-1] if blocks else action
         if command.strip() != SUBMIT:
@@ -88,5 +89,5 @@ class Repair(Shell):
 def _path(name: Any) -> str:
     path = PurePosixPath(str(name))
     if path.is_absolute() or ".." in path.parts or not path.name:
-        raise ValueError(f"{name!r} is no path within the repository")
+        raise ValueError(f"{name!r} is not a path within the repository")
     return str(path)

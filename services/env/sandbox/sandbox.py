@@ -1,4 +1,4 @@
-"""One container: commands run in it, one at a time, within limits that are kept from outside."""
+"""A container that runs one command at a time. The worker enforces the limits from outside."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from headrace.services.processes.docker.docker_engine import Conflict, Engine, N
 from headrace.services.processes.docker.hardened import USER, WORK
 
 KILL_S = 30.0
-"""Seconds that a command's processes have to be gone once they are killed."""
+"""Seconds within which a command's processes must be gone after they are killed."""
 START_S = 60.0
-"""Seconds that a command has to begin: a busy host takes some."""
+"""Seconds that a command has to start; a busy host is slow."""
 BEGUN = b"begun\n"
 STARTED = ("sh", "-c", 'exec 2>&1; echo begun; exec "$@"', "sh")
-"""What a command is run by: a word before it tells its failures from the engine's. Its streams are
-one, and in order."""
+"""The wrapper of every command. The word that it prints first tells failures of the command from
+failures of the engine. It joins both streams, so that their order is kept."""
 KILLED = 137
-"""The exit code of what was killed: for its memory, or with its sandbox."""
+"""Exit code of a killed process: it used too much memory, or its sandbox was killed."""
 DYING_S = 5.0
-"""Seconds after which a sandbox that takes no command should be known to be dead."""
+"""Seconds that the engine has to report the end of a sandbox that starts no command."""
 SPARE_PIDS = 8
-"""A sandbox that has fewer processes left than starting a command takes is full."""
+"""Processes that starting a command takes. A sandbox with fewer left is full."""
 ARGUMENT_BYTES = 100_000
-"""Longest argument of a command; the kernel takes 131,072 bytes, the end of text included."""
+"""Longest argument of a command. The kernel's limit is 131,072 bytes with the final NUL."""
 
 
 class SandboxEnded(Exception):
-    """What ran in the sandbox made its end: the policy's doing, an observation, no failure."""
+    """A command ended its own sandbox. The policy did that: it is an observation, not a failure."""
 
 
 class BadArgument(ValueError):
-    """A command has an argument that the kernel doesn't take: the policy's doing."""
+    """The kernel can't take an argument of a command. The policy did that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a command."""
+    """How a command ended."""
 
     output: str
-    """Both streams, as they came; the middle left out where it is long."""
+    """Both streams in the order of their bytes. The middle of a long output is left out."""
     exit_code: int | None
-    """None where the command was ended."""
+    """None if the worker ended the command."""
     ended: str = ""
-    """Why it was ended: its time or its output; empty where it ended by itself."""
+    """Why the worker ended it: its time or its output. Empty if it ended by itself."""
 
 
 class Sandbox:
-    """A container in use. Its name is the claim to it: see `names.py`."""
+    """A container in use. Its name says who may use it: see `container_names.py`."""
 
     def __init__(self, engine: Engine, settings: SandboxSettings, name: InUse, instance: str):
         self.instance = instance
@@ -62,7 +62,7 @@ class Sandbox:
         self._settings = settings
 
     async def begin(self) -> None:
-        """Claims the next action. InfrastructureError where another worker has the sandbox."""
+        """Claim the next action. Raises InfrastructureError if another worker has the sandbox."""
         following = self.name.next()
         try:
             await self._engine.rename(str(self.name), str(following))
@@ -73,10 +73,10 @@ class Sandbox:
     async def run(
         self, command: Sequence[str], *, seconds: float | None = None, output_kb: int | None = None
     ) -> Result:
-        """Runs a command as the sandbox's user in /workspace.
+        """Run a command in /workspace as the sandbox's user.
 
-        SandboxEnded where it took the sandbox down, InfrastructureError where something else did,
-        BadArgument where it can't be run at all.
+        Raises SandboxEnded if the command took the sandbox down, InfrastructureError if something
+        else did, and BadArgument if the command can't be run at all.
         """
         for argument in command:
             _check(argument)
@@ -99,7 +99,7 @@ class Sandbox:
         return Result(kept.text(), code, ended)
 
     async def _started(self, output: Output, kept: _Kept) -> None:
-        """Waits for the word that the command has begun: what comes after it is its own doing."""
+        """Wait for the wrapper's word. What comes after it is the command's own output."""
         said = b""
         try:
             async with asyncio.timeout(START_S):
@@ -113,7 +113,7 @@ class Sandbox:
         await self._fail(said)
 
     async def _require_alive(self) -> None:
-        """After a command was killed, makes sure that its sandbox was not: another one must run."""
+        """After a command was killed, check that its sandbox was not: another one must start."""
         said = b""
         try:
             async with (
@@ -128,7 +128,7 @@ class Sandbox:
             await self._fail(said)
 
     async def _fail(self, said: bytes) -> NoReturn:
-        """Says why no command can be started, once it is known."""
+        """Raise the reason why no command can be started."""
         try:
             async with asyncio.timeout(DYING_S):  # its state may lag behind its end
                 await self._engine.ended(str(self.name))
@@ -141,7 +141,7 @@ class Sandbox:
         raise InfrastructureError("exec_failed", message)
 
     async def _read(self, output: Output, kept: _Kept, limit_s: float) -> str:
-        """Reads until the command ends. Returns why it must be ended, or nothing."""
+        """Read until the command ends. Return why it must be ended, or an empty text."""
         try:
             async with asyncio.timeout(limit_s):
                 while chunk := await output.read():
@@ -153,12 +153,12 @@ class Sandbox:
         return ""
 
     async def _kill(self, output: Output) -> None:
-        """Kills all of the sandbox's user. Where that fails the sandbox ends with them."""
+        """Kill all processes of the sandbox's user. If that fails, remove the sandbox."""
         try:
             async with asyncio.timeout(KILL_S):
                 command = ("sh", "-c", "kill -9 -1")
                 async with self._engine.run(str(self.name), command, USER, "/") as (_, said):
-                    # At once: an engine whose output nobody reads doesn't see what ends.
+                    # Both at once: if nobody reads the output, the engine doesn't notice the end.
                     await asyncio.gather(said.drain(), output.drain())
         except (TimeoutError, InfrastructureError) as error:
             await self._engine.remove(str(self.name))
@@ -177,30 +177,32 @@ def _check(argument: str) -> None:
     try:
         size = len(argument.encode())
     except UnicodeEncodeError:
-        raise BadArgument("it holds half a character") from None
+        raise BadArgument("it contains half of a surrogate pair") from None
     if size > ARGUMENT_BYTES:
         raise BadArgument(f"it is longer than {ARGUMENT_BYTES:,} bytes")
     if "\0" in argument:
-        raise BadArgument("it holds a NUL")
+        raise BadArgument("it contains a NUL character")
 
 
 def _gone(state: dict[str, object]) -> Exception:
-    """What a dead container's state says of its end."""
+    """Make the exception that says how a dead container ended."""
     if state.get("OOMKilled"):
         return SandboxEnded("the sandbox ran out of memory")
-    message = f"its container ended with {state.get('ExitCode')}: {state.get('Error') or 'no word'}"
+    message = (
+        f"its container ended with {state.get('ExitCode')}: {state.get('Error') or 'no reason'}"
+    )
     return InfrastructureError("sandbox_lost", message)
 
 
 class _Kept:
-    """The beginning and the end of an output, however long it is."""
+    """Keeps the beginning and the end of an output of any length."""
 
     def __init__(self, limit: int) -> None:
         self._half = limit // 2
         self._first = bytearray()
         self._last = bytearray()
         self.seen = 0
-        """Bytes that came."""
+        """Bytes received so far."""
 
     def add(self, chunk: bytes) -> None:
         self.seen += len(chunk)

@@ -1,4 +1,4 @@
-"""What an action is in a sandbox: a shell command, a Python program, or a Tool of your own."""
+"""Tools decide what an action is in a sandbox: a shell command, a Python program, or your own."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from headrace.services.env.sandbox.sandbox import BadArgument, Result, Sandbox
 class Tool(Protocol):
     """Turns actions into commands in a sandbox, and their results into observations.
 
-    Made as `Class(sandbox, task, **tool_options)`, again after its worker's death: it keeps nothing
-    but what follows from the task and lies in the sandbox. Its code runs in the worker, and is
-    trusted; what it runs by `sandbox.run` is not.
+    It is made as `Class(sandbox, task, **tool_options)`, and again when another worker resumes the
+    sandbox. So it keeps only state that follows from the task or is in the sandbox. Its own code
+    runs in the worker and is trusted; what it runs with `sandbox.run` is not.
     """
 
     async def prepare(self) -> Observation:
-        """The reset: the sandbox is fresh."""
+        """Handle the reset: set up the fresh sandbox and return the first observation."""
 
     async def act(self, action: str, index: int) -> Observation:
-        """Step `index`, from 1."""
+        """Carry out step `index`, which counts from 1."""
 
 
 @contextmanager
 def reading_payload(task: TaskView, tool: str, needs: str) -> Iterator[None]:
-    """UsageError where the task's payload, read within, is not what a tool needs."""
+    """Raise UsageError if the code inside fails because the task's payload is not what it needs."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -41,21 +41,21 @@ def reading_payload(task: TaskView, tool: str, needs: str) -> Iterator[None]:
 class Shell:
     """An action is a command of `sh`. Files in /workspace stay; variables and the folder don't.
 
-    The first observation is the task's payload `prompt`. It never ends the episode, and gives no
-    reward: an agent's own judgement or a limit of turns does.
+    The first observation is the task's payload `prompt`. The tool never ends the episode and gives
+    no reward: the agent or a limit of turns does.
     """
 
     def __init__(self, sandbox: Sandbox, task: TaskView, prompt: str = "") -> None:
-        """`prompt` where the task has none."""
+        """`prompt` is the first observation of tasks without one."""
         self._sandbox = sandbox
         self._prompt = str(task.payload.get("prompt", prompt))
 
     async def prepare(self) -> Observation:
-        """Says what the task is."""
+        """Return the prompt."""
         return Observation(text=self._prompt)
 
     async def act(self, action: str, index: int) -> Observation:
-        """Runs the command."""
+        """Run the command."""
         try:
             return observation_of(await self._sandbox.run(self._command(action)))
         except BadArgument as error:
@@ -66,14 +66,14 @@ class Shell:
 
 
 class Python(Shell):
-    """An action is a Python program, run afresh: files in /workspace stay, variables don't."""
+    """An action is a Python program in a new process: files in /workspace stay, variables don't."""
 
     def _command(self, action: str) -> tuple[str, ...]:
         return "python3", "-c", action
 
 
 def observation_of(result: Result) -> Observation:
-    """A command's output, and in brackets how it ended where that isn't plain success."""
+    """Return a command's output. If it did not succeed, a line in brackets says how it ended."""
     note = ""
     if result.ended:
         note = f"[ended: {result.ended}]"

@@ -65,11 +65,11 @@ OF_ENVIRONMENTS = (
         file=HANDLE,
         old="""\
             self._broken = failure_of(error)
-            return answer_to(action, Observation(), self._instance, failure=self._broken)
+            return failed(action, self._instance, self._broken)
 """,
         new="""\
-            del error
-            return answer_to(action, Observation(reward=0.0, terminated=True), self._instance)
+            zero = failed(action, self._instance, None)
+            return zero.model_copy(update={"reward": 0.0, "terminated": True})
 """,
         caught_by=("excuses that", "I2: ", "I6: "),
         faults=("environment fails",),
@@ -78,10 +78,10 @@ OF_ENVIRONMENTS = (
         name="failure_with_a_reward",
         sentence="What the infrastructure caused is never a reward.",
         file=HANDLE,
-        old="return answer_to(action, Observation(), self._instance, failure=self._broken)",
+        old="return failed(action, self._instance, self._broken)",
         new="""\
-zero = Observation(reward=0.0)
-            return answer_to(action, zero, self._instance, failure=self._broken)""",
+zero = failed(action, self._instance, self._broken)
+            return zero.model_copy(update={"reward": 0.0})""",
         caught_by=("I6: observation",),
         faults=("environment fails",),
     ),
@@ -89,8 +89,8 @@ zero = Observation(reward=0.0)
         name="open_environments_committed",
         sentence="A reset is held until its environment ends.",
         file=SHARD,
-        old="self._open(action, claim, self._context.hold(delivery), []).put(action)",
-        new="self._open(action, claim, lambda: None, []).put(action)",
+        old="self._open(action, delivery.offset, self._context.hold(delivery), []).put(action)",
+        new="self._open(action, delivery.offset, lambda: None, []).put(action)",
         caught_by=("I1: ", "I2: ", "I8: "),
     ),
     Mutant(

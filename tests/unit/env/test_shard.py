@@ -22,7 +22,7 @@ from headrace.services.env.shard import EnvShard
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 
-PLACE = Partition("t.actions.v1", 0)
+PARTITION = Partition("t.actions.v1", 0)
 REF = Ref(topic="t.actions.v1", partition=0, offset=0, digest=bytes(16))
 
 
@@ -30,7 +30,7 @@ class FakeContext:
     """A shard's hands without a log: keeps what is sent and which records are held."""
 
     def __init__(self) -> None:
-        self.partition = PLACE
+        self.partition = PARTITION
         self.caught_up = self.away = False
         self.begins_at = 0
         self.sent: list[ObservationRecorded] = []
@@ -47,7 +47,7 @@ class FakeContext:
         self.sent.append(event)
         self.arrived.set()
         if self.shard is not None:
-            await self.shard.on_event(Delivery(event, REF, 0.0, PLACE, 0))
+            await self.shard.on_event(Delivery(event, REF, 0.0, PARTITION, 0))
         return REF
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -133,7 +133,7 @@ class Bench:
 
     async def feed(self, *events: Event) -> None:
         for event in events:
-            await self.shard.on_event(Delivery(event, REF, 0.0, PLACE, self._offset))
+            await self.shard.on_event(Delivery(event, REF, 0.0, PARTITION, self._offset))
             self._offset += 1
 
     async def live(self) -> None:
@@ -547,7 +547,7 @@ class Swept(EnvironmentSetup):
         self.asked.append((partition, read_to, open_attempt(1, 0)))
 
 
-class LastingBench(Bench):
+class ResumableBench(Bench):
     """A shard of environments that outlive it."""
 
     def __init__(self, slots: int = 8) -> None:
@@ -564,9 +564,9 @@ class LastingBench(Bench):
         await self.context.idle()
 
 
-def lasting(test: Callable[[LastingBench], Coroutine[Any, Any, None]]) -> None:
+def resumable(test: Callable[[ResumableBench], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        bench = LastingBench()
+        bench = ResumableBench()
         try:
             await test(bench)
         finally:
@@ -576,13 +576,13 @@ def lasting(test: Callable[[LastingBench], Coroutine[Any, Any, None]]) -> None:
 
 
 def test_what_outlives_its_worker_is_left_with_the_partition_and_found_again() -> None:
-    async def test(bench: LastingBench) -> None:
+    async def test(bench: ResumableBench) -> None:
         await bench.live()
         await bench.feed(action(0, "reset"), action(1))
         answers = list(await bench.context.answers(2))
         await bench.end()
         assert (Lived.closed, Lived.released) == (0, 1)
-        other = LastingBench()
+        other = ResumableBench()
         Lived.begun = 1
         await other.feed(action(0, "reset"), action(1), *answers, action(2))
         await other.live()
@@ -593,11 +593,11 @@ def test_what_outlives_its_worker_is_left_with_the_partition_and_found_again() -
         await other.end()
         assert Lived.closed == 1
 
-    lasting(test)
+    resumable(test)
 
 
 def test_what_was_begun_and_not_answered_is_not_done_again() -> None:
-    async def test(bench: LastingBench) -> None:
+    async def test(bench: ResumableBench) -> None:
         Lived.begun = 1
         reset = action(0, "reset")
         answered = ObservationRecorded(
@@ -610,16 +610,16 @@ def test_what_was_begun_and_not_answered_is_not_done_again() -> None:
         assert answer.failure.code == "sandbox_lost"
         assert (answer.reward, Lived.begun) == (None, 1)
 
-    lasting(test)
+    resumable(test)
 
 
-def test_a_sweep_is_told_what_was_read_and_what_is_open() -> None:
-    async def test(bench: LastingBench) -> None:
+def test_a_sweep_knows_what_was_read_and_what_is_open() -> None:
+    async def test(bench: ResumableBench) -> None:
         await bench.live()
         await asyncio.sleep(0)
         assert bench.setup.asked == [(0, 6, None)]
 
-    lasting(test)
+    resumable(test)
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -631,7 +631,7 @@ def test_what_another_team_answers_for_is_left_alone(live: bool) -> None:
         use = EnvironmentUse(use="judge")
         for index, kind in enumerate(("score", "reset", "step", "close")):
             asked = action(index, kind, environment=use)
-            await shard.on_event(Delivery(asked, REF, 0.0, PLACE, index))
+            await shard.on_event(Delivery(asked, REF, 0.0, PARTITION, index))
         context.caught_up = True
         await shard.on_caught_up()
         await context.idle()

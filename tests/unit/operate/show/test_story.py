@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
-from headrace.services.log.scan import fetch_each
 
 from headrace.errors import UsageError
 from headrace.schemas.events import EpisodeEnded, Event, PolicyUse, TaskEnded
@@ -153,7 +152,7 @@ async def step_of(world: World, version: int) -> StepStory:
     if batch is not None:
         event = batch.event
         refs = [sample.trajectory for sample in event.samples]  # type: ignore[attr-defined]
-        async for trajectory in fetch_each(world.log, refs):
+        async for trajectory in world.log.fetch_each(refs):
             samples.append(make_sample(event, len(samples), trajectory))  # type: ignore[arg-type]
     return make_step_story("default", version, facts, samples, {("02" * 32): True})
 

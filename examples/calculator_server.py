@@ -1,7 +1,7 @@
-"""A tool server of the Model Context Protocol: a calculator, which scores the answers too.
+"""An MCP tool server: a calculator that also asks the question and scores the answer.
 
-python calculator_server.py          by its standard input and output
-python calculator_server.py 8000     by HTTP, at http://127.0.0.1:8000/mcp
+python calculator_server.py          serves over standard input and output
+python calculator_server.py 8000     serves over HTTP at http://127.0.0.1:8000/mcp
 """
 
 import sys
@@ -13,19 +13,19 @@ server = MCPServer("calculator", log_level="ERROR")
 
 @server.tool()
 def add(a: int, b: int) -> int:
-    """Adds two integers."""
+    """Add two integers."""
     return a + b
 
 
 @server.tool()
 def ask(seed: int, payload: dict) -> str:
-    """Begins an episode."""
+    """Start an episode and return its question."""
     return f"What is {seed} plus {payload['plus']}?"
 
 
 @server.tool()
 def score(answer: str, seed: int, payload: dict) -> float:
-    """The reward of an answer."""
+    """Return the reward of an answer: 1.0 if it is right, else 0.0."""
     return float(answer.strip() == str(seed + payload["plus"]))
 
 

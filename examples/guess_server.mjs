@@ -1,9 +1,11 @@
-// The same environment in JavaScript, with nothing but Node's own library.
+// An environment as an HTTP server, with Node's standard library only: guess a number.
 //
-// node guess_server.mjs 8000
+// node guess_server.mjs 8000     serves at http://127.0.0.1:8000; port 0 picks a free one
+//
+// The server prints its port.
 import { createServer } from "node:http";
 
-const episodes = new Map(); // name: the number, the index of the last action, and its answer
+const episodes = new Map(); // episode name -> number, index of the last action, answer to it
 
 const verbs = {
   "/reset": ({ episode, task }) => {
@@ -15,7 +17,7 @@ const verbs = {
   "/step": ({ episode, index, action }) => {
     const open = episodes.get(episode);
     if (!open) return [410, { error: "no such episode" }];
-    if (index === open.index) return [200, open.answer]; // asked again
+    if (index === open.index) return [200, open.answer]; // a repeated request
     if (index !== open.index + 1) return [409, { error: `the last action was ${open.index}` }];
     const right = action.trim() === String(open.number);
     open.index = index;
@@ -32,8 +34,8 @@ const server = createServer(async (request, response) => {
   const chunks = [];
   for await (const chunk of request) chunks.push(chunk);
   const verb = verbs[request.url];
-  const asked = JSON.parse(Buffer.concat(chunks));
-  const [status, answer] = verb ? verb(asked) : [404, { error: request.url }];
+  const body = JSON.parse(Buffer.concat(chunks));
+  const [status, answer] = verb ? verb(body) : [404, { error: request.url }];
   response.writeHead(status, { "Content-Type": "application/json" });
   response.end(JSON.stringify(answer));
 });
