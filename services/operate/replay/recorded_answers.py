@@ -33,6 +33,19 @@ AGENT_S = 30.0
 """Most seconds that an agent may run. All of its requests are answered at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first thing that an agent does differently in an attempt."""
+
+    task: int
+    sample: int
+    attempt: int
+    call: str
+    """The path of the request, or `end`."""
+    then: dict[str, Any]
+    now: dict[str, Any]
+
+
 @dataclass
 class RecordedAttempt:
     """What the log has of one attempt of an episode."""
@@ -54,15 +67,9 @@ class RecordedAttempt:
         own = failure is not None and failure.code == "agent_error"
         return self.outcome.ending in UNREWARDED and not own
 
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first thing that an agent does differently."""
-
-    call: str
-    """The path of the request, or `end`."""
-    then: dict[str, Any]
-    now: dict[str, Any]
+    def diverged(self, call: str, then: dict[str, Any], now: dict[str, Any]) -> Divergence:
+        """Makes a divergence of this attempt."""
+        return Divergence(self.started.task, self.started.sample, self.attempt, call, then, now)
 
 
 class _Stopped(BaseException):
@@ -104,7 +111,7 @@ class _Runtime:
         return answer
 
     def _diverge(self, call: str, then: dict[str, Any], now: dict[str, Any]) -> None:
-        self.divergence = self.divergence or Divergence(call, then, now)
+        self.divergence = self.divergence or self._recorded.diverged(call, then, now)
         raise _Stopped
 
 
@@ -123,7 +130,9 @@ async def replay_attempt(recorded: RecordedAttempt, setup: AgentSetup) -> Diverg
     if not agent.done():
         agent.cancel()
         await asyncio.wait({agent}, timeout=1.0)
-        return Divergence(END, _ended(recorded.outcome), {"ask": f"no end within {AGENT_S:g} s"})
+        return recorded.diverged(
+            END, _ended(recorded.outcome), {"ask": f"no end within {AGENT_S:g} s"}
+        )
     if runtime.divergence is not None:
         agent.cancelled() or agent.exception()  # Retrieved, so that asyncio does not log it.
         return runtime.divergence
@@ -148,7 +157,9 @@ def _judge(
     left = [call for call in recorded.requests if call not in asked]
     if left:
         first = recorded.requests[left[0]]
-        return Divergence(first.call, describe(first), {"ask": "nothing more", "ending": ending})
+        return recorded.diverged(
+            first.call, describe(first), {"ask": "nothing more", "ending": ending}
+        )
     if recorded.cut:
         return None
     now = outcome_of(
@@ -156,7 +167,7 @@ def _judge(
     )
     assert recorded.outcome is not None
     then_end, now_end = _end(recorded.outcome), _end(now)
-    return None if then_end == now_end else Divergence(END, then_end, now_end)
+    return None if then_end == now_end else recorded.diverged(END, then_end, now_end)
 
 
 def _judge_error(recorded: RecordedAttempt, error: BaseException) -> Divergence | None:
@@ -166,7 +177,7 @@ def _judge_error(recorded: RecordedAttempt, error: BaseException) -> Divergence 
     if failure is not None and failure.code == "agent_error":
         return None
     raised = {"ask": "nothing more", "raised": f"{type(error).__name__}: {error}"}
-    return Divergence(END, _ended(recorded.outcome), raised)
+    return recorded.diverged(END, _ended(recorded.outcome), raised)
 
 
 def describe(request: Request) -> dict[str, Any]:

@@ -148,22 +148,13 @@ async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> 
     return log
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ResultLocation:
-    """The location of a TaskEnded in `results`. Locations sort by the time of the record."""
-
-    recorded_at: float
-    partition: int
-    offset: int
-
-
 @dataclass(frozen=True)
 class Results:
     """The locations of all TaskEnded of a run. If a task has several, the first one counts."""
 
     log: EventLog
-    locations: dict[int, ResultLocation]
-    """By task."""
+    locations: dict[int, tuple[float, int, int]]
+    """By task: the time of the record in epoch seconds, its partition, its offset."""
     incomplete: list[int]
     """The tasks that have lost a trajectory to retention, ascending."""
 
@@ -172,7 +163,7 @@ class Results:
         name = self.log.topics.name(RESULTS)
         found = [self.locations[task] for task in tasks]
         records = await self.log.broker.fetch(
-            [Position(Partition(name, one.partition), one.offset) for one in found]
+            [Position(Partition(name, number), offset) for _, number, offset in found]
         )
         return [cast("Delivery[TaskEnded]", await self.log.decode(record)) for record in records]
 
@@ -185,9 +176,8 @@ async def read_results(log: EventLog) -> Results:
             ended = delivery.event
             if not isinstance(ended, TaskEnded) or ended.task in results.locations:
                 continue
-            results.locations[ended.task] = ResultLocation(
-                delivery.recorded_at, delivery.partition.number, delivery.offset
-            )
+            number = delivery.partition.number
+            results.locations[ended.task] = (delivery.recorded_at, number, delivery.offset)
             refs = [one.trajectory for one in ended.outcomes if one.trajectory is not None]
             if await kept.count_missing(refs):
                 results.incomplete.append(ended.task)

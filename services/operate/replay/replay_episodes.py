@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import RecordsLost, UsageError
@@ -79,25 +79,6 @@ class _Record:
         )
 
 
-@dataclass(frozen=True)
-class EpisodeDivergence:
-    """The episode of a divergence."""
-
-    task: int
-    sample: int
-    attempt: int
-    divergence: Divergence
-
-    def to_tree(self) -> dict[str, Any]:
-        """Returns the divergence as JSON values."""
-        return {
-            "task": self.task,
-            "sample": self.sample,
-            "attempt": self.attempt,
-            **asdict(self.divergence),
-        }
-
-
 @dataclass
 class EpisodesReplayed:
     """The result of a replay of episodes."""
@@ -109,11 +90,7 @@ class EpisodesReplayed:
     """Episodes left out because part of their record is no longer kept."""
     beyond_limit: int = 0
     """Episodes left out because of the limit."""
-    divergences: list[EpisodeDivergence] = field(default_factory=list)
-
-    def to_tree(self) -> dict[str, Any]:
-        """Returns the result as JSON values."""
-        return {**vars(self), "divergences": [one.to_tree() for one in self.divergences]}
+    divergences: list[Divergence] = field(default_factory=list)
 
 
 async def replay_episodes(
@@ -138,7 +115,7 @@ async def replay_episodes(
                 event: Any = delivery.event
                 if (record := records.get((event.task, event.sample))) is not None:
                     record.add(event)
-    for (task, sample), record in sorted(records.items()):
+    for (task, _), record in sorted(records.items()):
         attempt = record.attempt()
         agent = attempt.started.submitted.agent
         if agent not in setups:
@@ -155,9 +132,7 @@ async def replay_episodes(
         replayed.episodes += 1
         replayed.unfinished += record.outcome is None
         if divergence is not None:
-            replayed.divergences.append(
-                EpisodeDivergence(task, sample, attempt.attempt, divergence)
-            )
+            replayed.divergences.append(divergence)
         progress("episodes replayed", replayed.episodes, len(records))
     return replayed
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from headrace.services.operate.options import explain, print_json, print_table
+from headrace.services.operate.replay.recorded_answers import END, Divergence
 from headrace.services.operate.replay.replay_batches import BatchesReplayed
-from headrace.services.operate.replay.replay_episodes import EpisodeDivergence, EpisodesReplayed
+from headrace.services.operate.replay.replay_episodes import EpisodesReplayed
 from headrace.services.operate.replay.replay_trajectories import TrajectoriesReplayed
 
 PROGRESS_S = 5.0
@@ -51,32 +53,25 @@ class ReplayProgress:
 
 def print_versions(replayed: BatchesReplayed, as_json: bool) -> None:
     """Prints which versions came out the same as in the recorded run."""
+    rows: list[dict[str, Any]] = [
+        {
+            "version": one.version,
+            "batch": one.batch,
+            "recorded": one.recorded.digest.hex(),
+            "replayed": one.replayed.digest.hex() if one.replayed else None,
+            "same": one.same,
+        }
+        for one in replayed.versions
+    ]
     if as_json:
-        rows = [
-            {
-                "version": one.version,
-                "batch": one.batch,
-                "recorded": one.recorded.digest.hex(),
-                "replayed": one.replayed.digest.hex() if one.replayed else None,
-                "same": one.same,
-            }
-            for one in replayed.versions
-        ]
         print_json({"namespace": replayed.namespace, "policy": replayed.policy, "versions": rows})
         return
-    print_table(
-        ("version", "batch", "recorded", "replayed", "weights"),
-        [
-            [
-                str(one.version),
-                one.batch,
-                one.recorded.digest.hex()[:16],
-                one.replayed.digest.hex()[:16] if one.replayed else "-",
-                "same" if one.same else "differs",
-            ]
-            for one in replayed.versions
-        ],
-    )
+    for row in rows:
+        row["recorded"] = row["recorded"][:16]
+        row["replayed"] = (row["replayed"] or "-")[:16]
+        row["same"] = "same" if row["same"] else "differs"
+    head = ("version", "batch", "recorded", "replayed", "weights")
+    print_table(head, [[str(value) for value in row.values()] for row in rows])
 
 
 def print_trained(replayed: TrajectoriesReplayed, as_json: bool) -> None:
@@ -108,7 +103,7 @@ def print_trained(replayed: TrajectoriesReplayed, as_json: bool) -> None:
 def print_episodes(replayed: EpisodesReplayed, as_json: bool) -> None:
     """Prints how many episodes were replayed, and where agents diverged."""
     if as_json:
-        print_json(replayed.to_tree())
+        print_json(asdict(replayed))
         return
     for one in replayed.divergences[:SHOWN]:
         _print_divergence(one)
@@ -125,12 +120,11 @@ def print_episodes(replayed: EpisodesReplayed, as_json: bool) -> None:
     )
 
 
-def _print_divergence(one: EpisodeDivergence) -> None:
-    found = one.divergence
-    call = "at its end" if found.call == "end" else f"call {found.call}"
+def _print_divergence(one: Divergence) -> None:
+    call = "at its end" if one.call == END else f"call {one.call}"
     click.secho(f"task {one.task}, sample {one.sample}, attempt {one.attempt}, {call}", bold=True)
-    for name in dict.fromkeys([*found.then, *found.now]):
-        then, now = found.then.get(name), found.now.get(name)
+    for name in dict.fromkeys([*one.then, *one.now]):
+        then, now = one.then.get(name), one.now.get(name)
         if then != now or name == "ask":
             shown = _shown(then) if then == now else f"{_shown(then)}  ->  {_shown(now)}"
             click.echo(f"  {name:<12}{shown}")
