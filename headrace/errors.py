@@ -6,6 +6,7 @@
     ├── RecordsLost                exit 4    records that are needed were deleted from the log
     ├── DependencyError            exit 75   broker, registry or blob store out of reach: restart me
     │   └── Fenced                 exit 75   another process has taken over this writer
+    ├── Interrupted                exit 130  Ctrl-C or SIGTERM ended the work early
     ├── BlobError                            a blob is absent, or its bytes are not what it's called
     ├── EnvironmentFailed                    an environment does what it must not; never a reward
     └── InfrastructureError                  an environment or engine broke; never a reward
@@ -52,6 +53,12 @@ class DependencyError(HeadraceError):
 
 class Fenced(DependencyError):
     """Another process holds this writer's `transactional.id` now: this one must end."""
+
+
+class Interrupted(HeadraceError):
+    """Ctrl-C or SIGTERM ended the work cleanly before it was complete."""
+
+    exit_code = 130
 
 
 class BlobError(HeadraceError):

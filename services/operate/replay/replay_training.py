@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from types import ModuleType
 
+from headrace.errors import Interrupted
 from headrace.schemas.events import PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES
@@ -18,8 +19,7 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.log.event_reader import CaughtUp, EventReader
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.run_life import enter
-from headrace.services.operate.run.run import Interrupted
-from headrace.services.operate.serve import SERVICES, ServeOptions, set_threads
+from headrace.services.operate.serve.process_setup import limit_threads
 from headrace.services.worker.service_context import ServiceContext
 
 OnVersion = Callable[[PolicyPublished], None]
@@ -40,8 +40,8 @@ async def train(
     `on_version` is told of each version. `skipped` are those that are not trained on. Interrupted
     on Ctrl-C, which stops it in order.
     """
-    set_threads(recipe, ServeOptions("trainer", policy))  # before torch is imported
-    trainer = await asyncio.to_thread(importlib.import_module, SERVICES["trainer"])
+    limit_threads(recipe, "trainer", policy)  # before torch is imported
+    trainer = await asyncio.to_thread(_import_trainer)
     context = ServiceContext(
         log,
         recipe,
@@ -68,6 +68,12 @@ async def train(
             for task in (training, following):
                 task.cancel()
             await asyncio.gather(training, following, return_exceptions=True)
+
+
+def _import_trainer() -> ModuleType:
+    from headrace.trainer import service
+
+    return service
 
 
 @asynccontextmanager

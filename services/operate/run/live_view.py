@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live view on a terminal, a line every 5 s elsewhere. To stderr."""
+"""Shows a run to people: a live view on a terminal, otherwise one line every 5 s. To stderr."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ PLAIN_INTERVAL_S = 5.0
 
 @dataclass
 class Status:
-    """All that the view shows, kept up to date by the run."""
+    """What the view shows. The run keeps it up to date."""
 
     name: str
     began: float = field(default_factory=time.monotonic)
-    """Monotonic seconds."""
+    """When the command began, in monotonic seconds."""
     phase: str = "starting"
     logs: Path | None = None
     progress: Progress | None = None
     lags: Mapping[str, int] = field(default_factory=dict)
-    """Undone records by service."""
+    """Records that each service has not processed yet."""
     restarts: int = 0
     processes: int = 0
 
     def elapsed_s(self) -> float:
-        """Since the command began."""
+        """Returns the seconds since the command began."""
         return time.monotonic() - self.began
 
     def since_start_s(self, at: float | None) -> float | None:
-        """From the command's start to an epoch time; None for None, or for one before it."""
+        """Returns the seconds from the command's start to an epoch time.
+
+        None for None, and for a time before the start.
+        """
         if at is None:
             return None
         since = at - (time.time() - self.elapsed_s())
@@ -52,16 +55,16 @@ class View(Protocol):
     """Shows a run."""
 
     def note(self, line: str) -> None:
-        """Something happened that stays on the screen."""
+        """Shows a line that stays on the screen."""
 
     def refresh(self) -> None:
-        """The status may have changed."""
+        """Shows the status, which may have changed."""
 
     def close(self) -> None: ...
 
 
 def make_view(status: Status, console: Console, *, quiet: bool = False) -> View:
-    """The live view where there is a terminal, lines where there is none."""
+    """Returns the live view for a terminal, and the plain view for everything else."""
     if quiet:
         return QuietView()
     return LiveView(status, console) if console.is_terminal else PlainView(status, console)
@@ -78,14 +81,14 @@ class QuietView:
 
 
 class LiveView:
-    """A few lines that are drawn anew, twice a second."""
+    """Draws a few lines again twice a second."""
 
     def __init__(self, status: Status, console: Console) -> None:
         self._status = status
         self._live = Live(
             console=console,
             refresh_per_second=2,
-            transient=True,  # the summary takes its place
+            transient=True,  # The summary replaces it.
             get_renderable=lambda: panel(status),
         )
         self._live.start()
@@ -94,14 +97,14 @@ class LiveView:
         self._live.console.print(Text(line, style="dim"))
 
     def refresh(self) -> None:
-        """The live view draws itself."""
+        """Does nothing, because the live view draws itself."""
 
     def close(self) -> None:
         self._live.stop()
 
 
 class PlainView:
-    """A line of progress every 5 s, and each note."""
+    """Prints a line of progress every 5 s, and each note."""
 
     def __init__(self, status: Status, console: Console) -> None:
         self._status = status
@@ -126,9 +129,10 @@ class PlainView:
 
 
 def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
-    """A curve of one character a point, from 0 or the least value to 1 or the greatest.
+    """Returns a curve with one character per point.
 
-    More values than `width` are averaged in runs.
+    The scale goes from 0 or the lowest value to 1 or the highest. If there are more than `width`
+    values, neighbours are averaged.
     """
     if not values:
         return ""
@@ -140,12 +144,12 @@ def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
 
 
 def published(version: int) -> str:
-    """The newest version, as people read it: before version 0 none is."""
+    """Returns a version as text, and "-" for -1, which means that no version is published."""
     return "-" if version < 0 else str(version)
 
 
 def progress_line(status: Status) -> str:
-    """The run in one line."""
+    """Returns the run's progress as one line."""
     progress = status.progress
     assert progress is not None
     reward = progress.reward()
@@ -168,7 +172,7 @@ def progress_line(status: Status) -> str:
 
 
 def panel(status: Status) -> RenderableType:
-    """The run in a few lines."""
+    """Returns the run's progress as a few lines."""
     minutes, seconds = divmod(int(status.elapsed_s()), 60)
     title = Text.assemble(
         (f" {status.name} ", "bold reverse cyan"),
@@ -209,7 +213,7 @@ def _add_progress(rows: Table, progress: Progress) -> None:
             f"staleness {policy.staleness}{skipped}",
         )
         if policy.cross_entropy is not None:
-            rows.add_row("warm start", f"cross-entropy {policy.cross_entropy:.3f} nats a token")
+            rows.add_row("warm start", f"cross-entropy {policy.cross_entropy:.3f} nats per token")
         for version, evaluation in list(progress.evaluations.of(name).items())[-1:]:
             rows.add_row("evaluated", f"version {version}   {evaluation}")
     failures = Text(f"{progress.failures}", style="bold red" if progress.failures else "")

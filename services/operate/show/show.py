@@ -17,6 +17,8 @@ from headrace.services.log.scan import Patience, fetch_each, scan
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
+from headrace.services.operate.namespace_topics import find_topic
+from headrace.services.operate.readable import readable_record
 from headrace.services.operate.show.facts import Fact
 from headrace.services.operate.show.gather import Gatherer, only_policy
 from headrace.services.operate.show.ids import Id, RecordId, SourceId, StepId, TaskId, parse_id
@@ -29,7 +31,6 @@ from headrace.services.operate.show.step_story import (
 )
 from headrace.services.operate.show.task_story import TaskStory, tell_task
 from headrace.services.operate.show.unpacked import Texts
-from headrace.services.operate.tail import find_topic, tree_of
 
 
 class Story(Protocol):
@@ -137,7 +138,7 @@ class _Finder:
         at = (wanted.offset, wanted.offset + 1)
         async with aclosing(scan(self.log.broker, {place: at}, self.patience)) as records:
             async for record in records:
-                return _RecordAnswer(await tree_of(self.log, record))
+                return _RecordAnswer(await readable_record(self.log, record))
         first, end = (await self.log.broker.ends([place]))[place]
         raise UsageError(
             f"{topic.name}/{wanted.partition} has no record at offset {wanted.offset}: it holds "

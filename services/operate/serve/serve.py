@@ -1,0 +1,181 @@
+"""Runs one service of a run as one process.
+
+The service is imported first and the cluster is read afterwards: a child process of `headrace run`
+imports torch while the broker is still starting, and then reads from its pipe where to connect.
+SIGTERM, Ctrl-C, the end of the run and the end of the parent process stop the service cleanly. If
+that takes more than 10 s, the process exits by force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from contextlib import aclosing
+from typing import Any
+
+from headrace.errors import UsageError
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import Topics
+from headrace.services.kafka.broker import Broker
+from headrace.services.namespace.apply import require_same
+from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.namespace.connect import connect, locate
+from headrace.services.namespace.run_life import RunLife, follow_life
+from headrace.services.operate.serve.process_setup import limit_threads, tune_garbage_collector
+from headrace.services.operate.serve.services import POLICY_SERVICES, SERVICES, Serve, ServeOptions
+from headrace.services.operate.serve.stopper import Stopper
+from headrace.services.worker.service_context import ServiceContext
+
+logger = logging.getLogger(__name__)
+
+
+def serve(options: ServeOptions, recipe: Recipe, cluster: ClusterConfig) -> None:
+    """Runs a service until it ends. Raises HeadraceError if it fails."""
+    check_policy(options, recipe)
+    limit_threads(recipe, options.service, options.policy)
+    if options.metrics_port:
+        from prometheus_client import start_http_server
+
+        start_http_server(options.metrics_port, addr=options.metrics_address)
+    run = SERVICES[options.service](recipe)
+    if options.parent_fd is None:
+        cluster = locate(cluster)
+    else:
+        line = read_line(options.parent_fd)
+        if not line:
+            logger.info("the parent process ended before it said where to connect")
+            return
+        cluster = ClusterConfig.from_json(line)
+        hold_local_stack(cluster)
+    tune_garbage_collector()
+    try:
+        asyncio.run(_serve(run, options, recipe, cluster))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def hold_local_stack(cluster: ClusterConfig) -> None:
+    """Keeps the run's local broker alive until this process ends, even if `run` is killed."""
+    from headrace.infra import local
+
+    cluster.state.mkdir(parents=True, exist_ok=True)
+    local.hold(cluster.state)
+
+
+def check_policy(options: ServeOptions, recipe: Recipe) -> None:
+    """Raises UsageError if the service takes no `--policy`, or the recipe has no such policy."""
+    if options.policy is None:
+        return
+    if options.service not in POLICY_SERVICES:
+        raise UsageError(
+            f"--policy is only for {', '.join(POLICY_SERVICES)}: leave it out for {options.service}"
+        )
+    if options.policy not in recipe.policies:
+        raise UsageError(
+            f"the recipe has no policy {options.policy!r}: choose from {', '.join(recipe.policies)}"
+        )
+
+
+def read_line(descriptor: int) -> str:
+    """Reads one line from a pipe without buffering. Returns an empty text if the pipe has ended."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)
+        if not byte:
+            return ""
+        line += byte
+    return line.decode()
+
+
+async def _serve(run: Serve, options: ServeOptions, recipe: Recipe, cluster: ClusterConfig) -> None:
+    stopping, ending = asyncio.Event(), asyncio.Event()
+    stopper = Stopper(stopping)
+    stopper.stop_on_signals()
+    if options.parent_fd is not None:
+        stopper.stop_with_parent(options.parent_fd)
+    namespace = cluster.namespace or recipe.name
+    worker_id = f"{options.service}-{socket.gethostname()}-{os.getpid()}"
+
+    async with connect(cluster, worker_id) as connection:
+        topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+        await require_topics(connection.broker, topics)
+        log = await connection.writing_log(topics)
+        folder = cluster.folder(namespace)
+        folder.mkdir(parents=True, exist_ok=True)
+        context = ServiceContext(
+            log, recipe, cluster.open_blobs(), worker_id, folder, stopping, ending
+        )
+        await _run_beside_life(run, options, context, cluster, stopper)
+
+
+async def require_topics(broker: Broker, topics: Topics) -> None:
+    """Raises UsageError if a topic is missing or has another number of partitions."""
+    existing = await broker.list_topics()
+    for topic in topics:
+        found = existing.get(topic.name)
+        if found is None:
+            raise UsageError(
+                f"the broker has no topic {topic.name}: create the namespace with "
+                "`headrace apply RECIPE`, or choose another one with --namespace"
+            )
+        if found != topic.partitions:
+            raise UsageError(
+                f"topic {topic.name} has {found} partitions, but the recipe says "
+                f"{topic.partitions}. A namespace keeps its partitions: use another --namespace"
+            )
+
+
+async def _run_beside_life(
+    run: Serve,
+    options: ServeOptions,
+    context: ServiceContext,
+    cluster: ClusterConfig,
+    stopper: Stopper,
+) -> None:
+    """Runs the service and follows the state of its run. Returns when the service ends."""
+    known: asyncio.Future[RunLife] = asyncio.get_running_loop().create_future()
+    follower = asyncio.create_task(_follow(context, stopper, known))
+    try:
+        first: tuple[asyncio.Future[Any], ...] = (follower, known)
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if follower.done():
+            follower.result()
+        check_run(known.result(), context.recipe, context.namespace)
+        if context.stopping.is_set():
+            return
+        logger.info("serving %s in namespace %s", options.service, context.namespace)
+        service = asyncio.create_task(run(context, options, cluster))
+        await asyncio.wait({service, follower}, return_when=asyncio.FIRST_COMPLETED)
+        if not service.done():
+            stopper.stop("the state of the run can no longer be followed")
+        await service
+        if follower.done():
+            follower.result()
+        logger.info("ended cleanly")
+    finally:
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
+
+
+async def _follow(
+    context: ServiceContext, stopper: Stopper, known: asyncio.Future[RunLife]
+) -> None:
+    async with aclosing(follow_life(context.log)) as lives:
+        async for life in lives:
+            if life.ending is not None:
+                context.ending.set()
+            if life.ended is not None:
+                stopper.stop("the run has ended")
+            if not known.done():
+                known.set_result(life)
+
+
+def check_run(life: RunLife, recipe: Recipe, namespace: str) -> None:
+    """Raises UsageError if the run has not started, or if it has another recipe."""
+    if life.started is None:
+        raise UsageError(
+            f"no run has started in namespace {namespace}: start it with `headrace apply RECIPE`"
+        )
+    require_same(life, recipe, namespace)
