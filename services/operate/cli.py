@@ -48,7 +48,7 @@ Kafka and a real schema registry on this machine, with their data in the folder 
 """
 EXIT_CODES = """Exit codes: 0 success; 1 failure; 2 wrong option or recipe; 3 a --check does not
 hold; 4 records that are needed are gone from the log; 75 Kafka, the schema registry or the blob
-store can't be reached, or another process has replaced this one: start it again; 130 interrupted."""
+store can't be reached, or another process has replaced this one: start it again; 130 Ctrl-C."""
 
 
 @click.group(

@@ -24,7 +24,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.evaluation import Evaluations
 from headrace.services.operate.run.live_view import Status, make_view
-from headrace.services.operate.run.run import LocalRun, RunOptions
+from headrace.services.operate.run.run import LocalRun
 
 MODEL_FILES = "*.json", "*.jinja"
 """Files of a model's folder besides its weights."""
@@ -126,9 +126,9 @@ async def evaluate(
             models = dict.fromkeys(recipe.policies, str(weights.absolute()))
         derived = evaluation_recipe(recipe, models)
         status = Status(recipe.name)
-        view = make_view(status, Console(stderr=True), quiet=quiet)
+        view = make_view(status, Console(stderr=True, quiet=quiet))
         temporary = ClusterConfig(state=folder / "state", namespace=recipe.name)
-        run = LocalRun(derived, temporary, RunOptions(), status, view)
+        run = LocalRun(derived, temporary, status, view)
         try:
             await run.execute()
         finally:

@@ -78,14 +78,14 @@ def run(
     from headrace.services.models.weights import model_folder
     from headrace.services.namespace.cluster_config import read_recipe
     from headrace.services.operate.run.live_view import Status, make_view
-    from headrace.services.operate.run.run import LocalRun, RunOptions
+    from headrace.services.operate.run.run import LocalRun
 
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
     for policy in resolved.policies.values():
         model_folder(policy.model, weights=True)  # Download it before any process waits for it.
     status = Status(cluster.namespace or resolved.name)
-    view = make_view(status, Console(stderr=True), quiet=quiet)
-    whole = LocalRun(resolved, cluster, RunOptions(checks, metrics_port), status, view)
+    view = make_view(status, Console(stderr=True, quiet=quiet))
+    whole = LocalRun(resolved, cluster, status, view, checks, metrics_port)
     try:
         summary = asyncio.run(whole.execute())
     finally:

@@ -63,21 +63,10 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def make_view(status: Status, console: Console, *, quiet: bool = False) -> View:
-    """Returns the live view for a terminal, and the plain view for everything else."""
-    if quiet:
-        return QuietView()
-    return LiveView(status, console) if console.is_terminal else PlainView(status, console)
-
-
-class QuietView:
-    """Shows nothing."""
-
-    def note(self, line: str) -> None: ...
-
-    def refresh(self) -> None: ...
-
-    def close(self) -> None: ...
+def make_view(status: Status, console: Console) -> View:
+    """Returns the live view for a terminal. Otherwise, or for a quiet console, the plain view."""
+    live = console.is_terminal and not console.quiet
+    return LiveView(status, console) if live else PlainView(status, console)
 
 
 class LiveView:
@@ -146,6 +135,14 @@ def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
 def published(version: int) -> str:
     """Returns a version as text, and "-" for -1, which means that no version is published."""
     return "-" if version < 0 else str(version)
+
+
+def policy_line(name: str, version: int, reward: float | None, curve: Sequence[float]) -> str:
+    """Returns a policy's newest version, reward and reward curve as one line."""
+    shown = "-" if reward is None else f"{reward:.3f}"
+    return (
+        f"  policy {name:<12} version {published(version)}   reward {shown}  {sparkline(curve, 32)}"
+    )
 
 
 def progress_line(status: Status) -> str:

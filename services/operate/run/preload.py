@@ -30,7 +30,7 @@ from headrace.services.operate.run.children import services_of
 from headrace.services.operate.run.processes import MESSAGE_LIMIT, with_parent
 from headrace.services.operate.run.supervisor import headrace_command
 from headrace.services.operate.serve.process_setup import THREAD_VARIABLES, tune_garbage_collector
-from headrace.services.operate.serve.services import SERVICES
+from headrace.services.operate.serve.services import load_service
 
 _PR_SET_PDEATHSIG = 1
 """From Linux's `prctl.h`."""
@@ -83,7 +83,7 @@ def import_services(recipe: Recipe) -> None:
     shipped = _with_shipped_engines(recipe)
     for service in services_of(recipe):
         with contextlib.suppress(ImportError, HeadraceError):
-            SERVICES[service](shipped)
+            load_service(service, shipped)
 
 
 def _with_shipped_engines(recipe: Recipe) -> Recipe:

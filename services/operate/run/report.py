@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from headrace.services.operate.run.live_view import Status, published, sparkline
+from headrace.services.operate.run.live_view import Status, policy_line
 from headrace.services.operate.run.progress import Measure, Progress
 
 
@@ -81,12 +81,7 @@ class Summary:
         """Returns lines for people."""
         lines = [f"{self.namespace}: ended by {self.reason}"]
         for name, version in self.versions.items():
-            reward = self.rewards[name]
-            shown = "-" if reward is None else f"{reward:.3f}"
-            lines.append(
-                f"  policy {name:<12} version {published(version)}   reward {shown}  "
-                f"{sparkline(self.curves[name], 32)}"
-            )
+            lines.append(policy_line(name, version, self.rewards[name], self.curves[name]))
             lines += [f"    evaluated version {line}" for line in self.evaluated.get(name, ())]
         lines += [
             f"  episodes {self.episodes:,} of {self.tasks:,} tasks   failed {self.failures}   "

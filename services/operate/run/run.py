@@ -47,23 +47,16 @@ INTERRUPT = "interrupt"
 
 
 @dataclass
-class RunOptions:
-    """Options of `headrace run` besides recipe and cluster."""
-
-    checks: Sequence[Check] = ()
-    metrics_port: int = 0
-    """Port of the first child's metrics. Each further child uses the next port. 0 disables them."""
-
-
-@dataclass
 class LocalRun:
     """One `headrace run`."""
 
     recipe: Recipe
     cluster: ClusterConfig
-    options: RunOptions
     status: Status
     view: View
+    checks: Sequence[Check] = ()
+    metrics_port: int = 0
+    """Port of the first child's metrics. Each further child uses the next port. 0 disables them."""
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by Ctrl-C or SIGTERM. The run then ends cleanly."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,7 +65,7 @@ class LocalRun:
         """Runs until the end of the run. Raises the error that failed it."""
         launch = new_launch_folder(self.cluster.state)
         path = write_resolved(self.recipe, self.cluster.state)
-        specs = child_specs(self.recipe, path, self.options.metrics_port)
+        specs = child_specs(self.recipe, path, self.metrics_port)
         preloader = Preloader(path, [spec.command for spec in specs], on_change=self.view.note)
         supervisor = Supervisor(specs, launch, preloader=preloader, on_change=self.view.note)
         stack = RunStack(self.cluster, on_progress=self._phase, on_restart=self.view.note)
@@ -114,9 +107,9 @@ class LocalRun:
             life = await apply(log, self.recipe)
             self._settle_logs(supervisor, namespace)
             supervisor.send_cluster(replace(cluster, namespace=namespace).to_json())
-            self.status.name, self.status.progress = namespace, Progress(self.recipe)
+            self.status.name, progress = namespace, Progress(self.recipe)
+            self.status.progress = progress
             self._phase("running")
-            progress = self.status.progress
             async with self._following(log, progress, supervisor, stack, cluster) as tasks:
                 reason = await self._until_stop(life, progress, supervisor, tasks)
                 await self._end(log, life, progress, reason, tasks)
@@ -267,7 +260,7 @@ class LocalRun:
         if summary.reason == INTERRUPT:
             raise Interrupted("interrupted: the run ended before its stop rule held")
         assert self.status.progress is not None
-        failed = violations(self.options.checks, summary.measures(self.status.progress))
+        failed = violations(self.checks, summary.measures(self.status.progress))
         if failed:
             raise CheckFailed("; ".join(failed))
 

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from headrace.services.operate.options import cluster_of, cluster_options, set_option
-from headrace.services.operate.serve.services import SERVICES, ServeOptions
+from headrace.services.operate.serve.services import SERVICES
 
 
 @click.command()
-@click.argument("service", type=click.Choice(tuple(SERVICES)))
+@click.argument("service", type=click.Choice(SERVICES))
 @click.argument("recipe")
 @set_option
 @click.option(
@@ -68,8 +68,8 @@ def serve(
 
     configure_logging(service, debug=debug)
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
+    metrics = (metrics_address, metrics_port)
     serve_service(
-        ServeOptions(service, policy, parent_fd, metrics_port, metrics_address, listen),
-        resolved,
-        cluster,
-    )
+        service, resolved, cluster,
+        policy=policy, listen=listen, metrics=metrics, parent_fd=parent_fd,
+    )  # fmt: skip

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -24,26 +25,41 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect, locate
 from headrace.services.namespace.run_life import RunLife, follow_life
 from headrace.services.operate.serve.process_setup import limit_threads, tune_garbage_collector
-from headrace.services.operate.serve.services import POLICY_SERVICES, SERVICES, Serve, ServeOptions
+from headrace.services.operate.serve.services import POLICY_SERVICES, Serve, load_service
 from headrace.services.operate.serve.stopper import Stopper
 from headrace.services.worker.service_context import ServiceContext
 
 logger = logging.getLogger(__name__)
 
 
-def serve(options: ServeOptions, recipe: Recipe, cluster: ClusterConfig) -> None:
-    """Runs a service until it ends. Raises HeadraceError if it fails."""
-    check_policy(options, recipe)
-    limit_threads(recipe, options.service, options.policy)
-    if options.metrics_port:
+def serve(
+    service: str,
+    recipe: Recipe,
+    cluster: ClusterConfig,
+    *,
+    policy: str | None,
+    listen: str,
+    metrics: tuple[str, int],
+    parent_fd: int | None,
+) -> None:
+    """Runs a service until it ends. Raises HeadraceError if it fails.
+
+    `policy` and `listen` are those of `load_service`. `metrics` is the address and port of
+    `/metrics`; port 0 disables metrics. `parent_fd` is the reading end of the pipe from `run`: it
+    carries one line with the cluster's configuration, and it ends when `run` ends.
+    """
+    check_policy(service, policy, recipe)
+    limit_threads(recipe, service, policy)
+    address, port = metrics
+    if port:
         from prometheus_client import start_http_server
 
-        start_http_server(options.metrics_port, addr=options.metrics_address)
-    run = SERVICES[options.service](recipe)
-    if options.parent_fd is None:
+        start_http_server(port, addr=address)
+    run = load_service(service, recipe, policy, listen)
+    if parent_fd is None:
         cluster = locate(cluster)
     else:
-        line = read_line(options.parent_fd)
+        line = read_line(parent_fd)
         if not line:
             logger.info("the parent process ended before it said where to connect")
             return
@@ -51,7 +67,7 @@ def serve(options: ServeOptions, recipe: Recipe, cluster: ClusterConfig) -> None
         hold_local_stack(cluster)
     tune_garbage_collector()
     try:
-        asyncio.run(_serve(run, options, recipe, cluster))
+        asyncio.run(_serve(run, service, recipe, cluster, parent_fd))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -64,17 +80,17 @@ def hold_local_stack(cluster: ClusterConfig) -> None:
     local.hold(cluster.state)
 
 
-def check_policy(options: ServeOptions, recipe: Recipe) -> None:
+def check_policy(service: str, policy: str | None, recipe: Recipe) -> None:
     """Raises UsageError if the service takes no `--policy`, or the recipe has no such policy."""
-    if options.policy is None:
+    if policy is None:
         return
-    if options.service not in POLICY_SERVICES:
+    if service not in POLICY_SERVICES:
         raise UsageError(
-            f"--policy is only for {', '.join(POLICY_SERVICES)}: leave it out for {options.service}"
+            f"--policy is only for {', '.join(POLICY_SERVICES)}: leave it out for {service}"
         )
-    if options.policy not in recipe.policies:
+    if policy not in recipe.policies:
         raise UsageError(
-            f"the recipe has no policy {options.policy!r}: choose from {', '.join(recipe.policies)}"
+            f"the recipe has no policy {policy!r}: choose from {', '.join(recipe.policies)}"
         )
 
 
@@ -89,14 +105,16 @@ def read_line(descriptor: int) -> str:
     return line.decode()
 
 
-async def _serve(run: Serve, options: ServeOptions, recipe: Recipe, cluster: ClusterConfig) -> None:
+async def _serve(
+    run: Serve, service: str, recipe: Recipe, cluster: ClusterConfig, parent_fd: int | None
+) -> None:
     stopping, ending = asyncio.Event(), asyncio.Event()
     stopper = Stopper(stopping)
     stopper.stop_on_signals()
-    if options.parent_fd is not None:
-        stopper.stop_with_parent(options.parent_fd)
+    if parent_fd is not None:
+        stopper.stop_with_parent(parent_fd)
     namespace = cluster.namespace or recipe.name
-    worker_id = f"{options.service}-{socket.gethostname()}-{os.getpid()}"
+    worker_id = f"{service}-{socket.gethostname()}-{os.getpid()}"
 
     async with connect(cluster, worker_id) as connection:
         topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
@@ -107,7 +125,13 @@ async def _serve(run: Serve, options: ServeOptions, recipe: Recipe, cluster: Clu
         context = ServiceContext(
             log, recipe, cluster.open_blobs(), worker_id, folder, stopping, ending
         )
-        await _run_beside_life(run, options, context, cluster, stopper)
+        async with aclosing(follow_life(log)) as lives:
+            life = await anext(lives)
+            check_run(life, recipe, namespace)
+            _on_life(life, context, stopper)
+            if not stopping.is_set():
+                logger.info("serving %s in namespace %s", service, namespace)
+                await _run_beside(_follow(lives, context, stopper), run(context, cluster), stopper)
 
 
 async def require_topics(broker: Broker, topics: Topics) -> None:
@@ -127,26 +151,12 @@ async def require_topics(broker: Broker, topics: Topics) -> None:
             )
 
 
-async def _run_beside_life(
-    run: Serve,
-    options: ServeOptions,
-    context: ServiceContext,
-    cluster: ClusterConfig,
-    stopper: Stopper,
+async def _run_beside(
+    following: Coroutine[Any, Any, None], serving: Coroutine[Any, Any, None], stopper: Stopper
 ) -> None:
     """Runs the service and follows the state of its run. Returns when the service ends."""
-    known: asyncio.Future[RunLife] = asyncio.get_running_loop().create_future()
-    follower = asyncio.create_task(_follow(context, stopper, known))
+    follower, service = asyncio.create_task(following), asyncio.create_task(serving)
     try:
-        first: tuple[asyncio.Future[Any], ...] = (follower, known)
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-        if follower.done():
-            follower.result()
-        check_run(known.result(), context.recipe, context.namespace)
-        if context.stopping.is_set():
-            return
-        logger.info("serving %s in namespace %s", options.service, context.namespace)
-        service = asyncio.create_task(run(context, options, cluster))
         await asyncio.wait({service, follower}, return_when=asyncio.FIRST_COMPLETED)
         if not service.done():
             stopper.stop("the state of the run can no longer be followed")
@@ -159,17 +169,16 @@ async def _run_beside_life(
         await asyncio.gather(follower, return_exceptions=True)
 
 
-async def _follow(
-    context: ServiceContext, stopper: Stopper, known: asyncio.Future[RunLife]
-) -> None:
-    async with aclosing(follow_life(context.log)) as lives:
-        async for life in lives:
-            if life.ending is not None:
-                context.ending.set()
-            if life.ended is not None:
-                stopper.stop("the run has ended")
-            if not known.done():
-                known.set_result(life)
+async def _follow(lives: AsyncIterator[RunLife], context: ServiceContext, stopper: Stopper) -> None:
+    async for life in lives:
+        _on_life(life, context, stopper)
+
+
+def _on_life(life: RunLife, context: ServiceContext, stopper: Stopper) -> None:
+    if life.ending is not None:
+        context.ending.set()
+    if life.ended is not None:
+        stopper.stop("the run has ended")
 
 
 def check_run(life: RunLife, recipe: Recipe, namespace: str) -> None:

@@ -15,8 +15,9 @@ from headrace.services.operate.options import cluster_of, cluster_options, json_
 def status(as_json: bool, **options: Any) -> None:
     """Show the status of a run.
 
-    Prints its state, versions, rewards, tasks, lag and dead letters. Lag is the number of records that a service has not processed yet. A version of -1 or "-" means
-    that no version has been published. The command only reads, so it is safe at any time.
+    Prints its state, versions, rewards, tasks, lag and dead letters. Lag is the number of records
+    that a service has not processed yet. A version of -1 or "-" means that no version has been
+    published. The command only reads, so it is safe at any time.
 
     \b
     Examples:

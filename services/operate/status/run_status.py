@@ -13,7 +13,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.namespace_topics import partitions_of
-from headrace.services.operate.run.live_view import published, sparkline
+from headrace.services.operate.run.live_view import policy_line
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.watch import read_recent
 
@@ -57,12 +57,7 @@ class RunStatus:
         why = f" ({self.reason})" if self.reason else ""
         lines = [f"{self.namespace}: {self.state}{why}, recipe {self.recipe}"]
         for name, version in self.versions.items():
-            reward = self.rewards[name]
-            shown = "-" if reward is None else f"{reward:.3f}"
-            curve = sparkline(self.curves[name], 32)
-            lines.append(
-                f"  policy {name:<12} version {published(version)}   reward {shown}  {curve}"
-            )
+            lines.append(policy_line(name, version, self.rewards[name], self.curves[name]))
             if name in self.evaluated:
                 lines.append(f"    evaluated   {self.evaluated[name]}")
         lines += [

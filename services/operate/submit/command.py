@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 def submit(file: TextIO, source: str, as_json: bool, **options: Any) -> None:
     """Submit tasks from a FILE of JSON lines.
 
-    If FILE is -, the command reads stdin. Each line is one JSON object. `payload` is what the environment and the agent receive. Optional
-    keys are item_id, task_id, epoch, seed, samples, minimum, max_turns, max_tokens, deadline_s (in
-    seconds), attempts, priority, tenant, purpose and labels; the run's recipe gives the defaults.
-    Prints each task's number and task_id. If you submit a file twice, the tasks of the second time
-    are duplicates. If one line is wrong, nothing is submitted.
+    If FILE is -, the command reads stdin. Each line is one JSON object. `payload` is what the
+    environment and the agent receive. Optional keys are item_id, task_id, epoch, seed, samples,
+    minimum, max_turns, max_tokens, deadline_s (in seconds), attempts, priority, tenant, purpose and
+    labels; the run's recipe gives the defaults. Prints each task's number and task_id. If you
+    submit a file twice, the tasks of the second time are duplicates. If one line is wrong, nothing
+    is submitted.
 
     \b
     Examples:

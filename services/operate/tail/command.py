@@ -24,9 +24,10 @@ from headrace.services.operate.options import cluster_of, cluster_options, json_
 def tail(topic: str, from_start: bool, limit: int | None, as_json: bool, **options: Any) -> None:
     """Follow the events of a TOPIC.
 
-    Shows the last 10 records of each partition, then new records. Packed arrays are shown as lists and digests as hexadecimal text. Each record is one line of
-    JSON, unless stdout is a terminal. The command only reads: it has no consumer group and writes
-    no dead letters. `headrace topics` lists the topics.
+    Shows the last 10 records of each partition, then new records. Packed arrays are shown as lists
+    and digests as hexadecimal text. Each record is one line of JSON, unless stdout is a terminal.
+    The command only reads: it has no consumer group and writes no dead letters. `headrace topics`
+    lists the topics.
 
     \b
     Examples:

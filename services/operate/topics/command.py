@@ -21,7 +21,8 @@ from headrace.services.operate.options import (
 def topics(as_json: bool, **options: Any) -> None:
     """List the topics of a namespace.
 
-    Prints each topic's event, partitions, records, only writer and retention. The number of records includes the markers that Kafka writes at the end of each transaction.
+    Prints each topic's event, partitions, records, only writer and retention. The number of records
+    includes the markers that Kafka writes at the end of each transaction.
 
     \b
     Examples:

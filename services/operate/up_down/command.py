@@ -25,9 +25,9 @@ _PORT = click.IntRange(1, 65_535)
 def up(state: str, kafka_port: int | None, registry_port: int | None, as_json: bool) -> None:
     """Start a local Kafka and schema registry.
 
-    Both are real servers that listen on 127.0.0.1 only. They keep their data in --state and run until `headrace down`. Commands without
-    --bootstrap-servers use them. Prints shell commands that set HEADRACE_BOOTSTRAP_SERVERS and
-    HEADRACE_REGISTRY_URL for other programs.
+    Both are real servers that listen on 127.0.0.1 only. They keep their data in --state and run
+    until `headrace down`. Commands without --bootstrap-servers use them. Prints shell commands that
+    set HEADRACE_BOOTSTRAP_SERVERS and HEADRACE_REGISTRY_URL for other programs.
 
     \b
     Examples:
