@@ -34,7 +34,7 @@ class Operator:
     def __call__(
         self, *arguments: str, code: int = 0, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """A whole command. Fails the test where its exit code is another."""
+        """Runs a whole command. Fails the test if it has another exit code."""
         done = subprocess.run(
             [*HEADRACE, *arguments], env=self._environment, input=stdin,
             capture_output=True, text=True, timeout=BOUND_S, check=False,

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -51,24 +50,6 @@ class Status:
         return since if since >= 0 else None
 
 
-class View(Protocol):
-    """Shows a run."""
-
-    def note(self, line: str) -> None:
-        """Shows a line that stays on the screen."""
-
-    def refresh(self) -> None:
-        """Shows the status, which may have changed."""
-
-    def close(self) -> None: ...
-
-
-def make_view(status: Status, console: Console) -> View:
-    """Returns the live view for a terminal. Otherwise, or for a quiet console, the plain view."""
-    live = console.is_terminal and not console.quiet
-    return LiveView(status, console) if live else PlainView(status, console)
-
-
 class LiveView:
     """Draws a few lines again twice a second."""
 
@@ -83,6 +64,7 @@ class LiveView:
         self._live.start()
 
     def note(self, line: str) -> None:
+        """Shows a line that stays on the screen."""
         self._live.console.print(Text(line, style="dim"))
 
     def refresh(self) -> None:
@@ -101,9 +83,11 @@ class PlainView:
         self._shown = 0.0
 
     def note(self, line: str) -> None:
+        """Prints a line with the time."""
         self._print(f"{self._status.elapsed_s():6.1f} s  {line}")
 
     def refresh(self) -> None:
+        """Prints the status if the last line of progress is 5 s old."""
         if self._status.progress is None or self._status.phase != "running":
             return
         elapsed = self._status.elapsed_s()
@@ -111,10 +95,20 @@ class PlainView:
             self._shown = elapsed
             self._print(progress_line(self._status))
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Does nothing."""
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+View = LiveView | PlainView
+
+
+def make_view(status: Status, console: Console) -> View:
+    """Returns the live view for a terminal. Otherwise, or for a quiet console, the plain view."""
+    live = console.is_terminal and not console.quiet
+    return LiveView(status, console) if live else PlainView(status, console)
 
 
 def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:

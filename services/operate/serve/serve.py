@@ -59,11 +59,13 @@ def serve(
     if parent_fd is None:
         cluster = locate(cluster)
     else:
-        line = read_line(parent_fd)
+        # Without a buffer, nothing after the line is read.
+        with open(parent_fd, "rb", buffering=0, closefd=False) as pipe:
+            line = pipe.readline()
         if not line:
             logger.info("the parent process ended before it said where to connect")
             return
-        cluster = ClusterConfig.from_json(line)
+        cluster = ClusterConfig.from_json(line.decode())
         hold_local_stack(cluster)
     tune_garbage_collector()
     try:
@@ -92,17 +94,6 @@ def check_policy(service: str, policy: str | None, recipe: Recipe) -> None:
         raise UsageError(
             f"the recipe has no policy {policy!r}: choose from {', '.join(recipe.policies)}"
         )
-
-
-def read_line(descriptor: int) -> str:
-    """Reads one line from a pipe without buffering. Returns an empty text if the pipe has ended."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(descriptor, 1)
-        if not byte:
-            return ""
-        line += byte
-    return line.decode()
 
 
 async def _serve(

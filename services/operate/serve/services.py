@@ -1,4 +1,8 @@
-"""The services that `headrace serve` can run. At module level this imports nothing heavy."""
+"""The services that `headrace serve` can run. At module level this imports nothing heavy.
+
+`load_service` also imports the engines and models of the recipe. Importing torch takes seconds. It
+raises UsageError if an engine or a model is missing.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +19,14 @@ SERVICES = (
     "assemble-groups", "assemble-batches", "trainer",
 )  # fmt: skip
 POLICY_SERVICES = ("inference", "assemble-batches", "trainer")
-"""Services that take `--policy`."""
+"""Services that take `--policy`. None means all policies for inference, else the only one."""
 
 Serve = Callable[["ServiceContext", "ClusterConfig"], Coroutine[Any, Any, None]]
 """Runs a service until it ends."""
 
 
 def load_service(name: str, recipe: Recipe, policy: str | None = None, listen: str = "") -> Serve:
-    """Imports a service and the models and engines of its recipe. Importing torch takes seconds.
-
-    `policy` is for `POLICY_SERVICES`: None means all policies for inference, else the only one.
-    `listen` is HOST:PORT of the gateway. Raises UsageError if an engine or model is missing.
-    """
+    """Imports a service. `listen` is HOST:PORT of the gateway."""
     match name:
         case "source":
             from headrace.services.tasks import source

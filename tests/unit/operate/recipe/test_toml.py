@@ -3,9 +3,10 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
-from headrace.services.operate.recipe.toml import to_toml
 from hypothesis import given
 from hypothesis import strategies as st
+
+from headrace.services.operate.recipe.toml import to_toml
 
 SCALARS = st.one_of(
     st.booleans(),

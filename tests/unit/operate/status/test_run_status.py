@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from headrace.services.operate.status.run_status import run_status_of
 
 from headrace.schemas.events import RunStateEntered
 from headrace.schemas.recipe.recipe import Recipe
@@ -13,6 +12,7 @@ from headrace.schemas.topics import DEAD_LETTERS
 from headrace.services.kafka.broker import Outgoing, Partition
 from headrace.services.namespace.apply import commit_first_places
 from headrace.services.namespace.run_life import RunLife
+from headrace.services.operate.status.run_status import run_status_of
 from tests.unit.operate.show.world import TOPICS, World, in_a_world
 
 RECIPE = Recipe.model_validate({"name": "r", "policies": {"default": {"model": "tiny-llama"}}})
