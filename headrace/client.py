@@ -37,7 +37,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.lookup import find_namespace
 from headrace.services.operate.show.unpacked import Texts
-from headrace.services.operate.submit import read_tasks, send_tasks
+from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,8 +1,7 @@
-"""The command line. Imports only click and the standard library: `--help` answers at once.
+"""The command line.
 
-Each command imports what it needs as it runs. Data goes to stdout, everything else to stderr.
-Exit codes: 0 done or drained, 1 failed, 2 usage or recipe, 3 a `--check` violated, 4 records that
-are needed are gone, 75 a dependency out of reach or fenced (start me again), 130 Ctrl-C.
+At module level the commands import only click and the standard library, so that `--help` answers
+at once. Each command imports what it needs when it runs. Data goes to stdout, all else to stderr.
 """
 
 from __future__ import annotations
@@ -14,14 +13,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from headrace.services.operate.apply.command import apply
+from headrace.services.operate.cancel.command import cancel
 from headrace.services.operate.dead_letters.command import dead_letters
 from headrace.services.operate.evaluate.command import evaluate
-from headrace.services.operate.inspect_commands import recipe, status, tail, topics
-from headrace.services.operate.namespace_commands import apply, cancel, down, submit, up
 from headrace.services.operate.prune.command import prune
+from headrace.services.operate.recipe.command import recipe
 from headrace.services.operate.replay.command import replay
-from headrace.services.operate.run_commands import run, serve
+from headrace.services.operate.run.command import run
+from headrace.services.operate.serve.command import serve
 from headrace.services.operate.show.command import show
+from headrace.services.operate.status.command import status
+from headrace.services.operate.submit.command import submit
+from headrace.services.operate.tail.command import tail
+from headrace.services.operate.topics.command import topics
+from headrace.services.operate.up_down.command import down, up
 
 if TYPE_CHECKING:
     from headrace.errors import HeadraceError
@@ -29,34 +35,36 @@ if TYPE_CHECKING:
 HELP = """The event backbone for reinforcement learning of LLM agents, on Apache Kafka.
 
 \b
-  headrace run                        learn a first policy, on this machine, from nothing
-  headrace run my-recipe.toml         run a recipe of your own
-  headrace status                     where a run stands
-  headrace tail results               watch a topic
-  headrace show 42                    the whole story of task 42
-  headrace replay batches             train again from the log: the same weights, bit by bit
+  headrace run                        train a first policy on this machine
+  headrace run my-recipe.toml         run your own recipe
+  headrace status                     show the status of a run
+  headrace tail results               follow a topic
+  headrace show 42                    show everything about task 42
+  headrace replay batches             train again from the log and compare the weights
 
-A recipe says *what* a run is: `headrace recipe` lists those that ship. *Where* it runs is said by
-options or by the environment (HEADRACE_BOOTSTRAP_SERVERS, …); with neither, a real Kafka and a
-schema registry run on this machine, in the folder .headrace.
-
-\b
-Exit codes: 0 done · 1 failed · 2 usage or recipe · 3 a --check violated · 4 records lost
-            75 a dependency out of reach, or fenced: start me again · 130 Ctrl-C
+A recipe describes a run; `headrace recipe` lists the shipped ones. Options or environment
+variables (HEADRACE_BOOTSTRAP_SERVERS, …) name the Kafka cluster. Without them Headrace uses a real
+Kafka and a real schema registry on this machine, with their data in the folder .headrace.
 """
+EXIT_CODES = """Exit codes: 0 success; 1 failure; 2 wrong option or recipe; 3 a --check does not
+hold; 4 records that are needed are gone from the log; 75 Kafka, the schema registry or the blob
+store can't be reached, or another process has replaced this one: start it again; 130 Ctrl-C."""
 
 
 @click.group(
     help=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(package_name="headrace", prog_name="headrace")
-@click.option("--debug", is_flag=True, envvar="HEADRACE_DEBUG", help="Tracebacks, and more logs.")
+@click.option(
+    "--debug", is_flag=True, envvar="HEADRACE_DEBUG", show_envvar=True,
+    help="Print tracebacks and more logs.",
+)  # fmt: skip
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
     context.obj = debug
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
     if not debug:
-        # librdkafka reports what it mends by itself; what it can't mend is raised.
+        # librdkafka logs failures that it repairs by itself. Other failures raise exceptions.
         logging.getLogger("headrace.services.kafka.librdkafka").setLevel(logging.CRITICAL)
 
 
@@ -68,13 +76,35 @@ for command in COMMANDS:
     cli.add_command(command)
 
 
+def _add_exit_codes(command: click.Command) -> None:
+    command.epilog = EXIT_CODES
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            _add_exit_codes(child)
+
+
+_add_exit_codes(cli)
+
+
+@cli.command(hidden=True)
+@click.argument("channel", type=int)
+@click.argument("recipe")
+@click.argument("room")
+def preload(channel: int, recipe: str, room: str) -> None:
+    """Fork processes for `headrace run`. In a forked process: run its command."""
+    from headrace.services.operate.run.preload import fork_processes
+
+    if fork_processes(channel, recipe):
+        main()
+
+
 def main() -> None:
-    """The entry point `headrace`."""
+    """Runs the command of `sys.argv` and exits."""
     sys.exit(_run(sys.argv[1:]))
 
 
 def _run(arguments: list[str]) -> int:
-    """Runs a command. One clear message on stderr, and the exit code, where it fails."""
+    """Runs a command and returns its exit code. Prints one message to stderr if it fails."""
     debug = "--debug" in arguments or bool(os.environ.get("HEADRACE_DEBUG"))
     try:
         result = cli.main(arguments, prog_name="headrace", standalone_mode=False)
@@ -86,7 +116,7 @@ def _run(arguments: list[str]) -> int:
         click.echo("interrupted", err=True)
         return 130
     except BrokenPipeError:
-        # Whoever read stdout has seen enough, as in `headrace tail results | head`.
+        # The reader of stdout has seen enough, as in `headrace tail results | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except _headrace_error() as error:
@@ -97,11 +127,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _headrace_error() -> type[HeadraceError]:
-    # Python evaluates this only once something was raised: until then nothing heavy is imported.
+    # Python evaluates this only after an exception. Until then nothing heavy is imported.
     from headrace.errors import HeadraceError
 
     return HeadraceError
-
-
-if __name__ == "__main__":
-    main()

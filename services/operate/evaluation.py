@@ -1,15 +1,16 @@
-"""What an evaluation says of a policy's version: avg@k and pass@k, with 95 % intervals. Pure.
+"""Computes avg@k and pass@k of a policy's version, with 95 % intervals. Pure functions and classes.
 
-The unit is the item (one task of k samples). Its pass@k is estimated from n >= k samples, c of
-them passed, by 1 - C(n-c, k) / C(n, k), which is unbiased: Chen et al., "Evaluating Large Language
-Models Trained on Code" (arXiv:2107.03374), equation 1. avg@k is the mean over items of the mean
-reward; its interval is the mean's, over items as clusters, by the central limit theorem (Miller,
-"Adding Error Bars to Evals", arXiv:2411.00640, section 2.2). That of pass@k is Wilson's (JASA 22,
-1927) for as many trials as there are items: what lies in [0, 1] varies at most as a coin does, so
-it is never too narrow, and never of width 0 as the former is where all items agree.
+The unit is the item: one task of k samples. If c of an item's n >= k samples passed, its pass@k is
+1 - C(n-c, k) / C(n, k). This estimate is unbiased: Chen et al., "Evaluating Large Language Models
+Trained on Code" (arXiv:2107.03374), equation 1. avg@k is the mean over items of the mean reward.
+Its interval treats items as clusters and uses the central limit theorem: Miller, "Adding Error Bars
+to Evals" (arXiv:2411.00640), section 2.2. The interval of pass@k is Wilson's (JASA 22, 1927) with
+one trial per item. A value in [0, 1] varies at most as much as a coin, so this interval is never
+too narrow. It also never has width 0, which the other interval has if all items agree.
 
-A sample that the infrastructure, the operator or nobody's reward failed says nothing of the policy
-and is left out; one that ran into a limit without a reward has failed, with reward 0.
+A sample is left out if it failed because of the infrastructure or the operator, or if it has no
+reward: it says nothing about the policy. But a sample that ended at a limit without a reward
+counts with reward 0.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from statistics import fmean, stdev
 from headrace.schemas.events import EpisodeEnded, TaskEnded
 
 Z = 1.959963984540054
-"""Of the normal distribution: 95 % lie within so many deviations."""
+"""95 % of a normal distribution lie within this many standard deviations."""
 LIMITS = frozenset({"turn_limit", "token_limit", "overflow"})
-"""Endings that are the policy's own doing."""
+"""Endings that the policy caused."""
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The chance that one of k samples passes, without bias, of `samples` of which `passed` did."""
+    """Estimates the chance that at least one of k samples passes, without bias.
+
+    `passed` of `samples` samples have passed. Raises ValueError unless 1 <= k <= samples.
+    """
     if not 0 <= passed <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {passed} passed among {samples} samples is not defined")
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
@@ -36,7 +40,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure, and where it lies at 95 %."""
+    """A figure with its 95 % interval."""
 
     value: float
     low: float
@@ -46,12 +50,12 @@ class Estimate:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def to_tree(self) -> dict[str, float]:
-        """For JSON."""
+        """Returns JSON values."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
 def clustered(means: Sequence[float]) -> Estimate:
-    """The mean of items' means. A single item says nothing of others: its interval has no end."""
+    """Estimates the mean from the items' means. With a single item the interval is infinite."""
     value = fmean(means)
     if len(means) < 2:
         return Estimate(value, -math.inf, math.inf)
@@ -60,7 +64,7 @@ def clustered(means: Sequence[float]) -> Estimate:
 
 
 def wilson(value: float, trials: int) -> Estimate:
-    """A share of `trials`, in [0, 1]."""
+    """Estimates a share in [0, 1] from its observed value in `trials` trials."""
     spread = Z * Z / trials
     middle = (value + spread / 2) / (1 + spread)
     error = Z / (1 + spread) * math.sqrt(value * (1 - value) / trials + spread / (4 * trials))
@@ -69,19 +73,19 @@ def wilson(value: float, trials: int) -> Estimate:
 
 @dataclass
 class EvaluationResult:
-    """One version of one policy, measured. Add each task once."""
+    """The evaluation of one version of one policy. Add each task once."""
 
     passing: float = 1.0
-    """The reward from which on a sample has passed."""
+    """The lowest reward with which a sample passes."""
     rewards: list[tuple[float, ...]] = field(default_factory=list)
-    """Of each item, its samples' that count."""
+    """The rewards of each item's samples that count."""
     asked: int = 0
-    """Most samples of one item: the k that was asked for."""
+    """The most samples of one item, which is the requested k."""
     failed: int = 0
-    """Samples that say nothing of the policy."""
+    """The number of samples that are left out."""
 
     def add(self, ended: TaskEnded) -> None:
-        """Takes a task in."""
+        """Adds a task that has ended."""
         rewards = [reward_of(outcome) for outcome in ended.outcomes]
         counted = tuple(reward for reward in rewards if reward is not None)
         self.asked = max(self.asked, len(rewards))
@@ -91,11 +95,11 @@ class EvaluationResult:
 
     @property
     def average(self) -> Estimate | None:
-        """avg@k; None where no sample counts."""
+        """avg@k; None if no sample counts."""
         return clustered([fmean(item) for item in self.rewards]) if self.rewards else None
 
     def passes(self, k: int) -> Estimate | None:
-        """pass@k over the items that have so many samples; None where none has."""
+        """Returns pass@k over the items with at least k samples; None if there are none."""
         values = [
             pass_at_k(len(item), sum(reward >= self.passing for reward in item), k)
             for item in self.rewards
@@ -104,7 +108,7 @@ class EvaluationResult:
         return wilson(fmean(values), len(values)) if values else None
 
     def powers(self) -> Iterator[int]:
-        """1, 2, 4, … and the k that was asked for."""
+        """Yields 1, 2, 4, … and the requested k."""
         k = 1
         while k < self.asked:
             yield k
@@ -113,18 +117,18 @@ class EvaluationResult:
             yield self.asked
 
     def brief(self) -> str:
-        """avg@k in a word."""
+        """Returns avg@k as text, or "-"."""
         return "-" if self.average is None else f"{self.average.value:.3f}"
 
     def __str__(self) -> str:
         k = self.asked
         figures = {f"avg@{k}": self.average, f"pass@{k}": self.passes(k) if k else None}
-        told = [f"{name} {value}" for name, value in figures.items() if value is not None]
+        known = [f"{name} {value}" for name, value in figures.items() if value is not None]
         failed = f"   failed {self.failed}" if self.failed else ""
-        return "   ".join([*told, f"{len(self.rewards)} items"]) + failed
+        return "   ".join([*known, f"{len(self.rewards)} items"]) + failed
 
     def to_tree(self) -> dict[str, object]:
-        """For JSON. An interval without an end is null there."""
+        """Returns JSON values, with null for an infinite end of an interval."""
         passes = {str(k): one.to_tree() for k in self.powers() if (one := self.passes(k))}
         average = self.average
         mean = None
@@ -143,7 +147,7 @@ class EvaluationResult:
 
 
 def reward_of(outcome: EpisodeEnded) -> float | None:
-    """What a sample is worth to an evaluation; None where it says nothing of the policy."""
+    """Returns the reward with which a sample counts, or None if it is left out."""
     if outcome.failure is not None and outcome.failure.origin != "policy":
         return None
     if outcome.reward is not None and math.isfinite(outcome.reward):
@@ -159,10 +163,10 @@ class Evaluations:
         self._measured: dict[str, dict[int, EvaluationResult]] = {}
 
     def on_task_ended(self, ended: TaskEnded) -> None:
-        """Takes a task in, once; what does not evaluate, or was cancelled, says nothing."""
+        """Adds a task that has ended. Ignores tasks that are cancelled or not for evaluation."""
         if ended.purpose != "evaluate" or ended.closed_by != "all":
             return
-        # All of a task's tokens are of the versions that its start names.
+        # All tokens of an evaluation task come from the versions that were pinned at its start.
         versions = {
             use.policy: use.oldest_version
             for outcome in ended.outcomes
@@ -174,12 +178,12 @@ class Evaluations:
             known.setdefault(version, EvaluationResult(self._passing)).add(ended)
 
     def of(self, policy: str) -> dict[int, EvaluationResult]:
-        """One policy's, by version, in order."""
+        """Returns one policy's results by version, sorted by version."""
         known = self._measured.get(policy, {})
         return {version: known[version] for version in sorted(known)}
 
     def to_tree(self) -> dict[str, object]:
-        """For JSON."""
+        """Returns JSON values, by policy and version."""
         return {
             policy: {str(version): one.to_tree() for version, one in self.of(policy).items()}
             for policy in sorted(self._measured)

@@ -1,4 +1,4 @@
-"""What commands share: *where* options, recipe options, and how data is printed."""
+"""Options that commands share, and functions that print data."""
 
 from __future__ import annotations
 
@@ -16,55 +16,58 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_STATE = click.option(
-    "--state", type=click.Path(file_okay=False), default=".headrace", envvar="HEADRACE_STATE",
-    show_default=True, show_envvar=True,
+state_option = click.option(
+    "--state", metavar="FOLDER", type=click.Path(file_okay=False), default=".headrace",
+    envvar="HEADRACE_STATE", show_default=True, show_envvar=True,
     help="Folder of the local stack, logs, caches and checkpoints.",
 )  # fmt: skip
-_PLACE = (
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout.")
+quiet_option = click.option("--quiet", is_flag=True, help="Do not show progress.")
+set_option = click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True,
+    help="Override a key of the recipe, for example scheduler.live_episodes=64. Repeatable. "
+    "Environment variables do the same: HEADRACE__SCHEDULER__LIVE_EPISODES=64.",
+)  # fmt: skip
+_CLUSTER = (
     click.option(
         "--bootstrap-servers", metavar="HOST:PORT", envvar="HEADRACE_BOOTSTRAP_SERVERS",
-        show_envvar=True, help="Kafka; without it, the local stack of --state.",
+        show_envvar=True, help="Kafka brokers, separated by commas. [default: the local stack]",
     ),
     click.option(
         "--registry-url", metavar="URL", envvar="HEADRACE_REGISTRY_URL", show_envvar=True,
-        help="Confluent-compatible schema registry; goes with --bootstrap-servers.",
+        help="Confluent-compatible schema registry. Required with --bootstrap-servers.",
     ),
     click.option(
-        "--blobs", metavar="PLACE", envvar="HEADRACE_BLOBS", show_envvar=True,
-        help="Store of weights, shared by all workers: a folder, or a URL as s3://bucket/runs. "
+        "--blobs", metavar="FOLDER|URL", envvar="HEADRACE_BLOBS", show_envvar=True,
+        help="Store of weights that all workers share, for example s3://bucket/runs. "
         "[default: <state>/blobs]",
     ),
-    _STATE,
+    state_option,
     click.option(
         "--namespace", metavar="NAME", envvar="HEADRACE_NAMESPACE", show_envvar=True,
-        help="The run's topics are <namespace>.*. [default: the recipe's name]",
+        help="Prefix of the run's topics. [default: the recipe's name; for commands without a "
+        "RECIPE, the run that started last]",
     ),
     click.option(
         "--kafka-property", "kafka_properties", metavar="KEY=VALUE", multiple=True,
         envvar="HEADRACE_KAFKA_PROPERTIES", show_envvar=True,
-        help="A librdkafka property, as security.protocol=SSL. Repeatable.",
+        help="A librdkafka property, for example security.protocol=SSL. Repeatable.",
     ),
-)  # fmt: skip
-
-state_option = _STATE
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON to stdout.")
-set_option = click.option(
-    "--set", "settings", metavar="KEY=VALUE", multiple=True,
-    help="Overrides a key of the recipe, as scheduler.live_episodes=64; so does the environment, "
-    "as HEADRACE__SCHEDULER__LIVE_EPISODES=64. Repeatable.",
 )  # fmt: skip
 
 
 def cluster_options(command: F) -> F:
     """Adds the options that `cluster_of` reads."""
-    for option in reversed(_PLACE):
+    for option in reversed(_CLUSTER):
         command = option(command)
     return command
 
 
 def cluster_of(options: dict[str, Any]) -> ClusterConfig:
-    """Takes the *where* options out of a command's options. UsageError for impossible ones."""
+    """Removes the cluster options from a command's options and returns them as a configuration.
+
+    Raises UsageError if they contradict each other.
+    """
     from headrace.services.namespace.cluster_config import ClusterConfig
 
     return ClusterConfig(
@@ -82,19 +85,19 @@ def _properties(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise click.BadParameter(f"{text!r}: it takes key=value", param_hint="--kafka-property")
+            raise click.BadParameter(f"{text!r}: write key=value", param_hint="--kafka-property")
         properties[key.strip()] = value
     return properties
 
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:
-    """Data to stdout, at once."""
+    """Prints data to stdout as JSON, and flushes it."""
     click.echo(json.dumps(data, indent=indent, ensure_ascii=False))
     sys.stdout.flush()
 
 
 def print_table(head: tuple[str, ...], rows: list[list[str]], *, indent: int = 0) -> None:
-    """A table to stdout: drawn on a terminal, plain columns elsewhere."""
+    """Prints a table to stdout: styled on a terminal, otherwise as plain columns."""
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console
@@ -107,14 +110,14 @@ def print_table(head: tuple[str, ...], rows: list[list[str]], *, indent: int = 0
             table.add_row(*map(escape, row))
         Console().print(Padding(table, (0, 0, 0, indent)))
         return
-    widths = [max(len(row[column]) for row in [list(head), *rows]) for column in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in [list(head), *rows]:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         click.echo(" " * indent + "  ".join(cells).rstrip())
 
 
 def print_page(page: Sequence[Part]) -> None:
-    """Lines and tables to stdout; headings stand out on a terminal."""
+    """Prints lines and tables to stdout. On a terminal headings are bold."""
     for part in page:
         if not isinstance(part, str):
             print_table(part.head, part.rows, indent=2)
@@ -125,5 +128,5 @@ def print_page(page: Sequence[Part]) -> None:
 
 
 def explain(line: str) -> None:
-    """A remark to stderr."""
+    """Prints a remark to stderr."""
     click.echo(line, err=True)

@@ -1,19 +1,51 @@
-"""Events for people: packed arrays as lists, digests as hex."""
+"""Converts records and events to JSON values that people can read."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel
 
+from headrace.errors import DecodeError
 from headrace.schemas.packed import unpack_f32, unpack_i32
+from headrace.services.kafka.broker import Record
+from headrace.services.log.event_log import WHY, EventLog
 
 _FLOATS = frozenset({"advantages", "logprobs", "turn_rewards"})
 _DIGESTS = frozenset({"digest", "recipe", "sha256", "state"})
+_SHOWN_BYTES = 256
+"""Bytes of an undecodable value that are shown."""
+
+
+async def readable_record(log: EventLog, record: Record) -> dict[str, Any]:
+    """Returns a record's location and its event, or why its value is not an event."""
+    tree: dict[str, Any] = {
+        "topic": record.partition.topic,
+        "partition": record.partition.number,
+        "offset": record.offset,
+        "at": datetime.fromtimestamp(record.timestamp, UTC).isoformat(timespec="milliseconds"),
+    }
+    try:
+        event = (await log.decode(record)).event
+    except DecodeError as error:
+        return {**tree, "type": "undecodable", "id": "", "event": _undecodable(record, error)}
+    return {**tree, "type": type(event).__name__, "id": event.event_id, "event": readable(event)}
+
+
+def _undecodable(record: Record, error: DecodeError) -> dict[str, Any]:
+    headers = {
+        name.removeprefix(WHY): text.decode(errors="replace")
+        for name, text in record.headers
+        if name.startswith(WHY)
+    }
+    value = record.value or b""
+    reason = headers or {"reason": error.reason}
+    return {**reason, "value": value[:_SHOWN_BYTES].hex(), "bytes": len(value)}
 
 
 def readable(part: BaseModel) -> dict[str, Any]:
-    """An event as JSON values, field by field. What is no packed array comes as hex."""
+    """Returns an event's fields: packed arrays as lists, all other bytes as hexadecimal text."""
     return {name: _readable(name, getattr(part, name)) for name in type(part).model_fields}
 
 
@@ -29,6 +61,6 @@ def _readable(name: str, value: Any) -> Any:
     if name in _DIGESTS or len(value) % 4:
         return value.hex()
     if name in _FLOATS:
-        # JSON has no NaN: it stands for "none was given".
+        # NaN means that no number was given. JSON has no NaN, so null stands for it.
         return [None if number != number else round(number, 6) for number in unpack_f32(value)]
     return unpack_i32(value)

@@ -64,7 +64,7 @@ class Deployment:
         logs = self.cluster.state / self.log.topics.namespace / "logs"
         supervisor = Supervisor(specs, logs, on_change=print)
         await supervisor.start()
-        supervisor.place(self.cluster.to_json())
+        supervisor.send_cluster(self.cluster.to_json())
         try:
             yield supervisor
         finally:

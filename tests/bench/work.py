@@ -32,7 +32,7 @@ from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
-from headrace.services.operate.serve import spare_the_collector
+from headrace.services.operate.serve.process_setup import tune_garbage_collector
 from tests.bench.trajectories import GROUP
 
 TOKENS = 1024
@@ -175,5 +175,5 @@ async def work(kind: str, recipe: Recipe, cluster: ClusterConfig) -> None:
 
 
 if __name__ == "__main__":
-    spare_the_collector()
+    tune_garbage_collector()
     asyncio.run(work(sys.argv[1], read_recipe(sys.argv[2]), ClusterConfig.from_json(sys.argv[3])))

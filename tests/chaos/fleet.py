@@ -132,7 +132,7 @@ class Fleet:
             specs, self.logs, rule=RULE, preloader=preloader, on_change=self._note
         )
         await supervisor.start()
-        supervisor.place(self.where.to_json())
+        supervisor.send_cluster(self.where.to_json())
         self._watching[supervisor] = asyncio.create_task(supervisor.watch())
         return supervisor
 

@@ -31,7 +31,6 @@ LIMIT_S = 240.0
 """No test takes longer, whatever happens."""
 ENDED_S = 15.0
 """What a run leaves behind must have ended by itself within this time."""
-PRELOADER = "headrace.services.operate.run.preload"
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -207,7 +206,7 @@ class Command:
 async def headrace(*arguments: str) -> AsyncIterator[Command]:
     """Runs a command beside the test; kills it, should it still run at the end."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace.services.operate.cli", *arguments),
+        *(sys.executable, "-m", "headrace", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
@@ -262,7 +261,7 @@ def child_of(state: Path, service: str) -> psutil.Process:
 
 def preloader_of(state: Path) -> psutil.Process:
     """The preloader from which a run's services are forked."""
-    (found,) = (one for one in processes_of(state) if one.cmdline()[2:3] == [PRELOADER])
+    (found,) = (one for one in processes_of(state) if one.cmdline()[2:4] == ["headrace", "preload"])
     return found
 
 

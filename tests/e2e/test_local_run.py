@@ -93,7 +93,7 @@ def test_a_killed_run_leaves_nothing_and_goes_on_when_called_again(state: Path) 
     async def interrupted() -> None:
         async with harness.headrace("run", str(RECIPE), "--state", str(state)) as run:
             with harness.usual_ports_taken():
-                await run.says("going on with the unfinished run")
+                await run.says("continuing the unfinished run")
             async with harness.watching(bootstrap_servers(state), TOPICS) as watch:
                 await watch.count("policies", 3)
                 await watch.more("policies", 2)

@@ -61,7 +61,7 @@ class Recorded:
     def replay(self, *arguments: str, code: int = 0) -> Any:
         """What `headrace replay … --json` prints."""
         done = subprocess.run(
-            [sys.executable, "-m", "headrace.services.operate.cli", "replay", *arguments, "--json"],
+            [sys.executable, "-m", "headrace", "replay", *arguments, "--json"],
             env={**os.environ, **self.environment, "PYTHONPATH": f"{os.getcwd()}:{self.state}"},
             capture_output=True, text=True, timeout=COMMAND_S, check=False,
         )  # fmt: skip

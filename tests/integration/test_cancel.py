@@ -47,7 +47,7 @@ VERSION_0 = PolicyPublished(
 async def headrace(*arguments: str, environment: dict[str, str]) -> list[dict[str, Any]]:
     """What a command prints, which must end well."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace.services.operate.cli", *arguments, "--json"),
+        *(sys.executable, "-m", "headrace", *arguments, "--json"),
         env={**os.environ, **environment},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from headrace.infra import local
 
-HEADRACE = (sys.executable, "-m", "headrace.services.operate.cli")
+HEADRACE = (sys.executable, "-m", "headrace")
 BOUND_S = 120
 FEW = ("--set", "tasks.options.items=4", "--set", "tasks.samples=2")
 ENDLESS = ("--set", "tasks.options.items=1000000")
@@ -34,7 +34,7 @@ class Operator:
     def __call__(
         self, *arguments: str, code: int = 0, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """A whole command. Fails the test where its exit code is another."""
+        """Runs a whole command. Fails the test if it has another exit code."""
         done = subprocess.run(
             [*HEADRACE, *arguments], env=self._environment, input=stdin,
             capture_output=True, text=True, timeout=BOUND_S, check=False,
@@ -166,7 +166,7 @@ def test_serve_drains_on_sigterm(operator: Operator) -> None:
     process.send_signal(signal.SIGTERM)
 
     assert process.wait(15) == 0
-    assert "ended in order" in log.read_text()
+    assert "ended cleanly" in log.read_text()
     assert process.stdout is not None
     process.stdout.close()
 
@@ -179,7 +179,7 @@ def test_run_goes_to_its_end_and_the_next_takes_another_name(
     assert (summary["namespace"], summary["reason"]) == (namespace, "all tasks published")
     assert (summary["episodes"], summary["tasks"], summary["failures"]) == (8, 4, 0)
     logs = operator.state / namespace / "logs"
-    assert "ended in order" in (logs / "agent.log").read_text()
+    assert "ended cleanly" in (logs / "agent.log").read_text()
 
     assert "--forget nope: this broker has" in operator("prune", "--forget", "nope", code=2).stderr
     assert operator("prune", "--yes").stderr == "nothing to remove\n"
@@ -189,7 +189,7 @@ def test_run_goes_to_its_end_and_the_next_takes_another_name(
     assert "reward>=0.5 does not hold" in second.stderr
 
 
-def test_ctrl_c_ends_the_run_in_order(operator: Operator, namespace: str) -> None:
+def test_ctrl_c_ends_the_run_cleanly(operator: Operator, namespace: str) -> None:
     process = operator.start("run", "null", *ENDLESS)
     until(lambda: (operator.state / namespace / "logs").exists())
     process.send_signal(signal.SIGINT)

@@ -84,7 +84,7 @@ def test_a_judge_without_our_code_is_killed_and_every_episode_is_judged(
     headrace(("apply", str(recipe)), environment)
     where = (local_stack.bootstrap_servers, local_stack.registry_url, namespace)
     judge = ("-I", str(JUDGE), *where)  # isolated: it could not import ours if it would
-    run = ("-m", "headrace.services.operate.cli", "run", str(recipe), "--json", "--quiet")
+    run = ("-m", "headrace", "run", str(recipe), "--json", "--quiet")
     with started(*run, **environment) as running:
         with started(*judge) as first:
             assert first.stdout is not None

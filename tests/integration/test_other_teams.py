@@ -31,7 +31,7 @@ GARBAGE = {
 
 def headrace(arguments: tuple[str, ...], environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "headrace.services.operate.cli", *arguments],
+        [sys.executable, "-m", "headrace", *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

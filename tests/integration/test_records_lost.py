@@ -65,7 +65,7 @@ def headrace(
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "headrace.services.operate.cli", *arguments],
+            [sys.executable, "-m", "headrace", *arguments],
             env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False,
         )  # fmt: skip
 

@@ -103,7 +103,7 @@ class Workers:
     def start(self) -> None:
         with (self._folder / "env.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.services.operate.cli", "serve", "env", RECIPE],
+                [sys.executable, "-m", "headrace", "serve", "env", RECIPE],
                 env=self._environment, stdout=log, stderr=log,
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`evaluate`: measures a policy's version, or a folder of weights."""
+"""`headrace evaluate`: measures a policy's version, or a folder of weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.services.operate.options import (
     cluster_options,
     json_option,
     print_json,
+    quiet_option,
     set_option,
 )
 
@@ -19,12 +20,15 @@ from headrace.services.operate.options import (
 @click.command()
 @click.argument("recipe")
 @set_option
-@click.option("--version", type=click.IntRange(min=0), help="Of the run.  [default: the newest]")
 @click.option(
-    "--weights", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A model folder to evaluate instead: configuration, tokenizer and safetensors.",
+    "--version", type=click.IntRange(min=0), help="Version of the run. [default: the newest]"
+)
+@click.option(
+    "--weights", metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Evaluate this model folder instead: configuration, tokenizer and safetensors.",
 )  # fmt: skip
-@click.option("--quiet", is_flag=True, help="No live view.")
+@quiet_option
 @json_option
 @cluster_options
 def evaluate(
@@ -36,10 +40,12 @@ def evaluate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure avg@k and pass@k of a policy on the task set of RECIPE's `evaluation`.
+    """Measure avg@k and pass@k of a policy.
 
-    The version is that of a run, whose broker must answer (`headrace up`), though the run may have
-    ended. The evaluation itself runs on a local stack of its own, and leaves nothing behind.
+    The tasks are those of RECIPE's `evaluation` table. avg@k is the mean reward of k samples per
+    task. pass@k is the chance that at least one of k samples passes. Both have 95 % intervals. The
+    weights come from a run, which may have ended; its broker must answer (`headrace up`). The
+    evaluation itself uses a temporary local stack and leaves nothing behind.
 
     \b
     Examples:
@@ -53,7 +59,7 @@ def evaluate(
     from headrace.services.operate.evaluate.evaluate import evaluate as run_evaluation
 
     if version is not None and weights is not None:
-        raise click.UsageError("--version is of a run: give it or --weights")
+        raise click.UsageError("--version and --weights exclude each other: give only one")
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
     measured = asyncio.run(run_evaluation(resolved, cluster, version, weights, quiet=quiet))
     if as_json:

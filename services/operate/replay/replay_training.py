@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
+from types import ModuleType
 
 from headrace.errors import Interrupted
 from headrace.schemas.events import PolicyPublished
@@ -17,7 +18,7 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.run_life import enter
-from headrace.services.operate.serve import ServeOptions, set_threads
+from headrace.services.operate.serve.process_setup import limit_threads
 from headrace.services.worker.service_context import ServiceContext
 
 OnVersion = Callable[[PolicyPublished], None]
@@ -38,9 +39,8 @@ async def train(
     Calls `on_version` with each published version. The trainer does not train on the versions in
     `skipped`. Raises Interrupted after Ctrl-C, which stops the trainer cleanly.
     """
-    set_threads(recipe, ServeOptions("trainer", policy))  # It works only before torch is imported.
-    from headrace.trainer import service as trainer
-
+    limit_threads(recipe, "trainer", policy)  # before torch is imported
+    trainer = await asyncio.to_thread(_import_trainer)
     context = ServiceContext(
         log,
         recipe,
@@ -69,6 +69,12 @@ async def train(
             for task in (training, following):
                 task.cancel()
             await asyncio.gather(training, following, return_exceptions=True)
+
+
+def _import_trainer() -> ModuleType:
+    from headrace.trainer import service
+
+    return service
 
 
 @asynccontextmanager

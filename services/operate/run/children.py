@@ -1,4 +1,4 @@
-"""Which processes a recipe's run consists of."""
+"""Lists the processes of a recipe's run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.run.supervisor import ChildSpec, headrace_command
 
 MAY_END = ("source", "evaluation")
-"""Services that end, in order, before the run does."""
+"""Services that can complete their work before the run ends."""
 
 
 def child_specs(recipe: Recipe, resolved: Path, metrics_port: int = 0) -> list[ChildSpec]:
-    """One child a process, those that import longest first. `resolved` is the recipe's file.
+    """Returns one child per process. Those with the longest imports come first.
 
-    The first serves its metrics at `metrics_port`, each next one port higher; 0 serves none.
+    `resolved` is the file of the resolved recipe. The first child serves its metrics on
+    `metrics_port`, and each further child on the next port. 0 disables metrics.
     """
     specs = []
     for number, (name, service, policy) in enumerate(_processes(recipe)):
@@ -29,19 +30,20 @@ def child_specs(recipe: Recipe, resolved: Path, metrics_port: int = 0) -> list[C
 
 
 def services_of(recipe: Recipe) -> list[str]:
-    """The services that a run consists of, each once."""
+    """Returns the services of a run, each one once."""
     return list(dict.fromkeys(service for _, service, _ in _processes(recipe)))
 
 
 def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
-    """Name, service and policy of each."""
+    """Yields the name, service and policy of each process."""
     several = len(recipe.policies) > 1
     for policy in recipe.policies:
         yield (f"trainer-{policy}" if several else "trainer"), "trainer", policy
     counts = {"inference": recipe.workers.inference, "agent": recipe.workers.agent}
     if any(agent.use == "client" for agent in recipe.agents.values()):
+        # A gateway is an agent worker. There is only one, because clients need one address.
         del counts["agent"]
-        counts["gateway"] = 1  # which is an agent worker, and has one address
+        counts["gateway"] = 1
     if any(not environment.external for environment in recipe.environments.values()):
         counts["env"] = recipe.workers.env
     for service, count in counts.items():

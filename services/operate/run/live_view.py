@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live view on a terminal, a line every 5 s elsewhere. To stderr."""
+"""Shows a run to people: a live view on a terminal, otherwise one line every 5 s. To stderr."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -23,85 +22,60 @@ PLAIN_INTERVAL_S = 5.0
 
 @dataclass
 class Status:
-    """All that the view shows, kept up to date by the run."""
+    """What the view shows. The run keeps it up to date."""
 
     name: str
     began: float = field(default_factory=time.monotonic)
-    """Monotonic seconds."""
+    """When the command began, in monotonic seconds."""
     phase: str = "starting"
     logs: Path | None = None
     progress: Progress | None = None
     lags: Mapping[str, int] = field(default_factory=dict)
-    """Undone records by service."""
+    """Records that each service has not processed yet."""
     restarts: int = 0
     processes: int = 0
 
     def elapsed_s(self) -> float:
-        """Since the command began."""
+        """Returns the seconds since the command began."""
         return time.monotonic() - self.began
 
     def since_start_s(self, at: float | None) -> float | None:
-        """From the command's start to an epoch time; None for None, or for one before it."""
+        """Returns the seconds from the command's start to an epoch time.
+
+        None for None, and for a time before the start.
+        """
         if at is None:
             return None
         since = at - (time.time() - self.elapsed_s())
         return since if since >= 0 else None
 
 
-class View(Protocol):
-    """Shows a run."""
-
-    def note(self, line: str) -> None:
-        """Something happened that stays on the screen."""
-
-    def refresh(self) -> None:
-        """The status may have changed."""
-
-    def close(self) -> None: ...
-
-
-def make_view(status: Status, console: Console, *, quiet: bool = False) -> View:
-    """The live view where there is a terminal, lines where there is none."""
-    if quiet:
-        return QuietView()
-    return LiveView(status, console) if console.is_terminal else PlainView(status, console)
-
-
-class QuietView:
-    """Shows nothing."""
-
-    def note(self, line: str) -> None: ...
-
-    def refresh(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class LiveView:
-    """A few lines that are drawn anew, twice a second."""
+    """Draws a few lines again twice a second."""
 
     def __init__(self, status: Status, console: Console) -> None:
         self._status = status
         self._live = Live(
             console=console,
             refresh_per_second=2,
-            transient=True,  # the summary takes its place
+            transient=True,  # The summary replaces it.
             get_renderable=lambda: panel(status),
         )
         self._live.start()
 
     def note(self, line: str) -> None:
+        """Shows a line that stays on the screen."""
         self._live.console.print(Text(line, style="dim"))
 
     def refresh(self) -> None:
-        """The live view draws itself."""
+        """Does nothing, because the live view draws itself."""
 
     def close(self) -> None:
         self._live.stop()
 
 
 class PlainView:
-    """A line of progress every 5 s, and each note."""
+    """Prints a line of progress every 5 s, and each note."""
 
     def __init__(self, status: Status, console: Console) -> None:
         self._status = status
@@ -109,9 +83,11 @@ class PlainView:
         self._shown = 0.0
 
     def note(self, line: str) -> None:
+        """Prints a line with the time."""
         self._print(f"{self._status.elapsed_s():6.1f} s  {line}")
 
     def refresh(self) -> None:
+        """Prints the status if the last line of progress is 5 s old."""
         if self._status.progress is None or self._status.phase != "running":
             return
         elapsed = self._status.elapsed_s()
@@ -119,16 +95,27 @@ class PlainView:
             self._shown = elapsed
             self._print(progress_line(self._status))
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Does nothing."""
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
-    """A curve of one character a point, from 0 or the least value to 1 or the greatest.
+View = LiveView | PlainView
 
-    More values than `width` are averaged in runs.
+
+def make_view(status: Status, console: Console) -> View:
+    """Returns the live view for a terminal. Otherwise, or for a quiet console, the plain view."""
+    live = console.is_terminal and not console.quiet
+    return LiveView(status, console) if live else PlainView(status, console)
+
+
+def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
+    """Returns a curve with one character per point.
+
+    The scale goes from 0 or the lowest value to 1 or the highest. If there are more than `width`
+    values, neighbours are averaged.
     """
     if not values:
         return ""
@@ -140,12 +127,20 @@ def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
 
 
 def published(version: int) -> str:
-    """The newest version, as people read it: before version 0 none is."""
+    """Returns a version as text, and "-" for -1, which means that no version is published."""
     return "-" if version < 0 else str(version)
 
 
+def policy_line(name: str, version: int, reward: float | None, curve: Sequence[float]) -> str:
+    """Returns a policy's newest version, reward and reward curve as one line."""
+    shown = "-" if reward is None else f"{reward:.3f}"
+    return (
+        f"  policy {name:<12} version {published(version)}   reward {shown}  {sparkline(curve, 32)}"
+    )
+
+
 def progress_line(status: Status) -> str:
-    """The run in one line."""
+    """Returns the run's progress as one line."""
     progress = status.progress
     assert progress is not None
     reward = progress.reward()
@@ -168,7 +163,7 @@ def progress_line(status: Status) -> str:
 
 
 def panel(status: Status) -> RenderableType:
-    """The run in a few lines."""
+    """Returns the run's progress as a few lines."""
     minutes, seconds = divmod(int(status.elapsed_s()), 60)
     title = Text.assemble(
         (f" {status.name} ", "bold reverse cyan"),
@@ -209,7 +204,7 @@ def _add_progress(rows: Table, progress: Progress) -> None:
             f"staleness {policy.staleness}{skipped}",
         )
         if policy.cross_entropy is not None:
-            rows.add_row("warm start", f"cross-entropy {policy.cross_entropy:.3f} nats a token")
+            rows.add_row("warm start", f"cross-entropy {policy.cross_entropy:.3f} nats per token")
         for version, evaluation in list(progress.evaluations.of(name).items())[-1:]:
             rows.add_row("evaluated", f"version {version}   {evaluation}")
     failures = Text(f"{progress.failures}", style="bold red" if progress.failures else "")

@@ -1,21 +1,19 @@
 """The preloader: imports what a run's services need, once, and forks their processes from it.
 
-python -m headrace.services.operate.run.preload SOCKET RECIPE ROOM
+It is the hidden command `headrace preload SOCKET RECIPE ROOM`. Through SOCKET (SOCK_SEQPACKET,
+inherited) `run` requests processes, and the preloader reports when each one starts and ends. A
+message is one JSON object. A forked process is what the same command line would have started: it
+has its own environment, session, standard streams and exit code. ROOM is any text that is as long
+as the longest command line of a forked process, because that replaces the preloader's in `ps`.
 
-Through SOCKET (SOCK_SEQPACKET, inherited) `run` asks for processes and is told of their birth and
-end; a message is one JSON object. A process asked for is what the same command line would have
-started: its environment, session, standard streams and exit code are its own. ROOM is of any text;
-its length is what a forked process's command line finds room in.
-
-A fork takes only the thread that forks along. So there must be one only: nothing here uses torch,
-a GPU or librdkafka, it only imports them, and a recipe's own modules are left to the processes.
+A fork copies only the thread that forks, so the preloader must have no other. It imports torch, a
+GPU library or librdkafka but never uses them, and it does not import modules of the recipe's user.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
 import select
@@ -28,39 +26,43 @@ from pathlib import Path
 from headrace.errors import HeadraceError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import read_recipe
-from headrace.services.operate import cli
 from headrace.services.operate.run.children import services_of
 from headrace.services.operate.run.processes import MESSAGE_LIMIT, with_parent
 from headrace.services.operate.run.supervisor import headrace_command
-from headrace.services.operate.serve import SERVICES, THREAD_VARIABLES, spare_the_collector
+from headrace.services.operate.serve.process_setup import THREAD_VARIABLES, tune_garbage_collector
+from headrace.services.operate.serve.services import load_service
 
 _PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl.h."""
+"""From Linux's `prctl.h`."""
 
 
-def main() -> None:
-    """Imports, then forks until `run` is gone. In a forked process: runs its command."""
-    descriptor, recipe, _ = sys.argv[1:]
-    # `run` may be killed during the imports, when nobody looks at the socket.
+def fork_processes(descriptor: int, recipe: str) -> bool:
+    """Imports, then forks processes until `run` has ended.
+
+    Returns True in each forked process, with its command line in `sys.argv`, and False in the
+    preloader itself.
+    """
+    # `run` may be killed during the imports, when nothing reads the socket.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with one_thread_each():
         import_services(read_recipe(recipe))
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        sys.exit(f"{threads} threads after the imports: not safe to fork")
-    spare_the_collector()
-    with socket.socket(fileno=int(descriptor)) as channel:
+        sys.exit(f"the imports started {threads - 1} threads, so forking is not safe")
+    tune_garbage_collector()
+    with socket.socket(fileno=descriptor) as channel:
         _tell(channel, {"ready": os.getpid()})
         arguments = fork_on_request(channel)
-    if arguments is not None:
-        sys.argv = ["headrace", *arguments]
-        cli.main()
+    if arguments is None:
+        return False
+    sys.argv = ["headrace", *arguments]
+    return True
 
 
 @contextlib.contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Keeps numerical libraries from starting threads as they are imported.
+    """Keeps numerical libraries from starting threads when they are imported.
 
-    The environment is left as it was: each process bounds its own threads.
+    Restores the environment afterwards, because each process limits its own threads.
     """
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
@@ -73,18 +75,19 @@ def one_thread_each() -> Iterator[None]:
 
 
 def import_services(recipe: Recipe) -> None:
-    """Imports what the recipe's services need. What is wrong, the services' processes report."""
-    importlib.import_module("headrace.services.namespace.connect")
-    ours = _on_engines_that_ship(recipe)
+    """Imports what the recipe's services need.
+
+    An import that fails is ignored here: the service's own process fails again and reports it.
+    """
+
+    shipped = _with_shipped_engines(recipe)
     for service in services_of(recipe):
         with contextlib.suppress(ImportError, HeadraceError):
-            module = importlib.import_module(SERVICES[service])
-            if hasattr(module, "prepare"):
-                module.prepare(ours)
+            load_service(service, shipped)
 
 
-def _on_engines_that_ship(recipe: Recipe) -> Recipe:
-    """The recipe without policies on an engine of the user's own: what that imports may do all."""
+def _with_shipped_engines(recipe: Recipe) -> Recipe:
+    """Removes the policies with an engine of the user, whose imports may start threads."""
     policies = {
         name: policy for name, policy in recipe.policies.items() if ":" not in policy.engine.use
     }
@@ -92,11 +95,14 @@ def _on_engines_that_ship(recipe: Recipe) -> Recipe:
 
 
 def fork_on_request(channel: socket.socket) -> list[str] | None:
-    """Forks a process a request. Returns None as `run` is gone, and arguments in each process."""
+    """Forks one process per request. Returns None when `run` has ended.
+
+    In each forked process, returns the arguments of its command.
+    """
     poller = select.poll()
     poller.register(channel, select.POLLIN)
     born: dict[int, int] = {}
-    """Pidfd to pid, of the processes not ended yet."""
+    """The pid of each running process, by its pidfd."""
     while True:
         for descriptor, _ in poller.poll():
             if descriptor in born:
@@ -108,7 +114,7 @@ def fork_on_request(channel: socket.socket) -> list[str] | None:
             try:
                 message, passed, _, _ = socket.recv_fds(channel, MESSAGE_LIMIT, 2)
             except ConnectionResetError:
-                return None  # `run` died with an answer unread
+                return None  # `run` died and left an answer unread
             if not message:
                 return None
             request = json.loads(message)
@@ -130,7 +136,7 @@ def _tell(channel: socket.socket, message: dict[str, int], *descriptors: int) ->
 
 
 def _begin(template: Sequence[str], parent: int, log: int) -> list[str]:
-    """Makes a forked process what its command says. The arguments behind `headrace`."""
+    """Sets up a forked process for its command. Returns the arguments after `headrace`."""
     command = with_parent(template, parent)
     show_command(command)
     os.setsid()
@@ -143,14 +149,10 @@ def _begin(template: Sequence[str], parent: int, log: int) -> list[str]:
 
 
 def show_command(command: Sequence[str]) -> None:
-    """Puts a command line in the place of this process's own, where `ps` reads it; cut to fit."""
+    """Overwrites this process's command line, which `ps` shows. A longer one is cut."""
     stat = Path("/proc/self/stat").read_text()
-    # proc(5): fields 48 and 49, counted from the third, which follows the last parenthesis.
+    # Fields 48 and 49 of proc(5). The third field follows the last parenthesis.
     start, end = (int(field) for field in stat.rpartition(")")[2].split()[45:47])
     size = end - start
     text = b"".join(part.encode() + b"\0" for part in command)
     ctypes.memmove(start, text[: size - 1].ljust(size, b"\0"), size)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,10 @@
-"""How `run` starts child processes: forked from a preloader, or each on its own.
+"""Starts child processes of `run`: forked from a preloader, or each one directly.
 
 A service's process spends seconds on imports. A preloader (`preload.py`) has imported what the
-recipe's services need and forks each process from itself, so that the first starts share the
-imports and a restart skips them. It holds no state and nobody depends on it: where there is none
-(not on Linux), or its successor is still importing, a process is started plainly and imports for
-itself. A process that was forked outlives its preloader.
+recipe's services need and forks each process from itself, so that the first processes share the
+imports and a restarted one skips them. The preloader holds no state. If there is none, because this
+is not Linux or because the next one is still importing, a process is started directly and imports
+for itself. A forked process outlives its preloader.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Protocol
 
 NEVER_BORN = 256
-"""In place of an exit code: the preloader died before it forked the process."""
+"""Instead of an exit code: the preloader died before it forked the process."""
 ENDED_UNSEEN = 257
-"""In place of an exit code: the process ended after its preloader, and nobody was told how."""
+"""Instead of an exit code: the process ended after its preloader, which would have reported it."""
 STARTS = 3
-"""So often a run starts a preloader, the first time included."""
+"""How often a run starts a preloader, including the first time."""
 BIRTH_S = 120.0
-"""A preloader that has not forked a process by then hangs, and is killed."""
+"""Seconds after which a preloader that has not forked a requested process is killed."""
 MESSAGE_LIMIT = 65_536
 """Bytes of the longest message between `run` and its preloader."""
 PRELOADER = "preloader"
-"""Its name, as of a log."""
+"""The name of its log and its task."""
 
 
 class Process(Protocol):
@@ -39,21 +39,21 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """None before its birth."""
+        """None before the process has started."""
 
     @property
     def returncode(self) -> int | None:
-        """As `wait`, or None while it runs."""
+        """What `wait` returns, or None while the process runs."""
 
     async def wait(self) -> int:
-        """Its exit code, negative for a signal; or NEVER_BORN, or ENDED_UNSEEN."""
+        """Returns its exit code (negative for a signal), NEVER_BORN or ENDED_UNSEEN."""
 
     def send_signal(self, signal: int, /) -> None:
-        """ProcessLookupError where it has ended already."""
+        """Sends a signal. Raises ProcessLookupError if the process has already ended."""
 
 
 async def spawn(command: Sequence[str], parent: int, log: int) -> Process:
-    """Starts a process plainly, in a session of its own, told the number of its pipe `parent`."""
+    """Starts a process directly, in its own session, and gives it the pipe `parent`."""
     return await asyncio.create_subprocess_exec(
         *with_parent(command, parent),
         stdin=asyncio.subprocess.DEVNULL,
@@ -65,7 +65,7 @@ async def spawn(command: Sequence[str], parent: int, log: int) -> Process:
 
 
 def with_parent(command: Sequence[str], parent: int) -> list[str]:
-    """A command line whose every `{parent_fd}` is the number of the process's pipe."""
+    """Returns a command line with every `{parent_fd}` replaced with the number of the pipe."""
     return [part.replace("{parent_fd}", str(parent)) for part in command]
 
 
@@ -200,12 +200,7 @@ class Preloader:
         folder.mkdir(parents=True, exist_ok=True)
         with theirs, (folder / f"{PRELOADER}.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(
-                    sys.executable,
-                    "-m",
-                    "headrace.services.operate.run.preload",
-                    str(theirs.fileno()),
-                ),
+                *(sys.executable, "-m", "headrace", "preload", str(theirs.fileno())),
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

@@ -1,7 +1,7 @@
-"""How far a run is: a pure fold over its events, the stop rule, and what `--check` asks for.
+"""The progress of a run as a pure fold over its events, the stop rule, and `--check`.
 
-Reads `tasks`, `results`, `batches.*` and `policies`. The log is the state: a second `run` of the
-same namespace folds the same events to the same progress.
+The events come from `tasks`, `results`, `batches.*` and `policies`. If `run` is started again on
+the same namespace, it folds the same events to the same progress.
 """
 
 from __future__ import annotations
@@ -19,44 +19,48 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.evaluation import Evaluations
 
 RATE_WINDOW_S = 10.0
-"""Seconds over which episodes a second are counted."""
+"""Seconds over which the episodes per second are averaged."""
 
 
 @dataclass
 class PolicyProgress:
-    """One policy's training."""
+    """The training of one policy."""
 
     trained: bool
     version: int = -1
-    """Newest published; -1 before version 0."""
+    """Newest published version; -1 before version 0."""
     newest_batch: int = 0
     decided: Frontier = field(default_factory=Frontier)
-    """The tasks that batches have decided."""
+    """Numbers of the tasks that batches have trained on or dropped."""
     rewards: dict[int, float] = field(default_factory=dict)
-    """Mean reward of every batch that has one, by version."""
+    """Mean reward of each batch that has one, by version."""
     staleness: int = 0
-    """Versions by which the newest batch's oldest token was behind."""
+    """Age of the newest batch's oldest token, in versions."""
     skipped: int = 0
-    """Versions published without training: a poison batch."""
+    """Versions that were published without training because of a poison batch."""
     first_step_at: float | None = None
     """When version 1 was published, in epoch seconds."""
     reward_reached_at: float | None = None
-    """When the stop rule's reward was first met, in epoch seconds."""
+    """When the stop rule's reward was first reached, in epoch seconds."""
     cross_entropy: float | None = None
-    """Of the newest version's demonstrated tokens, in nats a token; None where it had none."""
+    """Cross-entropy of the newest version's demonstrated tokens, in nats per token. None if it had
+    no such tokens."""
 
     def reward(self, versions: int) -> float | None:
-        """Mean over the last `versions` published versions that have a reward; None before."""
+        """Returns the mean reward of the last `versions` published versions that have one.
+
+        None if there are fewer.
+        """
         known = [self.rewards[n] for n in sorted(self.rewards) if n <= self.version]
         return sum(known[-versions:]) / versions if len(known) >= versions else None
 
     def curve(self) -> list[float]:
-        """The rewards of the published versions, in order."""
+        """Returns the rewards of the published versions, sorted by version."""
         return [self.rewards[n] for n in sorted(self.rewards) if n <= self.version]
 
 
 class Progress:
-    """Folds events; `now` and all times are epoch seconds."""
+    """Folds events. `now` and all times are epoch seconds."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -67,29 +71,29 @@ class Progress:
         self.submitted = 0
         self.episodes = 0
         self.failures = 0
-        """Episodes that the infrastructure failed for good."""
+        """Episodes that failed permanently because of the infrastructure."""
         self.evaluations = Evaluations(
             recipe.evaluation.passing if recipe.evaluation is not None else 1.0
         )
         self._to_evaluate: list[int] = []
-        """Numbers of tasks that no batch need decide."""
+        """Numbers of evaluation tasks, which need no batch."""
         self._last_task = -1
         self._ended = Frontier()
         self._ends: deque[tuple[float, int]] = deque()
 
     @property
     def tasks_ended(self) -> int:
-        """Tasks with their one terminal record."""
+        """Number of tasks that have ended."""
         return len(self._ended)
 
     @property
     def drained(self) -> bool:
-        """True where every submitted task has ended."""
+        """Whether every submitted task has ended."""
         return self.tasks_ended >= self.submitted
 
     @property
     def published(self) -> bool:
-        """True where every submitted task has ended, and all training on them is published."""
+        """Whether every submitted task has ended and all training on them is published."""
         return self.drained and all(
             self._decided(policy) and policy.version >= policy.newest_batch
             for policy in self.policies.values()
@@ -97,12 +101,13 @@ class Progress:
         )
 
     def _decided(self, policy: PolicyProgress) -> bool:
-        # Not the low mark: a record in `tasks` that is no task is never decided, and stops it.
+        # The low mark can't be used: a record in `tasks` that is not a task never gets decided, so
+        # the low mark stops there.
         early = sum(number in policy.decided for number in self._to_evaluate)
         return len(policy.decided) - early >= self.submitted - len(self._to_evaluate)
 
     def on_event(self, event: Event, at: float, offset: int) -> None:
-        """Takes one event, recorded at `at`. An event seen before changes nothing."""
+        """Adds one event that was recorded at `at`. A repeated event changes nothing."""
         match event:
             case TaskSubmitted():
                 if offset > self._last_task:
@@ -157,33 +162,39 @@ class Progress:
                 policy.reward_reached_at = at
 
     def episodes_per_s(self, now: float) -> float:
-        """Over the last 10 s."""
+        """Returns the mean over the last 10 s."""
         return sum(n for at, n in self._ends if at >= now - RATE_WINDOW_S) / RATE_WINDOW_S
 
     def version(self) -> int:
-        """The newest version that every trained policy has published; -1 before."""
+        """Returns the newest version that every trained policy has published; -1 if none."""
         return min((policy.version for policy in self._trained()), default=-1)
 
     def reward(self) -> float | None:
-        """The lowest reward among the trained policies; None while one has none."""
+        """Returns the lowest reward of the trained policies. None until all have a reward."""
         rewards = [policy.reward(self.recipe.stop.reward_versions) for policy in self._trained()]
         known = [reward for reward in rewards if reward is not None]
         return min(known) if known and len(known) == len(rewards) else None
 
     def first_step_at(self) -> float | None:
-        """When the first policy was first trained."""
+        """Returns when the first version of any policy was trained; None before that."""
         return min(
             (p.first_step_at for p in self._trained() if p.first_step_at is not None), default=None
         )
 
     def learned_at(self) -> float | None:
-        """When the last policy first met the stop rule's reward; None before, or without one."""
+        """Returns when the last policy first reached the stop rule's reward.
+
+        None before that, or if the stop rule has no reward.
+        """
         times = [policy.reward_reached_at for policy in self._trained()]
         known = [at for at in times if at is not None]
         return max(known) if known and len(known) == len(times) else None
 
     def stop_reason(self, *, seconds: float, exhausted: bool) -> str | None:
-        """Why the run ends now, or None. `exhausted`: the source will submit no more tasks."""
+        """Returns why the run ends now, or None if it continues.
+
+        `exhausted` means that the source will submit no more tasks.
+        """
         stop = self.recipe.stop
         reward = self.reward()
         if stop.reward is not None and reward is not None and reward >= stop.reward:
@@ -212,7 +223,7 @@ _CHECK = re.compile(r"\s*(\w+)\s*(>=|<=|==|>|<)\s*(\S+)\s*")
 
 @dataclass(frozen=True)
 class Check:
-    """A demand on the run's end, as `reward>=0.95`."""
+    """A condition on the end of a run, for example `reward>=0.95`."""
 
     text: str
     measure: Measure
@@ -221,27 +232,27 @@ class Check:
 
     @classmethod
     def parse(cls, text: str) -> Check:
-        """ValueError says what a check looks like."""
+        """Parses a check. Raises ValueError, which says how to write a check."""
         match = _CHECK.fullmatch(text)
         if match is None or match[1] not in MEASURES:
             raise ValueError(
                 f"{text!r}: a check is one of {', '.join(MEASURES)}, then >=, <=, ==, > or <, "
-                "then a number, as reward>=0.95"
+                "then a number, for example reward>=0.95"
             )
         try:
             bound = float(match[3])
         except ValueError:
-            raise ValueError(f"{text!r}: {match[3]!r} is no number") from None
+            raise ValueError(f"{text!r}: {match[3]!r} is not a number") from None
         measure = next(name for name in MEASURES if name == match[1])
         return cls(text, measure, match[2], bound)
 
     def holds(self, value: float | None) -> bool:
-        """A measure that never came to be (None) violates every check."""
+        """Returns whether a value meets the check. None, a missing measure, meets no check."""
         return value is not None and _COMPARISONS[self.comparison](value, self.bound)
 
 
 def violations(checks: Sequence[Check], measures: Mapping[Measure, float | None]) -> list[str]:
-    """What does not hold, one line a check."""
+    """Returns one line for each check that does not hold."""
     return [
         f"{check.text} does not hold: {check.measure} is "
         + ("absent" if (value := measures[check.measure]) is None else f"{value:g}")

@@ -1,35 +1,36 @@
-"""The end of a run: what came of it, in how many seconds."""
+"""The summary that a run prints at its end."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from headrace.services.operate.run.live_view import Status, published, sparkline
+from headrace.services.operate.run.live_view import Status, policy_line
 from headrace.services.operate.run.progress import Measure, Progress
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run's figures. Seconds count from the command's start; null is what never came."""
+    """A run's figures. Seconds count from the start of the command; None means that the event did
+    not happen."""
 
     namespace: str
     reason: str
-    """Why it ended."""
+    """Why the run ended."""
     seconds: float
     first_step_s: float | None
-    """Until the first version was trained; null where that was in an earlier command."""
+    """Until the first version was trained; None if an earlier command did that."""
     learned_s: float | None
-    """Until the stop rule's reward was met."""
+    """Until the stop rule's reward was reached."""
     versions: dict[str, int]
-    """Newest published, by policy."""
+    """Newest published version of each policy."""
     rewards: dict[str, float | None]
-    """Mean of the last versions, by policy."""
+    """Mean reward of each policy's last versions."""
     curves: dict[str, list[float]]
-    """Mean reward of every version, by policy."""
+    """Mean reward of every version of each policy."""
     evaluations: dict[str, object]
-    """What each version was measured at, by policy and version."""
+    """Evaluation results, by policy and version."""
     evaluated: dict[str, list[str]]
-    """The same in words."""
+    """The same as text."""
     tasks: int
     episodes: int
     failures: int
@@ -37,7 +38,7 @@ class Summary:
 
     @classmethod
     def of(cls, status: Status, namespace: str, reason: str, progress: Progress) -> Summary:
-        """The figures as they stand."""
+        """Returns the current figures."""
         versions = progress.recipe.stop.reward_versions
         return cls(
             namespace=namespace,
@@ -62,7 +63,7 @@ class Summary:
         )
 
     def measures(self, progress: Progress) -> dict[Measure, float | None]:
-        """What `--check` compares."""
+        """Returns the measures that `--check` compares."""
         return {
             "reward": progress.reward(),
             "versions": progress.version(),
@@ -73,25 +74,20 @@ class Summary:
         }
 
     def to_tree(self) -> dict[str, object]:
-        """For JSON."""
+        """Returns JSON values."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns lines for people."""
         lines = [f"{self.namespace}: ended by {self.reason}"]
         for name, version in self.versions.items():
-            reward = self.rewards[name]
-            shown = "-" if reward is None else f"{reward:.3f}"
-            lines.append(
-                f"  policy {name:<12} version {published(version)}   reward {shown}  "
-                f"{sparkline(self.curves[name], 32)}"
-            )
+            lines.append(policy_line(name, version, self.rewards[name], self.curves[name]))
             lines += [f"    evaluated version {line}" for line in self.evaluated.get(name, ())]
         lines += [
             f"  episodes {self.episodes:,} of {self.tasks:,} tasks   failed {self.failures}   "
             f"restarts {self.restarts}",
             f"  seconds: first training step {_seconds(self.first_step_s)}   "
-            f"learned {_seconds(self.learned_s)}   in all {self.seconds:.1f}",
+            f"learned {_seconds(self.learned_s)}   total {self.seconds:.1f}",
         ]
         return lines
 

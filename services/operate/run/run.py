@@ -1,7 +1,7 @@
-"""Runs a recipe on this machine: broker, namespace, services, to the run's end, and all away again.
+"""Runs a recipe on this machine: starts broker, namespace and services, and stops them at the end.
 
-The children start first: they import while the broker starts. A run whose namespace has one that
-is unfinished goes on with it; the log is the state.
+The child processes start first, so that they import while the broker starts. If the namespace has
+an unfinished run, it continues, because the log holds all state.
 """
 
 from __future__ import annotations
@@ -34,25 +34,16 @@ from headrace.services.operate.run.supervisor import Supervisor
 from headrace.services.operate.run.watch import follow_progress
 
 END_S = 30.0
-"""From `ending` to `ended`, at most."""
+"""Most seconds from `ending` to `ended`."""
 INTERRUPTED_END_S = 5.0
-"""The same, after Ctrl-C."""
+"""The same after Ctrl-C."""
 LAG_INTERVAL_S = 2.0
 MOST_RUNS = 10_000
-"""Names `<name>-2`, `<name>-3`, … that are tried for a new run."""
+"""How many names `<name>-2`, `<name>-3`, … are tried for a new run."""
 TICK_S = 0.5
-"""How often the clock is looked at where no event comes."""
+"""Seconds between two checks of the stop rule if no event arrives."""
 INTERRUPT = "interrupt"
-"""The reason of a run that Ctrl-C or SIGTERM ended."""
-
-
-@dataclass
-class RunOptions:
-    """What `headrace run` was asked for, beside recipe and place."""
-
-    checks: Sequence[Check] = ()
-    metrics_port: int = 0
-    """The first child serves its metrics here, the next on the port after it; 0 serves none."""
+"""Why a run ended that Ctrl-C or SIGTERM ended."""
 
 
 @dataclass
@@ -61,27 +52,29 @@ class LocalRun:
 
     recipe: Recipe
     cluster: ClusterConfig
-    options: RunOptions
     status: Status
     view: View
+    checks: Sequence[Check] = ()
+    metrics_port: int = 0
+    """Port of the first child's metrics. Each further child uses the next port. 0 disables them."""
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by Ctrl-C or SIGTERM: the run ends in order."""
+    """Set by Ctrl-C or SIGTERM. The run then ends cleanly."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def execute(self) -> Summary:
-        """Runs to the end, however it comes. Raises what failed the run."""
+        """Runs until the end of the run. Raises the error that failed it."""
         launch = new_launch_folder(self.cluster.state)
         path = write_resolved(self.recipe, self.cluster.state)
-        specs = child_specs(self.recipe, path, self.options.metrics_port)
+        specs = child_specs(self.recipe, path, self.metrics_port)
         preloader = Preloader(path, [spec.command for spec in specs], on_change=self.view.note)
         supervisor = Supervisor(specs, launch, preloader=preloader, on_change=self.view.note)
         stack = RunStack(self.cluster, on_progress=self._phase, on_restart=self.view.note)
         self._supervisor = supervisor
         try:
             await supervisor.start()
-            place = stack.up()
+            cluster = stack.up()
             self._on_signals()
-            return await self._run_on(place, supervisor, stack)
+            return await self._run_on(cluster, supervisor, stack)
         except KeyboardInterrupt:
             raise Interrupted("interrupted before the run began") from None
         finally:
@@ -91,58 +84,61 @@ class LocalRun:
             await stack.down()
 
     def _on_signals(self) -> None:
-        """Ctrl-C ends the run in order; a second one at once."""
+        """Lets Ctrl-C end the run cleanly, and a second Ctrl-C at once."""
 
         def on_signal() -> None:
             if self.interrupted.is_set():
                 self._supervisor.kill()
-                # What is left is the local stack, whose guard sees this process end.
+                # Only the local stack is left, and its guard stops it when this process ends.
                 os._exit(Interrupted.exit_code)
-            self.view.note("ending in order; Ctrl-C again ends at once")
+            self.view.note("ending cleanly; press Ctrl-C again to end at once")
             self.interrupted.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
     async def _run_on(
-        self, place: ClusterConfig, supervisor: Supervisor, stack: RunStack
+        self, cluster: ClusterConfig, supervisor: Supervisor, stack: RunStack
     ) -> Summary:
-        async with connect(place, f"run-{os.getpid()}") as connection:
+        async with connect(cluster, f"run-{os.getpid()}") as connection:
             self._phase("preparing the namespace")
             namespace = await self._choose_namespace(connection)
             log = await connection.writing_log(self._topics(namespace))
             life = await apply(log, self.recipe)
             self._settle_logs(supervisor, namespace)
-            supervisor.place(replace(place, namespace=namespace).to_json())
-            self.status.name, self.status.progress = namespace, Progress(self.recipe)
+            supervisor.send_cluster(replace(cluster, namespace=namespace).to_json())
+            self.status.name, progress = namespace, Progress(self.recipe)
+            self.status.progress = progress
             self._phase("running")
-            async with self._following(log, self.status.progress, supervisor, stack, place) as all_:
-                reason = await self._until_stop(life, self.status.progress, supervisor, all_)
-                await self._end(log, life, self.status.progress, reason, all_)
+            async with self._following(log, progress, supervisor, stack, cluster) as tasks:
+                reason = await self._until_stop(life, progress, supervisor, tasks)
+                await self._end(log, life, progress, reason, tasks)
                 supervisor.release()
                 await enter(log, "ended", self.recipe, reason)
-            summary = Summary.of(self.status, namespace, reason, self.status.progress)
-        return summary
+            return Summary.of(self.status, namespace, reason, progress)
 
     def _topics(self, namespace: str) -> Topics:
         return Topics(namespace, tuple(self.recipe.policies), self.recipe.partitions)
 
     async def _choose_namespace(self, connection: Connection) -> str:
-        """The recipe's own name, or the next one after it that has no run that has ended."""
+        """Returns the first of `<name>`, `<name>-2`, … whose run has not ended or not started."""
         first = self.cluster.namespace or self.recipe.name
         for number in range(1, MOST_RUNS):
             name = first if number == 1 else f"{first}-{number}"
             life = await find_run(connection.log(self._topics(name)))
             if life is None or life.ended is None:
                 if life is not None:
-                    self.view.note(f"going on with the unfinished run of namespace {name}")
+                    self.view.note(f"continuing the unfinished run of namespace {name}")
                 elif number > 1:
-                    self.view.note(f"the run of {first} has ended: this one is {name}")
+                    self.view.note(f"the run of {first} has ended: the new one uses {name}")
                 return name
-        raise UsageError(f"no free name after {first}: give another --namespace")
+        raise UsageError(
+            f"all namespaces from {first} to {first}-{MOST_RUNS - 1} have runs that ended: choose "
+            "another --namespace"
+        )
 
     def _settle_logs(self, supervisor: Supervisor, namespace: str) -> None:
-        """Moves the children's logs to the namespace's folder; those of earlier commands stay."""
+        """Moves the children's logs to the namespace's folder. Logs of earlier commands stay."""
         logs = self.cluster.folder(namespace).absolute() / "logs"
         logs.parent.mkdir(parents=True, exist_ok=True)
         if logs.exists():
@@ -158,12 +154,12 @@ class LocalRun:
         progress: Progress,
         supervisor: Supervisor,
         stack: RunStack,
-        place: ClusterConfig,
+        cluster: ClusterConfig,
     ) -> AsyncIterator[list[asyncio.Task[None]]]:
-        """What runs beside the children. Any of these that ends, ends the run with its error."""
+        """Starts the tasks that run beside the children. If one ends, its error ends the run."""
         tasks = [
             asyncio.create_task(supervisor.watch(), name="children"),
-            asyncio.create_task(stack.watch(place), name="stack"),
+            asyncio.create_task(stack.watch(cluster), name="stack"),
             asyncio.create_task(follow_progress(log, progress, self._changed.set), name="progress"),
             asyncio.create_task(self._follow_lags(log), name="lags"),
         ]
@@ -176,7 +172,7 @@ class LocalRun:
 
     async def _follow_lags(self, log: EventLog) -> None:
         while True:
-            with suppress(DependencyError):  # the broker may be on its way up again
+            with suppress(DependencyError):  # The broker may be restarting.
                 self.status.lags = await lags(log.broker, log.topics)
             await asyncio.sleep(LAG_INTERVAL_S)
 
@@ -187,11 +183,11 @@ class LocalRun:
         supervisor: Supervisor,
         beside: Sequence[asyncio.Task[None]],
     ) -> str:
-        """Waits for the stop rule, or Ctrl-C. Why the run ends."""
+        """Waits for the stop rule or Ctrl-C. Returns why the run ends."""
         if life.ending is not None:
             return life.ending.reason
         events = (self._changed, self.interrupted)
-        await self._first_of(events, beside)  # caught up: the past is no reason by itself
+        await self._first_of(events, beside)  # Decide only after reading the past.
         while not self.interrupted.is_set():
             self._show(supervisor)
             reason = progress.stop_reason(
@@ -209,7 +205,7 @@ class LocalRun:
         beside: Sequence[asyncio.Task[None]],
         timeout_s: float | None = None,
     ) -> None:
-        """Waits for an event or the time. Raises what ended a task of `beside`."""
+        """Waits for an event or the timeout. Raises the error that ended a task of `beside`."""
         waits = [asyncio.create_task(event.wait()) for event in events]
         try:
             await asyncio.wait(
@@ -222,7 +218,8 @@ class LocalRun:
             if task.done():
                 task.result()
                 raise HeadraceError(
-                    f"{task.get_name()} ended before the run: see {self.status.logs}"
+                    f"the task {task.get_name()!r} ended before the run: see the logs in "
+                    f"{self.status.logs}"
                 )
 
     async def _end(
@@ -233,7 +230,7 @@ class LocalRun:
         reason: str,
         beside: Sequence[asyncio.Task[None]],
     ) -> None:
-        """Writes `ending`, and waits until every task has ended, bounded."""
+        """Writes `ending`, then waits a bounded time until every task has ended."""
         self._phase(f"ending: {reason}")
         if life.ending is None:
             await enter(log, "ending", self.recipe, reason)
@@ -243,7 +240,7 @@ class LocalRun:
             left_s = began + (INTERRUPTED_END_S if interrupted else END_S) - time.monotonic()
             if left_s <= 0:
                 open_tasks = progress.submitted - progress.tasks_ended
-                self.view.note(f"{open_tasks} tasks have not ended in time: going on without")
+                self.view.note(f"{open_tasks} tasks did not end in time: ending without them")
                 return
             self._changed.clear()
             events = (self._changed,) if interrupted else (self._changed, self.interrupted)
@@ -259,17 +256,17 @@ class LocalRun:
         self.view.note(phase)
 
     def judge(self, summary: Summary) -> None:
-        """Raises Interrupted after Ctrl-C, CheckFailed where a check does not hold."""
+        """Raises Interrupted after Ctrl-C, and CheckFailed if a check does not hold."""
         if summary.reason == INTERRUPT:
-            raise Interrupted("interrupted: the run was ended before its stop rule held")
+            raise Interrupted("interrupted: the run ended before its stop rule held")
         assert self.status.progress is not None
-        failed = violations(self.options.checks, summary.measures(self.status.progress))
+        failed = violations(self.checks, summary.measures(self.status.progress))
         if failed:
             raise CheckFailed("; ".join(failed))
 
 
 def new_launch_folder(state: Path) -> Path:
-    """Where children log until the namespace is known. Sweeps away what dead launches left."""
+    """Creates the folder of logs until the namespace is known. Deletes those of dead processes."""
     launches = state.absolute() / "launches"
     for folder in launches.glob("*"):
         try:
@@ -277,7 +274,7 @@ def new_launch_folder(state: Path) -> Path:
         except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)
         except PermissionError:
-            continue  # another user's process lives under that number
+            continue  # A process of another user has this number.
     folder = launches / str(os.getpid())
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -1,9 +1,9 @@
 """Keeps a run's child processes alive, and ends them all, whatever happens to this process.
 
-A child dead before its time is started again after 0.5, 1, 2, 4, then 8 s. Exit codes 2 (usage)
-and 4 (records lost) fail the run at once, and so does the fifth death of one child within 60 s: a
-restart would not help. Each child holds the reading end of a pipe. Its first line says where
-broker and registry are; its end says that this process is gone, by `kill -9` too.
+A child that dies is started again after 0.5, 1, 2, 4, then 8 s. Exit codes 2 (usage) and 4 (records
+lost) fail the run at once, and so does the fifth death of one child within 60 s, because a restart
+would not help. Each child holds the reading end of a pipe. The first line of the pipe says where
+broker and registry are. The pipe ends when this process ends, even by `kill -9`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from headrace.services.operate.run.processes import (
 )
 
 LOG_LINES = 20
-"""Lines of a dead child's log that its error shows."""
+"""Lines of a dead child's log that the error shows."""
 _TAIL_BYTES = 16_384
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """A child to be kept alive."""
+    """A child process to keep alive."""
 
     name: str
     command: tuple[str, ...]
-    """Its arguments; every `{parent_fd}` becomes the number of its pipe."""
+    """Its command line. Every `{parent_fd}` is replaced with the number of its pipe."""
     may_end: bool = False
-    """True where exit code 0 means that its work is done."""
+    """Whether exit code 0 means that its work is complete."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class RestartRule:
     longest_delay_s: float = 8.0
     window_s: float = 60.0
     deaths: int = 5
-    """So many within the window fail the run."""
+    """This many deaths within the window fail the run."""
 
     def delay_s(self, deaths: int) -> float:
-        """Seconds before the restart after so many deaths within the window."""
+        """Returns the seconds before the restart after this many deaths within the window."""
         return min(self.longest_delay_s, self.first_delay_s * 2.0 ** (deaths - 1))
 
 
@@ -68,11 +68,11 @@ class _Child:
 
 
 class Supervisor:
-    """Starts the children, watches them, ends them.
+    """Starts, watches and ends the children.
 
-    `logs` is the folder of `<name>.log`, appended to. `on_change` is told, in one line, what
-    happened to a child. With a `preloader`, whose life is the supervisor's to keep, children are
-    forked from it.
+    Each child's output is appended to `<name>.log` in the folder `logs`. `on_change` receives one
+    line for each change of a child. With a `preloader`, children are forked from it; the supervisor
+    starts and ends it.
     """
 
     def __init__(
@@ -87,19 +87,19 @@ class Supervisor:
         self.logs = logs
         self.restarts = 0
         self.finished: set[str] = set()
-        """Children that may end, and did."""
+        """Names of the children that may end and have ended."""
         self._rule = rule or RestartRule()
         self._preloader = preloader
         self._on_change = on_change
         self._children = [_Child(spec) for spec in specs]
-        self._place: str | None = None
+        self._cluster: str | None = None
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Starts every child. They load what they need while they wait for `place`.
+        """Starts every child. They import what they need while they wait for `send_cluster`.
 
-        With a preloader they are asked for here, and begin once it has imported.
+        With a preloader, they start after it has imported what they need.
         """
         if self._preloader is not None:
             await self._preloader.open(lambda: self.logs)
@@ -110,28 +110,28 @@ class Supervisor:
             for child in self._children
         ]
 
-    def place(self, line: str) -> None:
-        """Tells every child, and every one started from here on, where the run is."""
+    def send_cluster(self, line: str) -> None:
+        """Sends the cluster's configuration to every child, and to every child started later."""
         if "\n" in line:
-            raise ValueError("the place is one line")
-        self._place = line
+            raise ValueError("the cluster's configuration must be one line")
+        self._cluster = line
         for child in self._children:
-            self._tell(child)
+            self._send(child)
 
     async def watch(self) -> None:
-        """Returns when all children have ended; raises as soon as one can't be kept alive."""
+        """Returns when all children have ended. Raises as soon as one can't be kept alive."""
         if self._keepers:
             await asyncio.gather(*self._keepers)
 
     def release(self) -> None:
-        """From here on a child that ends has ended in order."""
+        """From now on a child may end. It is not started again."""
         self._stopping.set()
 
     async def stop(self, drain_s: float = 10.0) -> None:
         """Asks every child to end, and kills what has not ended after `drain_s` seconds."""
         self.release()
         if self._preloader is not None:
-            await self._preloader.close()  # from here on nobody is born
+            await self._preloader.close()  # no process starts from now on
         for child in self._children:
             self._hang_up(child)
             self._signal(child, signal.SIGTERM)
@@ -150,18 +150,18 @@ class Supervisor:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     def kill(self) -> None:
-        """Kills every child and what it started, now."""
+        """Kills every child and the processes that it started."""
         self.release()
         for child in self._children:
             self._hang_up(child)
             process = child.process
             if process is not None and process.returncode is None and process.pid is not None:
-                self._on_change(f"{child.spec.name} did not end in time: killed")
+                self._on_change(f"{child.spec.name} did not end in time and was killed")
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
     def alive(self) -> int:
-        """How many children run now."""
+        """Returns the number of running children."""
         return sum(
             child.process is not None and child.process.returncode is None
             for child in self._children
@@ -192,10 +192,10 @@ class Supervisor:
             self.restarts += 1
 
     def _judge_death(self, child: _Child, code: int) -> float:
-        """The delay before the restart. Raises where a restart would not help."""
+        """Returns the seconds before the restart. Raises if a restart would not help."""
         name, now = child.spec.name, time.monotonic()
         if code == UsageError.exit_code:
-            raise UsageError(f"{name} refuses to start{self._last_lines(name)}")
+            raise UsageError(f"{name} refused to start{self._last_lines(name)}")
         if code == RecordsLost.exit_code:
             raise RecordsLost(f"{name} needs records that are gone{self._last_lines(name)}")
         child.deaths.append(now)
@@ -229,13 +229,13 @@ class Supervisor:
         finally:
             os.close(reading)
         child.pipe = writing
-        self._tell(child)
+        self._send(child)
 
-    def _tell(self, child: _Child) -> None:
-        if self._place is not None and child.pipe is not None:
-            # A line fits the pipe's buffer, and a child that died already is the keeper's matter.
+    def _send(self, child: _Child) -> None:
+        if self._cluster is not None and child.pipe is not None:
+            # A line fits the pipe's buffer. If the child has already died, `_keep` handles it.
             with contextlib.suppress(BrokenPipeError):
-                os.write(child.pipe, f"{self._place}\n".encode())
+                os.write(child.pipe, f"{self._cluster}\n".encode())
 
     def _hang_up(self, child: _Child) -> None:
         if child.pipe is not None:
@@ -249,12 +249,12 @@ class Supervisor:
 
 
 def headrace_command(*arguments: str) -> tuple[str, ...]:
-    """The command line of this Headrace, in this interpreter."""
-    return (sys.executable, "-m", "headrace.services.operate.cli", *arguments)
+    """Returns the command line of a `headrace` command in this interpreter."""
+    return (sys.executable, "-m", "headrace", *arguments)
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log, at most `count` of its last 16 KiB; none where it is absent."""
+    """Returns at most `count` lines of a log's last 16 KiB, or none if the log is missing."""
     try:
         with path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
@@ -267,7 +267,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 def _ended(code: int) -> str:
     if code == ENDED_UNSEEN:
-        return "ended after its preloader"
+        return "ended after its preloader died"
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was killed by {signal.Signals(-code).name}"

@@ -1,4 +1,4 @@
-"""Reads what a run's progress is made of: the log is the state, nobody reports."""
+"""Reads the progress of a run from its topics. No process is asked for it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from headrace.services.log.log_reader import (
 from headrace.services.operate.run.progress import Progress
 
 BATCH_OFFSETS = 128
-"""As many batches as a curve has points, with their transactions' marks."""
+"""Offsets of `batches` that are read. A curve shows this many batches and transaction markers."""
 
 
 def progress_partitions(topics: Topics) -> list[Partition]:
-    """All partitions of `tasks`, `results`, `batches.*` and `policies`."""
+    """Returns all partitions of `tasks`, `results`, `batches.*` and `policies`."""
     names = {topic.name for topic in (TASKS, RESULTS, BATCHES, POLICIES)}
-    return [
-        partition
-        for placed in topics
-        if placed.topic.name in names
-        for partition in placed.all_partitions()
-    ]
+    read = [topic for topic in topics if topic.topic.name in names]
+    return [partition for topic in read for partition in topic.all_partitions()]
 
 
 async def follow_progress(log: EventLog, progress: Progress, on_change: Callable[[], None]) -> None:
-    """Folds events for ever. Calls `on_change` once caught up, and after every event from then."""
+    """Folds events into `progress` without end.
+
+    Calls `on_change` when it has caught up with the log, and after every later event.
+    """
     starts: dict[Partition, Start] = dict.fromkeys(progress_partitions(log.topics), "first")
     caught_up = False
     async with aclosing(follow_events(log, starts)) as items:
@@ -48,19 +47,19 @@ async def follow_progress(log: EventLog, progress: Progress, on_change: Callable
 
 
 async def read_recent(log: EventLog, progress: Progress, recent: int) -> dict[Partition, int]:
-    """Folds the last records of each partition; returns where it began in each.
+    """Folds the last records of each partition. Returns the first offset read of each.
 
-    At most `recent` offsets each, and fewer of `batches`, which are large. Leaves no trace. Every
-    policy's newest version is found, however long ago it was published.
+    Reads at most `recent` offsets of each partition, and fewer of `batches`, whose records are
+    large. It still finds every policy's newest version, however old that is. Leaves no trace.
     """
-    places = progress_partitions(log.topics)
-    bounds = await log.broker.ends(places)
+    partitions = progress_partitions(log.topics)
+    bounds = await log.broker.ends(partitions)
     large = {log.topics.name(BATCHES, policy) for policy in log.topics.policies}
     begins = {
-        place: max(first, end - (min(recent, BATCH_OFFSETS) if place.topic in large else recent))
-        for place, (first, end) in bounds.items()
+        one: max(first, end - (min(recent, BATCH_OFFSETS) if one.topic in large else recent))
+        for one, (first, end) in bounds.items()
     }
-    await _fold(log, progress, {place: (begins[place], bounds[place][1]) for place in places})
+    await _fold(log, progress, {one: (begins[one], bounds[one][1]) for one in partitions})
     policies = log.topics.partition(POLICIES)
     if any(policy.version < 0 for policy in progress.policies.values()):
         await _fold(log, progress, {policies: (bounds[policies][0], begins[policies])})

@@ -17,6 +17,8 @@ from headrace.services.log.log_reader import Patience, read_records
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
+from headrace.services.operate.namespace_topics import find_topic
+from headrace.services.operate.readable import readable_record
 from headrace.services.operate.show.facts import Fact, story_tree
 from headrace.services.operate.show.gather import Gatherer, only_policy
 from headrace.services.operate.show.ids import Id, RecordId, SourceId, StepId, TaskId, parse_id
@@ -26,7 +28,6 @@ from headrace.services.operate.show.step_story import TrainedSample, make_sample
 from headrace.services.operate.show.task_page import task_page
 from headrace.services.operate.show.task_story import make_task_story
 from headrace.services.operate.show.unpacked import Texts
-from headrace.services.operate.tail import find_topic, tree_of
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class _Finder:
         async with aclosing(
             read_records(self.log.broker, {partition: at}, self.patience)
         ) as records:
-            found = [await tree_of(self.log, record) async for record in records]
+            found = [await readable_record(self.log, record) async for record in records]
         if found:
             return Story(lambda: found[0], lambda: record_page(found[0]))
         first, end = (await self.log.broker.ends([partition]))[partition]

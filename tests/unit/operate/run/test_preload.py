@@ -29,7 +29,7 @@ from headrace.services.operate.run.supervisor import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are not forked here")
 
 WAITING = headrace_command("serve", "agent", "null", "--parent-fd", "{parent_fd}")
-"""Waits to be told the place, and ends in order as the pipe ends."""
+"""Waits for the cluster's configuration, and ends cleanly when the pipe ends."""
 BOUND_S = 150
 
 
@@ -92,7 +92,7 @@ def test_what_is_forked_is_what_its_command_line_would_start(tmp_path: Path) -> 
         assert process.returncode is None
         os.close(pipe)
         assert await asyncio.wait_for(process.wait(), BOUND_S) == 0
-        assert "the parent is gone" in nursery.log.read_text()
+        assert "the parent process ended" in nursery.log.read_text()
 
         process, pipe = nursery.fork(*WAITING)
         await until(lambda: process.pid is not None)
@@ -132,15 +132,15 @@ def test_what_a_dead_preloader_was_asked_for_is_not_waited_for(tmp_path: Path) -
 def test_without_a_preloader_that_works_children_start_plainly(tmp_path: Path) -> None:
     async def main() -> None:
         notes: list[str] = []
-        command = ("/bin/bash", "-c", "read -r line <&{parent_fd}; echo place $line")
+        command = ("/bin/bash", "-c", "read -r line <&{parent_fd}; echo cluster $line")
         preloader = Preloader(tmp_path / "absent.toml", [command], notes.append)
         supervisor = Supervisor(
             [ChildSpec("a", command, may_end=True)], tmp_path, preloader=preloader
         )
         await supervisor.start()
-        supervisor.place("here")
+        supervisor.send_cluster("here")
         await asyncio.wait_for(supervisor.watch(), BOUND_S)
-        assert last_lines(tmp_path / "a.log", 9) == ["place here"]
+        assert last_lines(tmp_path / "a.log", 9) == ["cluster here"]
         assert supervisor.restarts == 0
         await until(lambda: len(notes) == STARTS)
         assert "absent.toml" in (tmp_path / "preloader.log").read_text()

@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError, RecordsLost, UsageError
 from headrace.services.operate.run.supervisor import ChildSpec, RestartRule, Supervisor, last_lines
 
 FAST = RestartRule(first_delay_s=0.01, longest_delay_s=0.02, deaths=3)
-WAITS = 'read -r line <&{parent_fd}; echo "place $line"; read -r line <&{parent_fd}; echo gone'
+WAITS = 'read -r line <&{parent_fd}; echo "cluster $line"; read -r line <&{parent_fd}; echo gone'
 
 
 def shell(name: str, script: str, *, may_end: bool = False) -> ChildSpec:
@@ -28,32 +28,32 @@ async def until(log: Path, text: str) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_children_are_told_the_place_and_see_the_end(tmp_path: Path) -> None:
+def test_children_get_the_cluster_and_see_the_end(tmp_path: Path) -> None:
     async def main() -> None:
         supervisor = Supervisor([shell("a", f"trap '' TERM; {WAITS}")], tmp_path)
         await supervisor.start()
-        supervisor.place("here")
-        await until(tmp_path / "a.log", "place here")
+        supervisor.send_cluster("here")
+        await until(tmp_path / "a.log", "cluster here")
         await supervisor.stop()
-        assert last_lines(tmp_path / "a.log", 9) == ["place here", "gone"]
+        assert last_lines(tmp_path / "a.log", 9) == ["cluster here", "gone"]
         assert supervisor.alive() == 0
 
     asyncio.run(main())
 
 
-def test_a_dead_child_is_started_again_and_told_the_place(tmp_path: Path) -> None:
+def test_a_dead_child_is_started_again_and_gets_the_cluster(tmp_path: Path) -> None:
     async def main() -> None:
         notes: list[str] = []
         supervisor = Supervisor(
             [shell("a", f"{WAITS} & wait; exit 5")], tmp_path, rule=FAST, on_change=notes.append
         )
         await supervisor.start()
-        supervisor.place("one")
-        await until(tmp_path / "a.log", "place one")
+        supervisor.send_cluster("one")
+        await until(tmp_path / "a.log", "cluster one")
         process = supervisor._children[0].process
         assert process is not None
         os.killpg(process.pid, signal.SIGKILL)
-        await until(tmp_path / "a.log", "place one\nplace one")
+        await until(tmp_path / "a.log", "cluster one\ncluster one")
         assert supervisor.restarts == 1
         assert notes == ["a was killed by SIGKILL: started again in 0.01 s"]
         await supervisor.stop()
@@ -75,7 +75,7 @@ def test_a_child_that_dies_again_and_again_fails_the_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("error", [UsageError, RecordsLost])
-def test_what_no_restart_mends_fails_the_run_at_once(
+def test_what_no_restart_repairs_fails_the_run_at_once(
     tmp_path: Path, error: type[HeadraceError]
 ) -> None:
     async def main() -> None:
@@ -90,7 +90,7 @@ def test_what_no_restart_mends_fails_the_run_at_once(
     asyncio.run(main())
 
 
-def test_a_child_may_end_where_it_may(tmp_path: Path) -> None:
+def test_a_child_that_may_end_ends(tmp_path: Path) -> None:
     async def main() -> None:
         supervisor = Supervisor([shell("source", "exit 0", may_end=True)], tmp_path, rule=FAST)
         await supervisor.start()
@@ -123,7 +123,7 @@ def test_released_children_may_end(tmp_path: Path) -> None:
         supervisor = Supervisor([shell("a", WAITS)], tmp_path, rule=FAST)
         await supervisor.start()
         supervisor.release()
-        supervisor.place("x")
+        supervisor.send_cluster("x")
         await supervisor.stop()
         assert supervisor.restarts == 0
 
@@ -139,7 +139,7 @@ async def main():
     script = {WAITS!r}
     supervisor = Supervisor([ChildSpec("a", ("/bin/bash", "-c", script))], Path({str(tmp_path)!r}))
     await supervisor.start()
-    supervisor.place("here")
+    supervisor.send_cluster("here")
     print("ready", flush=True)
     await supervisor.watch()
 asyncio.run(main())
@@ -147,7 +147,7 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        asyncio.run(until(tmp_path / "a.log", "place here"))
+        asyncio.run(until(tmp_path / "a.log", "cluster here"))
         process.kill()
     asyncio.run(until(tmp_path / "a.log", "gone"))
 

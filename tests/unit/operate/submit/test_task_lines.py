@@ -5,7 +5,7 @@ import pytest
 from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import read_recipe
-from headrace.services.operate.submit import read_tasks
+from headrace.services.operate.submit.task_lines import read_tasks
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Where a run stands, from the ends of its topics."""
+"""The status of a run, from the ends of its topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.schemas.topics import DEAD_LETTERS
 from headrace.services.kafka.broker import Outgoing
 from headrace.services.namespace.apply import commit_first_places
 from headrace.services.namespace.run_life import RunLife
-from headrace.services.operate.run.run_status import run_status_of
+from headrace.services.operate.status.run_status import run_status_of
 from tests.unit.operate.show.world import TOPICS, World, in_a_world
 
 RECIPE = Recipe.model_validate({"name": "r", "policies": {"default": {"model": "tiny-llama"}}})
@@ -36,7 +36,7 @@ async def a_run(world: World) -> None:
 
 
 @pytest.mark.parametrize("recent", [1, 4, 1_000])
-def test_a_run_stands_where_it_stands_however_little_is_read(recent: int) -> None:
+def test_the_status_is_the_same_however_little_is_read(recent: int) -> None:
     async def test(world: World) -> None:
         await a_run(world)
         status = await run_status_of(world.log, LIFE, recent)
@@ -45,10 +45,10 @@ def test_a_run_stands_where_it_stands_however_little_is_read(recent: int) -> Non
         assert (*counts, status.episodes, status.failures) == (7, 0, 6, 12, 0)
         assert status.failures_of <= 12
         assert status.dead_letters == 1
-        places = [at for one in TOPICS for at in one.all_partitions()]
-        before = await world.log.broker.ends(places)
+        partitions = [at for one in TOPICS for at in one.all_partitions()]
+        before = await world.log.broker.ends(partitions)
         await run_status_of(world.log, LIFE, recent)
-        assert await world.log.broker.ends(places) == before, "it leaves no trace"
+        assert await world.log.broker.ends(partitions) == before, "it leaves no trace"
 
     in_a_world(test)
 

@@ -1,4 +1,4 @@
-"""Tasks from JSON lines, for `headrace submit`."""
+"""Reads tasks from JSON lines and submits them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.tasks.task_maker import Item, TaskMaker
 
 IN_FLIGHT = 256
-"""Tasks that are being written at once."""
+"""Tasks that are written at the same time."""
 
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 class TaskLine(BaseModel):
-    """One line. What is None comes from the recipe."""
+    """One line. The recipe gives each value that is None, unless its docstring says otherwise."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     payload: dict[str, Any] = {}
     item_id: str | None = None
-    """None: the digest of the payload."""
+    """None means the digest of the payload."""
     task_id: str | None = None
-    """None: the digest of the line and its number."""
+    """None means the digest of the line and its number."""
     epoch: Annotated[int, Field(ge=0, lt=2**31)] = 0
     seed: I64 | None = None
     samples: Count | None = None
@@ -46,14 +46,12 @@ class TaskLine(BaseModel):
     labels: dict[str, str] | None = None
 
 
-_OVER_RECIPE = (
-    "samples", "minimum", "max_turns", "max_tokens", "deadline_s", "attempts", "priority",
-    "tenant", "purpose", "labels",
-)  # fmt: skip
+_MADE = {"payload", "item_id", "task_id", "epoch", "seed"}
+"""Fields from which the task is made. The other fields replace what the recipe gives."""
 
 
 def read_tasks(recipe: Recipe, source: str, lines: Sequence[str]) -> list[TaskSubmitted]:
-    """The tasks of all lines; blank ones are passed over. UsageError names the first bad line."""
+    """Returns the tasks of all lines except blank ones. Raises UsageError for the first bad one."""
     maker = TaskMaker(recipe, source)
     tasks = []
     for number, text in enumerate(lines, start=1):
@@ -65,23 +63,23 @@ def read_tasks(recipe: Recipe, source: str, lines: Sequence[str]) -> list[TaskSu
             problem = error.errors(include_url=False)[0]
             key = ".".join(str(part) for part in problem["loc"])
             raise UsageError(
-                f"line {number}: {f'{key}: ' if key else ''}{problem['msg']}; nothing was submitted"
+                f"line {number}: {f'{key}: ' if key else ''}{problem['msg']}. Nothing was "
+                "submitted. Correct the line and submit the file again"
             ) from error
         tasks.append(_task(maker, line, f"{number}:{text}"))
     return tasks
 
 
-def _task(maker: TaskMaker, line: TaskLine, place: str) -> TaskSubmitted:
+def _task(maker: TaskMaker, line: TaskLine, numbered_text: str) -> TaskSubmitted:
     payload = json.dumps(line.payload, sort_keys=True)
     item_id = line.item_id if line.item_id is not None else _digest(payload)
-    task_id = line.task_id if line.task_id is not None else _digest(place)
+    task_id = line.task_id if line.task_id is not None else _digest(numbered_text)
     task = maker.make(Item(item_id, line.payload, line.seed), task_id, line.epoch)
-    over = {name: value for name in _OVER_RECIPE if (value := getattr(line, name)) is not None}
-    return task.model_copy(update=over)
+    return task.model_copy(update=line.model_dump(exclude=_MADE, exclude_none=True))
 
 
 async def send_tasks(log: EventLog, tasks: Sequence[TaskSubmitted]) -> list[tuple[int, str]]:
-    """Writes the tasks in order. Each one's number and id."""
+    """Writes the tasks in the given order. Returns each task's number and task_id."""
     numbers = []
     for first in range(0, len(tasks), IN_FLIGHT):
         part = tasks[first : first + IN_FLIGHT]

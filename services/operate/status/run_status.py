@@ -1,4 +1,4 @@
-"""Where a run stands, for `headrace status`: read from its topics, never asked of a process."""
+"""Reads the status of a run from its topics. No process is asked for it."""
 
 from __future__ import annotations
 
@@ -11,56 +11,51 @@ from headrace.services.namespace.apply import lags, shared_partitions
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.namespace.run_life import RunLife
-from headrace.services.operate.run.live_view import published, sparkline
+from headrace.services.operate.run.live_view import policy_line
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.watch import read_recent
 
 RECENT = 1_000
-"""Offsets of each partition that are read: enough for rewards and curves, whatever a run's age."""
+"""Offsets of each partition that are read: enough for rewards and curves, however old a run is."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run, as its topics have it."""
+    """The status of a run."""
 
     namespace: str
     recipe: str
     state: str
     reason: str
     versions: dict[str, int]
-    """Newest published, by policy; -1 before version 0."""
+    """Newest published version of each policy; -1 before version 0."""
     rewards: dict[str, float | None]
     curves: dict[str, list[float]]
     evaluations: dict[str, object]
-    """What the versions evaluated last were measured at, by policy and version."""
+    """Results of the newest evaluations, by policy and version."""
     evaluated: dict[str, str]
-    """The last of them in words, by policy."""
+    """The newest evaluation of each policy, as text."""
     tasks_submitted: int
     tasks_started: int
     tasks_ended: int
     episodes: int
     failures: int
-    """Episodes that the infrastructure failed for good, of the last `failures_of`."""
+    """Episodes that failed permanently because of the infrastructure, of the last `failures_of`."""
     failures_of: int
     lags: dict[str, int]
-    """Undone records, by consumer group."""
+    """Records that each service has not processed yet."""
     dead_letters: int
 
     def to_tree(self) -> dict[str, object]:
-        """For JSON."""
+        """Returns JSON values."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns lines for people."""
         why = f" ({self.reason})" if self.reason else ""
         lines = [f"{self.namespace}: {self.state}{why}, recipe {self.recipe}"]
         for name, version in self.versions.items():
-            reward = self.rewards[name]
-            shown = "-" if reward is None else f"{reward:.3f}"
-            curve = sparkline(self.curves[name], 32)
-            lines.append(
-                f"  policy {name:<12} version {published(version)}   reward {shown}  {curve}"
-            )
+            lines.append(policy_line(name, version, self.rewards[name], self.curves[name]))
             if name in self.evaluated:
                 lines.append(f"    evaluated   {self.evaluated[name]}")
         lines += [
@@ -75,15 +70,16 @@ class RunStatus:
 
 
 async def read_run_status(cluster: ClusterConfig) -> RunStatus:
-    """Reads it all. UsageError where there is no such run."""
+    """Reads the status of the run in a cluster. Raises UsageError if there is no such run."""
     async with open_namespace(cluster, "status") as (log, life):
         return await run_status_of(log, life)
 
 
 async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> RunStatus:
-    """Where a run stands, by the last `recent` offsets of each partition. Leaves no trace.
+    """Reads the status of a run from the last `recent` offsets of each partition.
 
-    What lies before them is counted by offset, so a record that was written twice counts twice.
+    Earlier records are counted by their offsets, so a record that was written twice counts twice.
+    Leaves no trace.
     """
     recipe = life.recipe()
     progress = Progress(recipe)
@@ -91,8 +87,8 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
     last = life.ended or life.ending
     versions = recipe.stop.reward_versions
     before: Counter[str] = Counter()
-    for place, begin in begins.items():
-        before[place.topic] += begin
+    for partition, begin in begins.items():
+        before[partition.topic] += begin
     tasks, results = log.topics.name(TASKS), log.topics.name(RESULTS)
     return RunStatus(
         namespace=log.topics.namespace,
@@ -120,20 +116,20 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
 
 
 async def _episodes(log: EventLog) -> int:
-    """Outcomes, by offset."""
-    places = log.topics.partitions_of(OUTCOMES)
-    return sum(end for _, end in (await log.broker.ends(places)).values())
+    """Returns the number of records in `outcomes`, by their offsets."""
+    outcomes = log.topics.partitions_of(OUTCOMES)
+    return sum(end for _, end in (await log.broker.ends(outcomes)).values())
 
 
 async def _started(log: EventLog) -> int:
-    """The scheduler's place in `tasks`: what lies before it has been started, or refused."""
+    """Returns the scheduler's offset in `tasks`. Earlier tasks have been started or refused."""
     group, partitions = shared_partitions(log.topics, "scheduler")
     assert partitions == [log.topics.partition(TASKS)]
     committed = await log.broker.committed(group, partitions)
-    return sum(place.offset for place in committed.values())
+    return sum(position.offset for position in committed.values())
 
 
 async def _dead_letters(log: EventLog) -> int:
-    place = log.topics.partition(DEAD_LETTERS)
-    first, end = (await log.broker.ends([place]))[place]
+    partition = log.topics.partition(DEAD_LETTERS)
+    first, end = (await log.broker.ends([partition]))[partition]
     return end - first

@@ -1,4 +1,4 @@
-"""Writes TOML: the standard library only reads it."""
+"""Writes TOML. The standard library only reads it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
-    """The TOML of JSON values: `tomllib` reads it back. What is None is left out, except
-    `training`, whose absence would mean its default: it is written as `false`.
+    """Returns JSON values as TOML that `tomllib` reads back.
+
+    A key with the value None is left out, except `training`: without it, its default would apply.
+    It is written as `false`.
     """
     own, tables = [], []
     for name, value in tree.items():
         if isinstance(value, Mapping):
             path = f"{prefix}{_key(name)}"
             body = to_toml(value, f"{path}.")
-            # A table that holds only tables needs no line of its own.
+            # A table that contains only tables needs no header line.
             only_tables = value and all(isinstance(child, Mapping) for child in value.values())
             tables.append(body if only_tables else f"\n[{path}]\n{body}")
         elif value is not None:
@@ -39,5 +41,5 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         pairs = (f"{_key(name)} = {_value(item)}" for name, item in value.items())
         return f"{{{', '.join(pairs)}}}"
-    # TOML's strings, numbers and booleans are JSON's, but for DEL, which TOML wants escaped.
+    # Strings, numbers and booleans are the same in TOML and JSON, except that TOML escapes DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

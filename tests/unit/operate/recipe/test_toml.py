@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.services.operate.toml import to_toml
+from headrace.services.operate.recipe.toml import to_toml
 
 SCALARS = st.one_of(
     st.booleans(),

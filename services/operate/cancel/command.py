@@ -1,0 +1,80 @@
+"""`headrace cancel`: cancels tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.services.operate.options import cluster_of, cluster_options, json_option, print_json
+
+if TYPE_CHECKING:
+    from headrace.services.namespace.cluster_config import ClusterConfig
+    from headrace.services.tasks.cancel import TaskStatus
+
+_EFFECTS = {
+    "queued": "cancelled before it started",
+    "running": "cancelled: its episodes end now",
+    "ended": "had already ended: nothing changes",
+    "unknown": "not submitted yet: it will not run if it is submitted later",
+}
+"""What a cancellation does, by the state of the task."""
+
+
+@click.command()
+@click.argument("tasks", metavar="[TASK]...", nargs=-1)
+@click.option(
+    "--source", metavar="NAME",
+    help="Treat each TASK as a task_id of this source instead of as a task number.",
+)  # fmt: skip
+@click.option("--all-queued", is_flag=True, help="Cancel every task that has not started.")
+@click.option("--reason", default="", help="Text that is recorded with the cancelled episodes.")
+@json_option
+@cluster_options
+def cancel(
+    tasks: tuple[str, ...],
+    source: str | None,
+    all_queued: bool,
+    reason: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Cancel TASKs by number, or by source and task_id.
+
+    The number of a task is what `headrace submit` printed. A queued task does not start, and a
+    running task ends. Cancelled tasks get no reward and are not trained on. Prints each task's
+    number, source, task_id and what happens to it. Cancelling a task twice has no further effect.
+
+    \b
+    Examples:
+      headrace cancel 17 18 --reason "wrong image"
+      headrace cancel --source team-search query-17
+      headrace cancel --all-queued --namespace exp-7
+    """
+    import asyncio
+
+    cluster = cluster_of(options)
+    for one in asyncio.run(_cancel(cluster, tasks, source, all_queued, reason)):
+        if as_json:
+            tree = {"task": one.number, "source": one.source, "task_id": one.task_id}
+            print_json({**tree, "state": one.state}, indent=None)
+        else:
+            number = "-" if one.number is None else one.number
+            click.echo(f"{number}\t{one.source}\t{one.task_id}\t{_EFFECTS[one.state]}")
+
+
+async def _cancel(
+    cluster: ClusterConfig,
+    tasks: tuple[str, ...],
+    source: str | None,
+    all_queued: bool,
+    reason: str,
+) -> list[TaskStatus]:
+    from headrace.services.namespace.lookup import open_namespace
+    from headrace.services.tasks.cancel import check_named, find_tasks, send_cancellations
+
+    check_named(tasks, source, all_queued=all_queued)
+    async with open_namespace(cluster, "cancel", writing=True) as (log, _):
+        statuses = await find_tasks(log, tasks, source, all_queued=all_queued)
+        await send_cancellations(log, statuses, reason)
+        return statuses

@@ -1,0 +1,52 @@
+"""`headrace recipe`: lists and prints recipes."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from headrace.services.operate.options import (
+    explain,
+    json_option,
+    print_json,
+    print_table,
+    set_option,
+)
+
+
+@click.command()
+@click.argument("name", required=False)
+@set_option
+@json_option
+def recipe(name: str | None, settings: tuple[str, ...], as_json: bool) -> None:
+    """List the shipped recipes, or print one of them.
+
+    NAME is a shipped recipe or a .toml file. The printed recipe has every key, with the defaults
+    and the overrides of --set, so it is a good start for your own recipe.
+
+    \b
+    Examples:
+      headrace recipe
+      headrace recipe quickstart > my.toml
+      headrace recipe my.toml --set stop.versions=10 --json
+    """
+    from headrace.services.namespace.cluster_config import RECIPES, read_recipe
+    from headrace.services.operate.recipe.toml import to_toml
+
+    if name is not None:
+        resolved = read_recipe(name, settings)
+        if as_json:
+            print_json(json.loads(resolved.canonical()))
+        else:
+            click.echo(to_toml(resolved.model_dump(mode="json")), nl=False)
+        return
+    if settings:
+        raise click.UsageError("--set needs a recipe to change: give its NAME too")
+    found = [read_recipe(str(path)) for path in sorted(RECIPES.glob("*.toml"))]
+    if as_json:
+        print_json([{"name": one.name, "description": one.description} for one in found])
+    elif found:
+        print_table(("recipe", "description"), [[one.name, one.description] for one in found])
+    else:
+        explain(f"{RECIPES} contains no recipe")

@@ -1,0 +1,97 @@
+"""`headrace run`: runs a whole recipe on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
+    json_option,
+    print_json,
+    quiet_option,
+    set_option,
+)
+
+if TYPE_CHECKING:
+    from headrace.services.operate.run.progress import Check
+
+
+def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> list[Check]:
+    if not texts:
+        return []
+    from headrace.services.operate.run.progress import Check
+
+    try:
+        return [Check.parse(text) for text in texts]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command()
+@click.argument("recipe", default="quickstart")
+@set_option
+@click.option(
+    "--check", "checks", metavar="'reward>=0.95'", multiple=True, callback=_checks,
+    help="Exit with code 3 unless this holds at the end. Give reward, versions, episodes, seconds, "
+    "failures or restarts, then >=, <=, ==, > or <, then a number. Repeatable.",
+)  # fmt: skip
+@quiet_option
+@json_option
+@click.option(
+    "--metrics-port", metavar="PORT", type=click.IntRange(0, 65_535), default=0, show_default=True,
+    help="Serve Prometheus metrics: the first process at /metrics on this port, each further "
+    "process on the next port. 0 disables them.",
+)  # fmt: skip
+@cluster_options
+def run(
+    recipe: str,
+    settings: tuple[str, ...],
+    checks: list[Check],
+    quiet: bool,
+    as_json: bool,
+    metrics_port: int,
+    **options: Any,
+) -> None:
+    """Run a whole RECIPE on this machine.
+
+    RECIPE is the name of a shipped recipe or a .toml file. [default: quickstart]
+
+    The command starts the local stack (or uses --bootstrap-servers), creates the namespace, starts
+    all services and keeps them alive until the recipe's `stop` rule holds. If the namespace has an
+    unfinished run, the command continues it. If that run has ended, the new one uses the namespace
+    <name>-2, and so on. Ctrl-C ends the run cleanly; a second Ctrl-C ends it at once.
+
+    \b
+    Examples:
+      headrace run
+      headrace run quickstart --check 'reward>=0.95' --check 'seconds<90'
+      headrace run my.toml --set stop.versions=10 --set workers.agent=2
+      headrace run my.toml --bootstrap-servers broker:9092 --registry-url http://registry:8081
+    """
+    import asyncio
+
+    from rich.console import Console
+
+    from headrace.services.models.weights import model_folder
+    from headrace.services.namespace.cluster_config import read_recipe
+    from headrace.services.operate.run.live_view import Status, make_view
+    from headrace.services.operate.run.run import LocalRun
+
+    cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
+    for policy in resolved.policies.values():
+        model_folder(policy.model, weights=True)  # Download it before any process waits for it.
+    status = Status(cluster.namespace or resolved.name)
+    view = make_view(status, Console(stderr=True, quiet=quiet))
+    whole = LocalRun(resolved, cluster, status, view, checks, metrics_port)
+    try:
+        summary = asyncio.run(whole.execute())
+    finally:
+        view.close()
+    if as_json:
+        print_json(summary.to_tree())
+    else:
+        click.echo("\n".join(summary.lines()))
+    whole.judge(summary)

@@ -1,0 +1,58 @@
+"""Sets up the process of a service: logging, threads of numerical libraries, garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import time
+
+from headrace.schemas.recipe.recipe import Recipe
+
+GC_THRESHOLD = 10_000
+"""Allocations between two garbage collections. Live episodes are many small objects that are not
+garbage, and with Python's default of 700 the collector would visit them several times a second."""
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+)  # fmt: skip
+LOUD_LOGGERS = ("aiokafka", "faust", "httpx", "httpx2", "mode", "urllib3", "vllm")
+"""Libraries of which only warnings are logged."""
+
+
+def configure_logging(service: str, *, debug: bool = False) -> None:
+    """Logs each message to stderr as one line: UTC time, level, service, message."""
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = logging.Formatter(
+        f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {service} %(message)s", "%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    logging.getLogger("headrace.services.kafka.librdkafka").setLevel(logging.NOTSET)
+    root.setLevel(logging.DEBUG if debug else logging.INFO)
+    for name in LOUD_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def limit_threads(recipe: Recipe, service: str, policy: str | None) -> None:
+    """Limits the threads of numerical libraries to what the recipe says.
+
+    The libraries read the limit once, when they are imported.
+    """
+    policies = [one for name, one in recipe.policies.items() if policy in (None, name)]
+    threads = 1
+    if service == "inference":
+        threads = max(one.engine.threads for one in policies)
+    elif service == "trainer":
+        threads = max((o.training.threads for o in policies if o.training is not None), default=1)
+    for variable in THREAD_VARIABLES:
+        os.environ.setdefault(variable, str(threads))
+
+
+def tune_garbage_collector() -> None:
+    """Freezes imported objects so that the collector skips them, and makes it run less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)

@@ -1,0 +1,181 @@
+"""Runs one service of a run as one process.
+
+The service is imported first and the cluster is read afterwards: a child process of `headrace run`
+imports torch while the broker is still starting, and then reads from its pipe where to connect.
+SIGTERM, Ctrl-C, the end of the run and the end of the parent process stop the service cleanly. If
+that takes more than 10 s, the process exits by force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from headrace.errors import UsageError
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import Topics
+from headrace.services.kafka.broker import Broker
+from headrace.services.namespace.apply import require_same
+from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.namespace.connect import connect, locate
+from headrace.services.namespace.run_life import RunLife, follow_life
+from headrace.services.operate.serve.process_setup import limit_threads, tune_garbage_collector
+from headrace.services.operate.serve.services import POLICY_SERVICES, Serve, load_service
+from headrace.services.operate.serve.stopper import Stopper
+from headrace.services.worker.service_context import ServiceContext
+
+logger = logging.getLogger(__name__)
+
+
+def serve(
+    service: str,
+    recipe: Recipe,
+    cluster: ClusterConfig,
+    *,
+    policy: str | None,
+    listen: str,
+    metrics: tuple[str, int],
+    parent_fd: int | None,
+) -> None:
+    """Runs a service until it ends. Raises HeadraceError if it fails.
+
+    `policy` and `listen` are those of `load_service`. `metrics` is the address and port of
+    `/metrics`; port 0 disables metrics. `parent_fd` is the reading end of the pipe from `run`: it
+    carries one line with the cluster's configuration, and it ends when `run` ends.
+    """
+    check_policy(service, policy, recipe)
+    limit_threads(recipe, service, policy)
+    address, port = metrics
+    if port:
+        from prometheus_client import start_http_server
+
+        start_http_server(port, addr=address)
+    run = load_service(service, recipe, policy, listen)
+    if parent_fd is None:
+        cluster = locate(cluster)
+    else:
+        # Without a buffer, nothing after the line is read.
+        with open(parent_fd, "rb", buffering=0, closefd=False) as pipe:
+            line = pipe.readline()
+        if not line:
+            logger.info("the parent process ended before it said where to connect")
+            return
+        cluster = ClusterConfig.from_json(line.decode())
+        hold_local_stack(cluster)
+    tune_garbage_collector()
+    try:
+        asyncio.run(_serve(run, service, recipe, cluster, parent_fd))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def hold_local_stack(cluster: ClusterConfig) -> None:
+    """Keeps the run's local broker alive until this process ends, even if `run` is killed."""
+    from headrace.infra import local
+
+    cluster.state.mkdir(parents=True, exist_ok=True)
+    local.hold(cluster.state)
+
+
+def check_policy(service: str, policy: str | None, recipe: Recipe) -> None:
+    """Raises UsageError if the service takes no `--policy`, or the recipe has no such policy."""
+    if policy is None:
+        return
+    if service not in POLICY_SERVICES:
+        raise UsageError(
+            f"--policy is only for {', '.join(POLICY_SERVICES)}: leave it out for {service}"
+        )
+    if policy not in recipe.policies:
+        raise UsageError(
+            f"the recipe has no policy {policy!r}: choose from {', '.join(recipe.policies)}"
+        )
+
+
+async def _serve(
+    run: Serve, service: str, recipe: Recipe, cluster: ClusterConfig, parent_fd: int | None
+) -> None:
+    stopping, ending = asyncio.Event(), asyncio.Event()
+    stopper = Stopper(stopping)
+    stopper.stop_on_signals()
+    if parent_fd is not None:
+        stopper.stop_with_parent(parent_fd)
+    namespace = cluster.namespace or recipe.name
+    worker_id = f"{service}-{socket.gethostname()}-{os.getpid()}"
+
+    async with connect(cluster, worker_id) as connection:
+        topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+        await require_topics(connection.broker, topics)
+        log = await connection.writing_log(topics)
+        folder = cluster.folder(namespace)
+        folder.mkdir(parents=True, exist_ok=True)
+        context = ServiceContext(
+            log, recipe, cluster.open_blobs(), worker_id, folder, stopping, ending
+        )
+        async with aclosing(follow_life(log)) as lives:
+            life = await anext(lives)
+            check_run(life, recipe, namespace)
+            _on_life(life, context, stopper)
+            if not stopping.is_set():
+                logger.info("serving %s in namespace %s", service, namespace)
+                await _run_beside(_follow(lives, context, stopper), run(context, cluster), stopper)
+
+
+async def require_topics(broker: Broker, topics: Topics) -> None:
+    """Raises UsageError if a topic is missing or has another number of partitions."""
+    existing = await broker.list_topics()
+    for topic in topics:
+        found = existing.get(topic.name)
+        if found is None:
+            raise UsageError(
+                f"the broker has no topic {topic.name}: create the namespace with "
+                "`headrace apply RECIPE`, or choose another one with --namespace"
+            )
+        if found != topic.partitions:
+            raise UsageError(
+                f"topic {topic.name} has {found} partitions, but the recipe says "
+                f"{topic.partitions}. A namespace keeps its partitions: use another --namespace"
+            )
+
+
+async def _run_beside(
+    following: Coroutine[Any, Any, None], serving: Coroutine[Any, Any, None], stopper: Stopper
+) -> None:
+    """Runs the service and follows the state of its run. Returns when the service ends."""
+    follower, service = asyncio.create_task(following), asyncio.create_task(serving)
+    try:
+        await asyncio.wait({service, follower}, return_when=asyncio.FIRST_COMPLETED)
+        if not service.done():
+            stopper.stop("the state of the run can no longer be followed")
+        await service
+        if follower.done():
+            follower.result()
+        logger.info("ended cleanly")
+    finally:
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
+
+
+async def _follow(lives: AsyncIterator[RunLife], context: ServiceContext, stopper: Stopper) -> None:
+    async for life in lives:
+        _on_life(life, context, stopper)
+
+
+def _on_life(life: RunLife, context: ServiceContext, stopper: Stopper) -> None:
+    if life.ending is not None:
+        context.ending.set()
+    if life.ended is not None:
+        stopper.stop("the run has ended")
+
+
+def check_run(life: RunLife, recipe: Recipe, namespace: str) -> None:
+    """Raises UsageError if the run has not started, or if it has another recipe."""
+    if life.started is None:
+        raise UsageError(
+            f"no run has started in namespace {namespace}: start it with `headrace apply RECIPE`"
+        )
+    require_same(life, recipe, namespace)

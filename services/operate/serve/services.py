@@ -1,0 +1,75 @@
+"""The services that `headrace serve` can run. At module level this imports nothing heavy.
+
+`load_service` also imports the engines and models of the recipe. Importing torch takes seconds. It
+raises UsageError if an engine or a model is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.schemas.recipe.recipe import Recipe
+    from headrace.services.namespace.cluster_config import ClusterConfig
+    from headrace.services.worker.service_context import ServiceContext
+
+SERVICES = (
+    "source", "evaluation", "scheduler", "agent", "gateway", "env", "inference",
+    "assemble-groups", "assemble-batches", "trainer",
+)  # fmt: skip
+POLICY_SERVICES = ("inference", "assemble-batches", "trainer")
+"""Services that take `--policy`. None means all policies for inference, else the only one."""
+
+Serve = Callable[["ServiceContext", "ClusterConfig"], Coroutine[Any, Any, None]]
+"""Runs a service until it ends."""
+
+
+def load_service(name: str, recipe: Recipe, policy: str | None = None, listen: str = "") -> Serve:
+    """Imports a service. `listen` is HOST:PORT of the gateway."""
+    match name:
+        case "source":
+            from headrace.services.tasks import source
+
+            return lambda context, cluster: source.run(context)
+        case "evaluation":
+            from headrace.services.tasks import evaluation_source
+
+            return lambda context, cluster: evaluation_source.run(context)
+        case "scheduler":
+            from headrace.services.scheduler import service as scheduler
+
+            return lambda context, cluster: scheduler.run(context)
+        case "agent":
+            from headrace.services.agent import service as agent
+
+            return lambda context, cluster: agent.run(context)
+        case "gateway":
+            from headrace.services.agent.gateway import service as gateway
+
+            return lambda context, cluster: gateway.run(context, listen)
+        case "env":
+            from headrace.services.env import service as env
+
+            return lambda context, cluster: env.run(context)
+        case "inference":
+            from headrace.services.inference import service as inference
+
+            inference.prepare(recipe)
+            return lambda context, cluster: inference.run(context, policy)
+        case "assemble-groups":
+            from headrace.stream_jobs import assemble_groups
+
+            return lambda context, cluster: assemble_groups.run(
+                context, str(cluster.bootstrap_servers), cluster.kafka_properties
+            )
+        case "assemble-batches":
+            from headrace.stream_jobs import assemble_batches
+
+            return lambda context, cluster: assemble_batches.run(context, policy)
+        case "trainer":
+            from headrace.trainer import service as trainer
+
+            trainer.prepare(recipe)
+            return lambda context, cluster: trainer.run(context, policy)
+    raise ValueError(f"{name!r} is not a service: choose from {', '.join(SERVICES)}")

@@ -1,0 +1,67 @@
+"""`headrace up` and `headrace down`: start and stop the local stack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headrace.services.operate.options import explain, json_option, print_json, state_option
+
+_PORT = click.IntRange(1, 65_535)
+
+
+@click.command()
+@state_option
+@click.option(
+    "--kafka-port", metavar="PORT", type=_PORT,
+    help="Port of Kafka. [default: the port it had before, else 9092, else a free port]",
+)  # fmt: skip
+@click.option(
+    "--registry-port", metavar="PORT", type=_PORT,
+    help="Port of the registry. [default: the port it had before, else 8081, else a free port]",
+)  # fmt: skip
+@json_option
+def up(state: str, kafka_port: int | None, registry_port: int | None, as_json: bool) -> None:
+    """Start a local Kafka and schema registry.
+
+    Both are real servers that listen on 127.0.0.1 only. They keep their data in --state and run
+    until `headrace down`. Commands without --bootstrap-servers use them. Prints shell commands that
+    set HEADRACE_BOOTSTRAP_SERVERS and HEADRACE_REGISTRY_URL for other programs.
+
+    \b
+    Examples:
+      headrace up
+      eval "$(headrace up)"
+    """
+    from headrace.infra import local
+
+    stack = local.up(
+        Path(state), on_progress=explain, kafka_port=kafka_port, registry_port=registry_port
+    )
+    if as_json:
+        print_json(
+            {"bootstrap_servers": stack.bootstrap_servers, "registry_url": stack.registry_url}
+        )
+        return
+    click.echo(f"export HEADRACE_BOOTSTRAP_SERVERS={stack.bootstrap_servers}")
+    click.echo(f"export HEADRACE_REGISTRY_URL={stack.registry_url}")
+
+
+@click.command()
+@state_option
+@click.option("--wipe", is_flag=True, help="Also delete its data: every topic, permanently.")
+def down(state: str, wipe: bool) -> None:
+    """Stop the local stack of --state.
+
+    Its data stays, and the next `headrace up` uses it again, unless you give --wipe.
+
+    \b
+    Examples:
+      headrace down
+      headrace down --wipe
+    """
+    from headrace.infra import local
+
+    stopped = local.down(Path(state), wipe=wipe)
+    explain("stopped" if stopped else f"no local stack was running in {state}")
