@@ -10,15 +10,17 @@ from collections.abc import Callable, Sequence
 from math import fsum, sqrt
 from statistics import fmean
 
+from headrace.services.base.plugins import Loader
+
 Advantage = Callable[[Sequence[float]], list[float]]
 
 GRPO_EPSILON = 1e-6
 """Keeps GRPO's quotient finite."""
 
-ADVANTAGES = {
-    "grpo": "headrace.stream_jobs.advantages:grpo",
-    "dr_grpo": "headrace.stream_jobs.advantages:dr_grpo",
-    "rloo": "headrace.stream_jobs.advantages:rloo",
+ADVANTAGES: dict[str, Loader] = {
+    "grpo": lambda: grpo,
+    "dr_grpo": lambda: dr_grpo,
+    "rloo": lambda: rloo,
 }
 """The built-in estimators by the recipe's name."""
 

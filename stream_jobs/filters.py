@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.services.base.plugins import Loader
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -28,7 +30,7 @@ class Group:
 Filter = Callable[[Group], str | None]
 """The reason to drop a group, or None to keep it."""
 
-FILTERS = {"zero_advantage": "headrace.stream_jobs.filters:zero_advantage"}
+FILTERS: dict[str, Loader] = {"zero_advantage": lambda: zero_advantage}
 """The built-in filters by the recipe's name."""
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.schemas.recipe.policy import Training
+from headrace.services.base.plugins import Loader
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class MicroBatch:
 Loss = Callable[[MicroBatch, Tensor], Tensor]
 """(micro-batch, new logprobs [N]) to a scalar."""
 
-LOSSES = {"grpo": "headrace.trainer.losses:grpo"}
+LOSSES: dict[str, Loader] = {"grpo": lambda: grpo}
 """The built-in losses by the recipe's name."""
 
 

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from headrace.services.agent.episode import Episode
+from typing import Any
 
-BUILTIN = {
-    "single_turn": "headrace.services.agent.agents:single_turn",
-    "multi_turn": "headrace.services.agent.agents:multi_turn",
-    "chat": "headrace.services.agent.agents:chat",
-    "calculator_teacher": "headrace.services.agent.teacher:calculator_teacher",
-    "client": "headrace.services.agent.gateway.clients:Client",
-    "command": "headrace.services.agent.gateway.program:Command",
+from headrace.services.agent.episode import Episode
+from headrace.services.base.plugins import Loader
+
+
+def _calculator_teacher() -> Any:
+    from headrace.services.agent.teacher import calculator_teacher
+
+    return calculator_teacher
+
+
+def _client() -> Any:
+    from headrace.services.agent.gateway.clients import Client
+
+    return Client
+
+
+def _command() -> Any:
+    from headrace.services.agent.gateway.program import Command
+
+    return Command
+
+
+BUILTIN: dict[str, Loader] = {
+    "single_turn": lambda: single_turn,
+    "multi_turn": lambda: multi_turn,
+    "chat": lambda: chat,
+    "calculator_teacher": _calculator_teacher,
+    "client": _client,
+    "command": _command,
 }
 
 

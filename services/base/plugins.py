@@ -1,45 +1,49 @@
-"""Plug-ins: a built-in by its name, the user's own by `package.module:name` from the local recipe.
+"""Plug-ins: built-ins by name, and the user's own objects by `package.module:name`.
 
-Never from an event: what another team writes to a topic can't choose code to run.
+Only the local recipe names them, never an event: what another team writes to a topic can't choose
+which code runs.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
 
+Loader = Callable[[], Any]
+"""Returns a built-in. It imports the built-in's module only when it is called."""
 
-def load(kind: str, use: str, builtins: Mapping[str, str]) -> Any:
-    """The object that `use` names.
 
-    `builtins` maps names to `module:attribute`. `kind` is what the recipe calls it, for messages.
-    UsageError says which names there are, or what is missing in the module.
+def load(kind: str, use: str, builtins: Mapping[str, Loader]) -> Any:
+    """Returns the built-in or the user's own object that `use` names.
+
+    `kind` is what the recipe calls such an object; error messages contain it. Raises UsageError if
+    `use` names nothing, or if its module can't be imported.
     """
-    target = builtins.get(use, use)
-    module_name, colon, attribute = target.partition(":")
-    if not colon:
+    own, colon, attribute = use.partition(":")
+    if use not in builtins and not colon:
         names = ", ".join(sorted(builtins))
         raise UsageError(f"no {kind} {use!r}: use {names}, or your own as package.module:name")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
     try:
-        module = importlib.import_module(module_name)
+        if use in builtins:
+            return builtins[use]()
+        if str(Path.cwd()) not in sys.path:
+            sys.path.append(str(Path.cwd()))
+        module = importlib.import_module(own)
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{kind} {use!r}: no module {error.name!r}; modules are looked for in the current "
-            f"folder and among the installed packages"
+            f"{kind} {use!r} needs the module {error.name!r}, which was not found. Install its "
+            f"package, or start Headrace in the folder that contains it"
         ) from error
-    except Exception as error:  # whatever a module of the user's own raises as it is imported
+    except Exception as error:  # the module of a user may raise anything while it is imported
         raise UsageError(
-            f"{kind} {use!r}: module {module_name} can't be imported: "
-            f"{type(error).__name__}: {error}"
+            f"{kind} {use!r} can't be imported: {type(error).__name__}: {error}"
         ) from error
     try:
         return getattr(module, attribute)
     except AttributeError:
-        raise UsageError(f"{kind} {use!r}: module {module_name} has no {attribute!r}") from None
+        raise UsageError(f"{kind} {use!r}: module {own} has no {attribute!r}") from None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from headrace.errors import UsageError
-from headrace.services.base.plugins import load
+from headrace.services.base.plugins import Loader, load
 from headrace.services.base.types import Observation, TaskView
 
 T = TypeVar("T")
@@ -19,13 +19,13 @@ Render = Callable[[Any, Any, bool], str]
 Seeded = Callable[[int], Mapping[str, Any]]
 """From a task's seed to arguments of `gymnasium.make`, so that each task is a world of its own."""
 
-RENDERS: Mapping[str, str] = {
-    "value": "headrace.services.env.gymnasium_environment:value",
-    "frozen_lake_holes": "headrace.services.env.gymnasium_environment:frozen_lake_holes",
-    "frozen_lake_position": "headrace.services.env.gymnasium_environment:frozen_lake_position",
+RENDERS: Mapping[str, Loader] = {
+    "value": lambda: value,
+    "frozen_lake_holes": lambda: frozen_lake_holes,
+    "frozen_lake_position": lambda: frozen_lake_position,
 }
-SEEDED: Mapping[str, str] = {
-    "random_frozen_lake": "headrace.services.env.gymnasium_environment:random_frozen_lake",
+SEEDED: Mapping[str, Loader] = {
+    "random_frozen_lake": lambda: random_frozen_lake,
 }
 POSITIONS = string.ascii_lowercase + string.ascii_uppercase + string.digits + "+/"
 """FrozenLake's cells, row by row: one ASCII character each, enough for 8x8."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.errors import HeadraceError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import ACTIONS, OBSERVATIONS
-from headrace.services.base.plugins import load
+from headrace.services.base.plugins import Loader, load
 from headrace.services.env.instances import Instances
-from headrace.services.env.libraries.library_setup import LIBRARIES, LibrarySetup
+from headrace.services.env.libraries.library_child import LIBRARIES
+from headrace.services.env.libraries.library_setup import LibrarySetup
 from headrace.services.env.sandbox.pool import DockerSetup
 from headrace.services.env.setup import EnvironmentSetup, Setup
 from headrace.services.env.shard import EnvShard
@@ -20,13 +21,44 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.worker import SideStart, Worker
 
-BUILTIN = {
-    "null": "headrace.services.env.null:NullEnvironment",
-    "gymnasium": "headrace.services.env.gymnasium_environment:GymnasiumEnvironment",
-    "http": "headrace.services.env.http_environment:HttpEnvironment",
-    "openenv": "headrace.services.env.openenv.openenv_environment:OpenEnvEnvironment",
-    "mcp": "headrace.services.env.mcp.mcp_environment:McpEnvironment",
-    "docker": "headrace.services.env.sandbox.pool:DockerSetup",
+
+def _null() -> Any:
+    from headrace.services.env.null import NullEnvironment
+
+    return NullEnvironment
+
+
+def _gymnasium() -> Any:
+    from headrace.services.env.gymnasium_environment import GymnasiumEnvironment
+
+    return GymnasiumEnvironment
+
+
+def _http() -> Any:
+    from headrace.services.env.http_environment import HttpEnvironment
+
+    return HttpEnvironment
+
+
+def _openenv() -> Any:
+    from headrace.services.env.openenv.openenv_environment import OpenEnvEnvironment
+
+    return OpenEnvEnvironment
+
+
+def _mcp() -> Any:
+    from headrace.services.env.mcp.mcp_environment import McpEnvironment
+
+    return McpEnvironment
+
+
+BUILTIN: dict[str, Loader] = {
+    "null": _null,
+    "gymnasium": _gymnasium,
+    "http": _http,
+    "openenv": _openenv,
+    "mcp": _mcp,
+    "docker": lambda: DockerSetup,
 }
 DOCKER = "docker"
 """The environment whose episodes have containers: its setup is its own."""

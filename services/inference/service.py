@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.events import PolicyPublished
@@ -17,7 +18,7 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES, PROMPTS
 from headrace.services.base.concurrency import until_first
-from headrace.services.base.plugins import load
+from headrace.services.base.plugins import Loader, load
 from headrace.services.inference.engine import Engine, EngineSetup
 from headrace.services.inference.local_weights import LocalWeights, ScratchFolder
 from headrace.services.inference.pinned import PinnedVersions
@@ -34,10 +35,29 @@ from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker
 
-BUILTIN = {
-    "torch": "headrace.services.inference.engines.torch_engine:TorchEngine",
-    "vllm": "headrace.services.inference.engines.vllm_engine:VllmEngine",
-    "scripted": "headrace.services.inference.engines.scripted:ScriptedEngine",
+
+def _torch() -> Any:
+    from headrace.services.inference.engines.torch_engine import TorchEngine
+
+    return TorchEngine
+
+
+def _vllm() -> Any:
+    from headrace.services.inference.engines.vllm_engine import VllmEngine
+
+    return VllmEngine
+
+
+def _scripted() -> Any:
+    from headrace.services.inference.engines.scripted import ScriptedEngine
+
+    return ScriptedEngine
+
+
+BUILTIN: dict[str, Loader] = {
+    "torch": _torch,
+    "vllm": _vllm,
+    "scripted": _scripted,
 }
 
 

@@ -17,7 +17,6 @@ from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.types import Observation
 from headrace.services.env.environment import Claim
-from headrace.services.env.libraries import library_setup
 from headrace.services.env.libraries.library_setup import LibrarySetup
 from headrace.services.tasks.data_sets.reasoning_gym_items import items
 from tests.adapters.stage import Stage, recipe, view
@@ -26,9 +25,11 @@ CLAIM = Claim(task=1, sample=0, attempt=0, partition=0, offset=0, expires_at=0.0
 USE = EnvironmentUse(use="default")
 
 
+ODD = "tests.adapters.odd:Odd"
+
+
 @pytest.fixture
-def odd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(library_setup.LIBRARIES, "odd", "tests.adapters.odd:Odd")
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.services.env.libraries.library_process.GRACE_S", 3.0)
 
 
@@ -164,7 +165,7 @@ def test_wrong_options_are_an_error_before_the_worker_joins(
         ("fail", "library_failed"),
     ],
 )
-@pytest.mark.usefixtures("odd")
+@pytest.mark.usefixtures("short_grace")
 def test_a_bad_call_is_its_own_failure_and_others_begin_anew(action: str, code: str) -> None:
     async def test(setup: LibrarySetup) -> None:
         one, other = await setup.take(USE, CLAIM), await setup.take(USE, CLAIM)
@@ -180,10 +181,10 @@ def test_a_bad_call_is_its_own_failure_and_others_begin_anew(action: str, code: 
         await one.aclose()
         assert (await play(setup, ["on"]))[-1].text == "on"
 
-    run("odd", {"call_s": 2.0, "answer_kb": 64}, test)
+    run(ODD, {"call_s": 2.0, "answer_kb": 64}, test)
 
 
-@pytest.mark.usefixtures("odd")
+@pytest.mark.usefixtures("short_grace")
 def test_a_call_that_is_given_up_leaves_no_answer_for_the_next() -> None:
     async def test(setup: LibrarySetup) -> None:
         one = await setup.take(USE, CLAIM)
@@ -192,16 +193,16 @@ def test_a_call_that_is_given_up_leaves_no_answer_for_the_next() -> None:
             await asyncio.wait_for(one.step("sleep"), 0.2)
         assert (await play(setup, ["mine"]))[-1].text == "mine"
 
-    run("odd", {"call_s": 30}, test)
+    run(ODD, {"call_s": 30}, test)
 
 
-@pytest.mark.usefixtures("odd")
+@pytest.mark.usefixtures("short_grace")
 def test_a_task_cannot_set_options() -> None:
     async def test(setup: LibrarySetup) -> None:
         with pytest.raises(UsageError, match="the recipe alone can"):
             await setup.take(EnvironmentUse(use="default", options='{"broken": true}'), CLAIM)
 
-    run("odd", {}, test)
+    run(ODD, {}, test)
 
 
 def test_an_episode_through_the_worker_is_stepped_again_by_the_next(tmp_path: Path) -> None:
@@ -222,11 +223,10 @@ def test_an_episode_through_the_worker_is_stepped_again_by_the_next(tmp_path: Pa
 KILLED = """
 import asyncio, sys
 sys.path.insert(0, {root!r})
-from headrace.services.env.libraries import setup
-setup.LIBRARIES["odd"] = "tests.adapters.odd:Odd"
+from headrace.services.env.libraries.library_setup import LibrarySetup
 
 async def main():
-    made = setup.LibrarySetup("odd", {{}}, asyncio.Semaphore(1))
+    made = LibrarySetup("tests.adapters.odd:Odd", {{}}, asyncio.Semaphore(1))
     await made.open()
     print(made.process._process.pid, flush=True)
     await made.process.ask("step", None, name="x", action="hang")

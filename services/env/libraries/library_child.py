@@ -6,7 +6,6 @@ the library prints goes to standard error. It ends with its input, and with its 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import os
@@ -18,7 +17,23 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol, TextIO
 
 from headrace.errors import EnvironmentFailed, UsageError
+from headrace.services.base.plugins import Loader, load
 from headrace.services.processes.parent import die_with
+
+
+def _reasoning_gym() -> Any:
+    from headrace.services.env.libraries.reasoning_gym_problems import Problems
+
+    return Problems
+
+
+def _textarena() -> Any:
+    from headrace.services.env.libraries.textarena_games import Games
+
+    return Games
+
+
+LIBRARIES: dict[str, Loader] = {"reasoning_gym": _reasoning_gym, "textarena": _textarena}
 
 
 class Library(Protocol):
@@ -56,8 +71,7 @@ def serve(target: str, setup: Mapping[str, Any], answers: TextIO) -> None:
             # In real time: what sleeps is as slow as what computes.
             signal.setitimer(signal.ITIMER_REAL, setup["make_s" if verb == "make" else "call_s"])
             if verb == "make":
-                module, _, name = target.partition(":")
-                library = _make(getattr(importlib.import_module(module), name), setup["options"])
+                library = _make(load("library", target, LIBRARIES), setup["options"])
                 answer: dict[str, Any] = {"answer": {}}
             else:
                 answer = {"answer": getattr(library, verb)(**call) or {}}

@@ -27,7 +27,7 @@ class LibraryProcess:
     def __init__(
         self, target: str, options: Mapping[str, Any], call_s: float, memory_mb: int, most: int
     ) -> None:
-        """`target` is a Library as `module:name`; `most` are the bytes of one answer."""
+        """`target` names a Library for `plugins.load`; `most` are the bytes of one answer."""
         self._target = target
         self._setup = {
             "options": dict(options),

@@ -15,11 +15,6 @@ from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim, Environment
 from headrace.services.env.libraries.library_process import LibraryProcess
 
-LIBRARIES: dict[str, str] = {
-    "reasoning_gym": "headrace.services.env.libraries.reasoning_gym_problems:Problems",
-    "textarena": "headrace.services.env.libraries.textarena_games:Games",
-}
-
 
 class Bounds(BaseModel):
     """Options that every library takes; the others are its own. They come from the recipe alone."""
@@ -49,7 +44,7 @@ class LibrarySetup:
             raise UsageError(f"options of {use!r}: {place}: {problem['msg']}") from error
         own = bounds.model_extra or {}
         most = bounds.answer_kb * 1024
-        self.process = LibraryProcess(LIBRARIES[use], own, bounds.call_s, bounds.memory_mb, most)
+        self.process = LibraryProcess(use, own, bounds.call_s, bounds.memory_mb, most)
         self._names = itertools.count()
 
     async def open(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.clock import now
-from headrace.services.base.plugins import load
+from headrace.services.base.plugins import Loader, load
 from headrace.services.base.types import TaskView
 from headrace.services.env.environment import Claim, Environment
 from headrace.services.env.instances import Instances
@@ -31,12 +31,43 @@ from headrace.services.processes.docker.hardened import container
 
 logger = logging.getLogger(__name__)
 
-TOOLS = {
-    "shell": "headrace.services.env.sandbox.tools:Shell",
-    "python": "headrace.services.env.sandbox.tools:Python",
-    "calculator": "headrace.services.env.sandbox.calculator:Calculator",
-    "coding": "headrace.services.env.sandbox.coding:Coding",
-    "repair": "headrace.services.env.sandbox.repair:Repair",
+
+def _shell() -> Any:
+    from headrace.services.env.sandbox.tools import Shell
+
+    return Shell
+
+
+def _python() -> Any:
+    from headrace.services.env.sandbox.tools import Python
+
+    return Python
+
+
+def _calculator() -> Any:
+    from headrace.services.env.sandbox.calculator import Calculator
+
+    return Calculator
+
+
+def _coding() -> Any:
+    from headrace.services.env.sandbox.coding import Coding
+
+    return Coding
+
+
+def _repair() -> Any:
+    from headrace.services.env.sandbox.repair import Repair
+
+    return Repair
+
+
+TOOLS: dict[str, Loader] = {
+    "shell": _shell,
+    "python": _python,
+    "calculator": _calculator,
+    "coding": _coding,
+    "repair": _repair,
 }
 LABEL = "headrace."
 OVERDUE_S = 60.0

@@ -13,18 +13,43 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.services.base.plugins import load
+from headrace.services.base.plugins import Loader, load
 from headrace.services.tasks.task_maker import Item
 
-BUILTIN = {
-    "count": "headrace.services.tasks.data_sets.data_sets:count",
-    "first": "headrace.services.tasks.data_sets.data_sets:first",
-    "arithmetic": "headrace.services.tasks.data_sets.arithmetic:items",
-    "coding": "headrace.services.tasks.data_sets.coding_items:items",
-    "repairs": "headrace.services.tasks.data_sets.repairs:items",
-    "jsonl": "headrace.services.tasks.data_sets.data_sets:jsonl",
-    "reasoning_gym": "headrace.services.tasks.data_sets.reasoning_gym_items:items",
-    "hf": "headrace.services.tasks.data_sets.data_sets:hugging_face",
+
+def _arithmetic() -> Any:
+    from headrace.services.tasks.data_sets.arithmetic import items
+
+    return items
+
+
+def _coding() -> Any:
+    from headrace.services.tasks.data_sets.coding_items import items
+
+    return items
+
+
+def _repairs() -> Any:
+    from headrace.services.tasks.data_sets.repairs import items
+
+    return items
+
+
+def _reasoning_gym() -> Any:
+    from headrace.services.tasks.data_sets.reasoning_gym_items import items
+
+    return items
+
+
+BUILTIN: dict[str, Loader] = {
+    "count": lambda: count,
+    "first": lambda: first,
+    "arithmetic": _arithmetic,
+    "coding": _coding,
+    "repairs": _repairs,
+    "jsonl": lambda: jsonl,
+    "reasoning_gym": _reasoning_gym,
+    "hf": lambda: hugging_face,
 }
 
 
