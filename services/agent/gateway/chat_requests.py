@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.services.agent.gateway.chat_messages import Message, read_messages
-from headrace.services.agent.gateway.forced_tool_calls import NO_PARAMETERS
 from headrace.services.agent.gateway.refusals import bad_request
+from headrace.services.base.tool_calls import NO_PARAMETERS
 
 CHOICES = 16
 """Most choices of one request."""

@@ -21,15 +21,15 @@ from headrace.services.agent.conversation import Conversation, Generation
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_messages import Message, extend, start_of
 from headrace.services.agent.gateway.chat_requests import ChatRequest
-from headrace.services.agent.gateway.forced_tool_calls import (
+from headrace.services.agent.gateway.refusals import ApiError, bad_request
+from headrace.services.agent.stops import EpisodeStopped
+from headrace.services.base.tool_calls import (
     FORMATS,
     Format,
     ToolCall,
     forced_call,
     parse_tool_calls,
 )
-from headrace.services.agent.gateway.refusals import ApiError, bad_request
-from headrace.services.agent.stops import EpisodeStopped
 
 _Form = tuple[Mapping[str, Any] | None, tuple[str, str]]
 """A JSON schema that an answer follows, and what is around the JSON."""

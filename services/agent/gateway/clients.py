@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_session import ChatSession, describe, make_dialect
-from headrace.services.agent.gateway.forced_tool_calls import Format
+from headrace.services.base.tool_calls import Format
 
 
 class ClientFailed(Exception):

@@ -28,9 +28,9 @@ from headrace.services.agent.gateway.container import (
     read_container,
     socket_folder,
 )
-from headrace.services.agent.gateway.forced_tool_calls import Format
 from headrace.services.agent.gateway.program_process import Ended, running
 from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.base.tool_calls import Format
 
 HOST = "127.0.0.1"
 LAST_WORDS = 600

@@ -16,9 +16,9 @@ from headrace.schemas.events import EpisodeEnded, Event, GenerationRequested
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_requests import read_request
 from headrace.services.agent.gateway.chat_session import IN_FLIGHT, ChatSession, Choice, Dialect
-from headrace.services.agent.gateway.forced_tool_calls import BEGIN, END, Format, forced_call
 from headrace.services.agent.gateway.refusals import ApiError
 from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer
+from headrace.services.base.tool_calls import BEGIN, END, Format, forced_call
 from tests.unit.agent.gateway.test_command import BOUND_S, Chatting
 from tests.unit.agent.test_run import end, task
 
