@@ -24,10 +24,10 @@ from headrace.schemas.events import (
     Ref,
 )
 from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.services.agent.agents import load_agents
 from headrace.services.agent.crash_isolation.frames import Frame, FrameCodec
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup
-from headrace.services.agent.service import load_agents
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from headrace.services.agent.gateway.clients import Client, EpisodeQueue, Pendin
 from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.operate.run.children import services_of
 from headrace.services.worker.service_context import ServiceContext
-from tests.unit.agent.gateway.test_command import BOUND_S, Chatting
-from tests.unit.agent.test_run import end, task
+from tests.unit.agent.gateway.test_program import BOUND_S, Chatting
+from tests.unit.agent.test_episode_run import end, task
 
 KEY = "a key that nobody guesses"
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}

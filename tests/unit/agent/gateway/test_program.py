@@ -27,7 +27,7 @@ from headrace.schemas.events import (
 )
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.gateway.program import Command
-from tests.unit.agent.test_run import World, end, task
+from tests.unit.agent.test_episode_run import World, end, task
 
 BOUND_S = 60.0
 TALKING = Path(__file__).with_name("talking.py")

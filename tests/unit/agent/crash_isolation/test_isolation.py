@@ -15,7 +15,7 @@ from headrace.schemas.events import ActionRequested, EpisodeEnded, Event, Observ
 from headrace.services.agent.crash_isolation.isolation import CHILDREN, IsolatedEpisode, Isolation
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.requests import Answer
-from tests.unit.agent.test_run import World, play, start, task
+from tests.unit.agent.test_episode_run import World, play, start, task
 
 NOWHERE = Ref(topic="t", partition=0, offset=0, digest=bytes(16))
 SETUP = AgentSetup(lambda _: asyncio.sleep(0), {}, None, {})

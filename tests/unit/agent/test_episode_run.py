@@ -231,7 +231,7 @@ def test_what_is_demonstrated_is_a_turn_that_no_version_drew() -> None:
 def test_a_worker_that_knows_no_demonstrations_is_found_out() -> None:
     outcome, _ = play(World(), task(attempts=1), half_taught)
     assert outcome.failure is not None
-    assert "renew it" in outcome.failure.message
+    assert "too old" in outcome.failure.message
 
 
 def test_a_request_means_what_it_must_say_and_how() -> None:
@@ -506,7 +506,7 @@ def test_parallel_calls_have_paths_that_replay() -> None:
     async def forked(episode: Episode) -> None:
         await episode.reset()
         await episode.generate("a")
-        one, two = episode.context().fork(), episode.context().fork()
+        one, two = episode.conversation().fork(), episode.conversation().fork()
         await episode.gather(lambda: one.generate("b"), lambda: two.generate("c"))
         await episode.generate("d")
 
