@@ -25,7 +25,7 @@ async def single_turn(episode: Episode) -> None:
 
 
 async def multi_turn(episode: Episode) -> None:
-    """Alternates observations and answers, in one growing context, until the environment is done."""
+    """Gives observations to the policy, and its answers to the environment, until that is done."""
     observation = await episode.reset()
     while not observation.done:
         generation = await episode.generate(observation.text)

@@ -65,7 +65,7 @@ class Episode:
     task: TaskView
     """The task: its payload, the agent's options, and its seed."""
     random: Random
-    """Random numbers for the agent. After a crash they are the same; another attempt gets others."""
+    """Random numbers for the agent: the same again after a crash, others in another attempt."""
     metrics: dict[str, float]
     """Numbers for reports. The agent sets them; they are recorded with the trajectory."""
     rewards: dict[str, float]
@@ -104,7 +104,7 @@ class Episode:
     def reward(self) -> float | None:
         """The episode's reward, which the agent may set.
 
-        Until the agent sets it, it is the sum of the steps' rewards. It is None if no step gave one.
+        Until then it is the sum of the steps' rewards, or None if no step gave a reward.
         """
         if self._reward is not None:
             return self._reward

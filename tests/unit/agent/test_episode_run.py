@@ -265,7 +265,7 @@ def test_contexts_are_token_ids_that_only_grow() -> None:
     assert prompts == [[], [48, 65, 66], [48, 65, 66, 49, 65, 66]]
 
 
-def test_a_taken_over_episode_goes_on_where_its_answers_end() -> None:
+def test_an_episode_of_a_lost_worker_goes_on_where_its_answers_end() -> None:
     first = World()
     play(first)
     requests = first.requests()
