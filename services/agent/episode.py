@@ -159,7 +159,7 @@ class Episode:
         """Asks the judge, an environment of the recipe, to score `payload`. Returns the score.
 
         `payload` consists of JSON values. A score does not change the episode's reward; set
-        `episode.reward` to make it count. It is recorded in `rewards` under the judge's name, where
+        `episode.reward` to make it count. It is recorded in `rewards` under the judge's name;
         several scores of one judge are summed. Raises NoScore if the judge answers without a finite
         score. The attempt fails if the judge doesn't answer within its `score_s` of the recipe.
         """

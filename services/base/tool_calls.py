@@ -118,7 +118,7 @@ def forced_call(
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """Returns a schema whose own references begin at `root`, where it stands in a larger one."""
+    """Returns a schema whose own references begin at `root`, as a part of a larger schema."""
     if isinstance(schema, list):
         return [_moved(one, root) for one in schema]
     if not isinstance(schema, Mapping):

@@ -99,7 +99,7 @@ def test_messages_that_cannot_be_taken_are_refused(messages: Any) -> None:
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
-            "no tool 'sub'; there is add",
+            "no tool 'sub'; tools are add",
         ),
         ({"tools": [{"type": "custom"}], "tool_choice": "required"}, "tools"),
         (
