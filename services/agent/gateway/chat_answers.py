@@ -69,21 +69,12 @@ def _head(answer_id: str, created: int, request: ChatRequest, kind: str) -> dict
 
 
 def _content(choice: Choice) -> dict[str, Any]:
-    content: dict[str, Any] = {"role": "assistant", "content": choice.content}
-    if choice.tool_calls:
-        content["content"] = choice.content or None
-        content["tool_calls"] = [
-            {
-                "id": call_id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": json.dumps(call.arguments),
-                },
-            }
-            for call_id, call in zip(choice.call_ids(), choice.tool_calls, strict=True)
-        ]
-    return content
+    message = choice.message()
+    if calls := message.get("tool_calls"):
+        message["content"] = choice.content or None
+        for call in calls:
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return message
 
 
 def _logprobs(choice: Choice) -> dict[str, Any]:
