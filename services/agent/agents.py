@@ -1,17 +1,69 @@
-"""The built-in agents. An agent of your own is a coroutine like these, named in the recipe."""
+"""The built-in agents, and loading of the agents that a recipe names.
+
+An agent of your own is a coroutine function like these. The recipe names it by import path.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from headrace.services.agent.episode import Episode
-from headrace.services.base.plugins import Loader
+from headrace.errors import UsageError
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.agent.episode import Agent, Episode
+from headrace.services.agent.records import AgentSetup
+from headrace.services.base.plugins import Loader, load
+from headrace.services.models.tokens import tokenizer_digest
+from headrace.services.models.weights import model_folder
 
 
-def _calculator_teacher() -> Any:
-    from headrace.services.agent.teacher import calculator_teacher
+async def single_turn(episode: Episode) -> None:
+    """Asks the policy once, and gives its answer to the environment."""
+    observation = await episode.reset()
+    generation = await episode.generate(observation.text)
+    await episode.step(generation.text)
 
-    return calculator_teacher
+
+async def multi_turn(episode: Episode) -> None:
+    """Gives observations to the policy, and its answers to the environment, until that is done."""
+    observation = await episode.reset()
+    while not observation.done:
+        generation = await episode.generate(observation.text)
+        observation = await episode.step(generation.text)
+
+
+async def chat(episode: Episode) -> None:
+    """Does the same as `multi_turn`, in messages of the model's own chat template.
+
+    Observations are messages of the user. The option `system` is the text of the system message.
+    """
+    observation = await episode.reset()
+    system = str(episode.task.options.get("system", ""))
+    messages = [{"role": "system", "content": system}] if system else []
+    while not observation.done:
+        messages.append({"role": "user", "content": observation.text})
+        generation = await episode.chat(messages)
+        observation = await episode.step(generation.text)
+        messages = []
+
+
+async def calculator_teacher(episode: Episode) -> None:
+    """Demonstrates the sandbox's tool `calculator` for a warm start, by the payload's `steps`.
+
+    The agent enters the first step and reads the display. It then enters what the display shows
+    followed by the next step, and so on. At the end it answers with the display. The option
+    `careless` is the probability that it enters the last step of an episode twice: the answer is
+    wrong then, but it is demonstrated all the same.
+    """
+    careless = float(episode.task.options.get("careless", 0.0))
+    steps = [str(step) for step in episode.task.payload["steps"]]
+    if episode.random.random() < careless:
+        steps.append(steps[-1])
+    observation, display = await episode.reset(), ""
+    for step in (*steps, ""):
+        entered = await episode.generate(observation.text, demonstration=display + step)
+        observation = await episode.step(entered.text)
+        display = observation.text.rstrip("\n")
 
 
 def _client() -> Any:
@@ -30,37 +82,36 @@ BUILTIN: dict[str, Loader] = {
     "single_turn": lambda: single_turn,
     "multi_turn": lambda: multi_turn,
     "chat": lambda: chat,
-    "calculator_teacher": _calculator_teacher,
+    "calculator_teacher": lambda: calculator_teacher,
     "client": _client,
     "command": _command,
 }
 
 
-async def single_turn(episode: Episode) -> None:
-    """One question, one answer, which the environment judges."""
-    observation = await episode.reset()
-    generation = await episode.generate(observation.text)
-    await episode.step(generation.text)
+def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
+    """Returns the recipe's agents by key. Raises UsageError if one can't be loaded."""
+    tokenizers = {
+        name: tokenizer_digest(model_folder(policy.model))
+        for name, policy in recipe.policies.items()
+    }
+    score_s = {
+        name: environment.score_s
+        for name, environment in recipe.environments.items()
+        if environment.score_s is not None
+    }
+    setups = {}
+    for key, settings in recipe.agents.items():
+        agent, options = load("agent", settings.use, BUILTIN), settings.options
+        if isinstance(agent, type):
+            agent, options = _make(key, agent, options), {}
+        setups[key] = AgentSetup(agent, options, settings.unfinished_reward, tokenizers, score_s)
+    return setups
 
 
-async def multi_turn(episode: Episode) -> None:
-    """Observation and answer in turn, in one growing context, until the environment is done."""
-    observation = await episode.reset()
-    while not observation.done:
-        generation = await episode.generate(observation.text)
-        observation = await episode.step(generation.text)
-
-
-async def chat(episode: Episode) -> None:
-    """As `multi_turn`, in messages of the model's own chat template.
-
-    Observations are the user's. The option `system` is what the system's message says.
-    """
-    observation = await episode.reset()
-    system = str(episode.task.options.get("system", ""))
-    messages = [{"role": "system", "content": system}] if system else []
-    while not observation.done:
-        messages.append({"role": "user", "content": observation.text})
-        generation = await episode.chat(messages)
-        observation = await episode.step(generation.text)
-        messages = []
+def _make(key: str, agent: Any, options: Mapping[str, Any]) -> Agent:
+    """Makes an agent that is a class. Raises UsageError if the class doesn't take the options."""
+    try:
+        made: Agent = agent(**options)
+    except TypeError as error:
+        raise UsageError(f"agents.{key}.options: {error}") from error
+    return made

@@ -1,4 +1,4 @@
-"""What one attempt asks, and what answers it: requests out, first recorded answers in."""
+"""One attempt at an episode: sends its requests, and hands out the first recorded answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ A = TypeVar("A", GenerationCompleted, ObservationRecorded)
 
 
 class Sends(Protocol):
-    """What a run may do to the log."""
+    """Writes events to the log."""
 
     async def send(self, event: Event) -> Ref: ...
 
 
 class Attempt:
-    """An episode's Runtime. A request is sent only where its answer isn't recorded yet."""
+    """An EpisodeRuntime. It sends a request only if the answer isn't recorded yet."""
 
     def __init__(
         self,
@@ -41,30 +41,29 @@ class Attempt:
         score_s: Mapping[str, float],
         answers: Mapping[str, Answer],
     ) -> None:
-        """`score_s` bounds judges' answers; `answers` are those known before it begins, by call."""
+        """`score_s` limits how long judges may take; `answers` are those recorded so far."""
         self.started = started
         self.attempt = attempt
         self._outlet = outlet
         self._score_s = score_s
         self._answers = dict(answers)
-        """Those that nothing has asked for yet."""
+        """Recorded answers that the agent has not asked for yet."""
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._action: ActionRequested | None = None
         self._over = False
 
     @property
-    def taken_over(self) -> bool:
-        """Whether there are answers that nothing has asked for: an owner before did."""
+    def was_begun(self) -> bool:
+        """Whether there are answers to requests that only an earlier owner made."""
         return bool(self._answers)
 
     @property
     def last_action(self) -> ActionRequested | ObservationRecorded | None:
-        """What was last asked of the environment; where nothing was, what it last answered."""
-        # Where this owner has asked for nothing, one before it may have.
+        """The last request to the environment, or its last answer if there was no request."""
         return self._action or last_observed(self._answers.values())
 
     def take(self, answer: Answer) -> None:
-        """Takes an answer to this attempt: the first of its id counts."""
+        """Takes an answer to this attempt. If two have the same id, the first one counts."""
         future = self._waiting.pop(answer.call, None)
         if future is not None and not future.done():
             future.set_result(answer)
@@ -72,15 +71,15 @@ class Attempt:
             self._answers.setdefault(answer.call, answer)
 
     def end(self) -> None:
-        """Refuses what is asked from now on: its agent's code may live on, and must not matter."""
+        """Refuses requests from now on: the agent's code may still run, but must have no effect."""
         self._over = True
 
     async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted:
-        """The first recorded answer to a prompt, which is sent unless it was answered before."""
+        """Returns the first recorded answer to a prompt, which is sent if there is none yet."""
         return await self._ask(request, GenerationCompleted)
 
     async def ask_environment(self, request: ActionRequested) -> ObservationRecorded:
-        """The first recorded answer to an action, which is sent unless it was answered before."""
+        """Returns the first recorded answer to an action, which is sent if there is none yet."""
         if request.kind == "score":
             return await self._ask_judge(request)
         if not self._over:
@@ -88,7 +87,7 @@ class Attempt:
         return await self._ask(request, ObservationRecorded)
 
     async def _ask_judge(self, request: ActionRequested) -> ObservationRecorded:
-        """A judge's answer. One that stays away longer than the recipe allows fails the attempt."""
+        """Returns a judge's answer. The attempt fails if it takes longer than the recipe allows."""
         judge = request.environment.use
         bound_s = self._score_s.get(judge)
         if bound_s is not None:
@@ -98,27 +97,27 @@ class Attempt:
             async with asyncio.timeout(bound_s):
                 return await self._ask(request, ObservationRecorded)
         except TimeoutError as error:
-            message = f"{judge!r} did not answer call {request.call} within {bound_s:g} s"
+            message = f"the judge {judge!r} did not answer call {request.call} within {bound_s:g} s"
             raise _failed("judge_silent", message) from error
 
     async def _ask(self, request: Request, kind: type[A]) -> A:
         if self._over:
-            raise _failed("superseded", f"call {request.call} comes after the attempt's end")
+            raise _failed("superseded", f"call {request.call} came after the attempt's end")
         answer = self._answers.pop(request.call, None)
         if answer is None:
             answer = await self._send(request)
         if not isinstance(answer, kind) or answer.digest != request.digest:
             raise _failed(
                 "diverged",
-                f"call {request.call} was recorded with another meaning: the agent's code is not "
-                "deterministic, or has changed",
+                f"call {request.call} differs from the recorded one: the agent's code is not "
+                "deterministic, or it has changed",
             )
         if answer.failure is not None and answer.failure.origin != "policy":
             raise AttemptFailed(answer.failure)
         return answer
 
     async def _send(self, request: Request) -> Answer:
-        """Sends a request, and waits for its first answer."""
+        """Sends a request, and returns its first answer."""
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.call] = future
         try:
@@ -134,7 +133,7 @@ class Attempt:
 
 
 def too_large(error: TooLarge) -> Failure:
-    """Why an episode fails of which a record can't be held: no retry makes it smaller."""
+    """Returns the failure of an episode with a record that is too large: a retry would not help."""
     return Failure(origin="operator", code="too_large", message=str(error))
 
 

@@ -1,4 +1,4 @@
-"""A conversation with one policy: what is said to it, what it answers, and the ids of both."""
+"""A conversation with one policy: the texts, the answers, and the token ids of both."""
 
 from __future__ import annotations
 
@@ -14,41 +14,49 @@ from headrace.services.agent.turns import RecordedTurn
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the policy said."""
+    """The answer of a policy."""
 
     text: str
+    """The answer as text, without the stop token."""
     tokens: tuple[int, ...]
+    """The ids that were sampled, the stop token included."""
     finish: Literal["stop", "length"]
-    """`length`: `max_tokens` was reached."""
+    """`stop`: the policy ended its answer; `length`: the answer reached `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a policy is told, and what its answer must be."""
+    """What is appended to a conversation, and what the answer must look like."""
 
     text: str = ""
     chat: str = ""
-    """In place of `text`: messages and tools, as JSON, for the model's own chat template."""
+    """Instead of `text`: messages and tools, as JSON, for the model's own chat template."""
     max_tokens: int | None = None
     demonstration: str | None = None
     json_schema: Mapping[str, Any] | None = None
     around: tuple[str, str] = ("", "")
-    """What comes before the JSON, and after it."""
+    """The texts that the answer has before and after the JSON of `json_schema`."""
 
 
 Ask = Callable[["Conversation", Prompt], Awaitable[Generation]]
-"""Has a policy go on with a context, which it lengthens."""
+"""Appends a prompt and the policy's answer to a conversation. Returns the answer."""
 
 
 @dataclass(eq=False)
 class Conversation:
-    """A conversation with one policy as append-only token ids: never retokenized, forkable."""
+    """A conversation with one policy, kept as token ids that are only ever appended to.
+
+    No text is tokenized twice, so training sees exactly the ids that the policy saw and sampled.
+    `Episode.conversation` and `Episode.new_conversation` make conversations.
+    """
 
     ask: Ask
     role: str
+    """The role that the policy plays in the task."""
     tokens: list[int] = field(default_factory=list)
-    """All ids so far, sampled ones included."""
+    """All ids so far, in order: those of the prompts and those that were sampled."""
     last_call: str | None = None
+    """Call path of the newest turn; None while the conversation is empty."""
 
     async def generate(
         self,
@@ -58,14 +66,18 @@ class Conversation:
         demonstration: str | None = None,
         json_schema: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Appends `text`, and what the policy says to it.
+        """Appends `text`, and then the policy's answer to it, which is returned.
 
-        With `json_schema` it can say nothing but JSON that follows the schema, or a beginning of
-        it where `max_tokens` cuts it; the sampling needs a stop token.
+        - `max_tokens` limits the answer. The recipe's sampling and the tokens that the episode has
+          left limit it, too.
+        - `json_schema` makes the answer JSON that follows this JSON schema. If the limit cuts the
+          answer, it is a beginning of such JSON. The sampling needs a stop token.
+        - `demonstration` is the answer that the policy should give. The policy is not asked:
+          training teaches it this answer, whatever the episode's reward. A stop token of the
+          sampling is added at the end. If the sampling could not draw the text, the attempt fails.
 
-        With `demonstration` the policy isn't asked: this is what it should have said, and training
-        teaches it that, whatever the episode's reward. The end of a turn (a stop token of the
-        sampling) is added. One that the sampling could not draw fails the attempt.
+        The episode ends, by an exception that an agent must not catch, if it has no turns or tokens
+        left, or if the conversation no longer fits into the model's context.
         """
         return await self.ask(self, Prompt(text, "", max_tokens, demonstration, json_schema))
 
@@ -79,12 +91,18 @@ class Conversation:
         json_schema: Mapping[str, Any] | None = None,
         around: tuple[str, str] = ("", ""),
     ) -> Generation:
-        """Appends new messages by the model's own chat template, and what the policy says to them.
+        """Appends messages by the model's own chat template, and then the policy's answer.
 
-        Only what is new: what was said before stays as the ids that it was. `tools` are told of in
-        an empty context alone. The policy's answer is text, tool calls included as it spells them;
-        so is a `demonstration` of it, and `json_schema` binds it, as in `generate`; what is
-        `around` the JSON, before and after it, makes it a call.
+        - `messages` are the new messages only, each with `role` and `content`. Earlier ones stay
+          the ids that they were; the policy's own answers are among them already.
+        - `tools` describes tools as chat templates take them. The template shows them only at the
+          beginning of a conversation.
+        - `around` is a pair of texts that the answer has before and after the JSON of
+          `json_schema`: with the right tags the JSON is a tool call.
+
+        The answer is plain text: if the policy calls a tool, the text contains the call as the
+        policy spells it. The same holds for `demonstration`. The other arguments, and the ways in
+        which the episode can end, are those of `generate`.
         """
         tree = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
         chat = json.dumps(tree, sort_keys=True, ensure_ascii=False)
@@ -92,13 +110,16 @@ class Conversation:
         return await self.ask(self, Prompt("", chat, max_tokens, demonstration, *form))
 
     def fork(self) -> Conversation:
-        """A second continuation from here; neither sees the other's tokens."""
+        """Returns a copy that continues from here. Neither sees what the other appends."""
         return Conversation(self.ask, self.role, list(self.tokens), self.last_call)
 
     def append(
         self, request: GenerationRequested, answer: GenerationCompleted, sampled: Sequence[int]
     ) -> RecordedTurn:
-        """Goes on with an answer, whose tokens are `sampled`. The turn that it makes."""
+        """Appends the ids of a prompt and its answer. Returns the turn. The runtime calls this.
+
+        `sampled` are the ids of `answer.tokens`.
+        """
         self.tokens += packed.unpack_i32(answer.prompt_added)
         self.tokens += sampled
         turn = Turn(
@@ -115,12 +136,7 @@ class Conversation:
             demonstrated=request.demonstration is not None,
         )
         oldest = packed.oldest(answer.versions)
-        recorded = RecordedTurn(
-            turn,
-            self.last_call,
-            len(self.tokens),
-            -1 if oldest is None else oldest,
-            request.sampling,
+        parent, self.last_call = self.last_call, request.call
+        return RecordedTurn(
+            turn, parent, len(self.tokens), -1 if oldest is None else oldest, request.sampling
         )
-        self.last_call = request.call
-        return recorded

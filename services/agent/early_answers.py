@@ -1,4 +1,4 @@
-"""Answers to episodes that don't run here: not yet, as far as is read, or not any more."""
+"""Answers whose episodes don't run in this worker: they haven't started yet, or are over."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from headrace.schemas.events import ObservationRecorded
 from headrace.services.agent.requests import Answer, last_observed
 
 EARLY = 256
-"""Most episodes of which answers are kept before their start is read, once caught up."""
+"""Largest number of episodes whose answers are kept before their start is read."""
 
 Key = tuple[int, int]
-"""Task number, sample."""
+"""A task's number, and a sample."""
 
 
 class EarlyAnswers:
-    """What came before its episode was there to hear it, by episode, in log order."""
+    """Answers that were read before their episode ran, by episode, in log order."""
 
     def __init__(self) -> None:
         self._kept: dict[Key, list[Answer]] = {}
 
     def __len__(self) -> int:
-        """Episodes that answers are kept of."""
+        """Returns the number of episodes whose answers are kept."""
         return len(self._kept)
 
     def keep(self, key: Key, answer: Answer) -> None:
@@ -29,15 +29,17 @@ class EarlyAnswers:
         self._kept.setdefault(key, []).append(answer)
 
     def take(self, key: Key) -> dict[int, dict[str, Answer]]:
-        """An episode's answers, by attempt and call: of each the first."""
+        """Removes and returns an episode's answers, by attempt and call: the first one of each."""
         answers: dict[int, dict[str, Answer]] = {}
         for answer in self._kept.pop(key, ()):
             answers.setdefault(answer.attempt, {}).setdefault(answer.call, answer)
         return answers
 
-    def take_over(self, is_over: Callable[[int, int], bool]) -> list[ObservationRecorded]:
-        """What environments last answered to episodes that are over. Of the others, the newest
-        EARLY are kept."""
+    def drop_over(self, is_over: Callable[[int, int], bool]) -> list[ObservationRecorded]:
+        """Drops the answers to episodes that are over, and all but the EARLY newest of the others.
+
+        Returns the last answer of the environment of each episode that is over.
+        """
         over = [self._kept.pop(key) for key in list(self._kept) if is_over(*key)]
         for key in list(self._kept)[:-EARLY]:
             del self._kept[key]

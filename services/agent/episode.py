@@ -1,4 +1,4 @@
-"""The public agent API: an agent is an ordinary coroutine that takes an Episode.
+"""The public agent API: an agent is an ordinary coroutine function that takes an Episode.
 
     async def solve(episode: Episode) -> None:
         observation = await episode.reset()
@@ -6,9 +6,11 @@
             generation = await episode.generate(observation.text)
             observation = await episode.step(generation.text)
 
-It is durable: after a crash it is run again from its beginning against the recorded answers, and
-goes on where it stopped. So its code must be deterministic: `episode.random` for chance, no clock
-of its own, and `episode.gather` (not `asyncio.gather`) for calls at the same time.
+An agent is durable. After a crash, another worker runs it again from its beginning, with the
+recorded answers, until it reaches the point where it stopped; from there it goes on. So an agent's
+code must be deterministic: it must make the same requests if it gets the same answers. Use
+`episode.random` for random numbers and `episode.gather` (not `asyncio.gather`) for requests at the
+same time, and do not let the clock or the outside world decide what is asked.
 """
 
 from __future__ import annotations
@@ -29,21 +31,20 @@ from headrace.schemas.events import (
     ObservationRecorded,
     Sampling,
 )
-from headrace.services.agent.call_paths import begin_branch, branch
 from headrace.services.agent.conversation import Conversation, Generation, Prompt
 from headrace.services.agent.requests import action_requested, generation_requested
 from headrace.services.agent.stops import EpisodeStopped, exits_contained
-from headrace.services.agent.turns import RecordedTurn
+from headrace.services.agent.turns import RecordedTurn, begin_branch, branch
 from headrace.services.base.clock import now
 from headrace.services.base.types import Observation, TaskView
 
 
 class NoScore(Exception):
-    """A judge answered without a score. An agent that lets it pass fails its attempt."""
+    """A judge answered without a score. If the agent doesn't catch this, its attempt fails."""
 
 
 class EpisodeRuntime(Protocol):
-    """What an Episode stands on: requests out, first recorded answers in."""
+    """Sends the requests of an Episode, and returns the first recorded answer to each."""
 
     started: EpisodeStarted
     attempt: int
@@ -54,29 +55,42 @@ class EpisodeRuntime(Protocol):
 
 
 class Episode:
-    """One try at a task. See the module's text for what an agent's code must hold to."""
+    """One attempt at a task: its environment, its policies, its reward, and its limits.
+
+    Headrace makes an Episode for each attempt, and passes it to the agent. If a policy or an
+    environment fails, or the episode reaches a limit, the request raises a BaseException that is no
+    Exception: it passes through the agent's own `except Exception` clauses and ends the coroutine.
+    """
+
+    task: TaskView
+    """The task: its payload, the agent's options, and its seed."""
+    random: Random
+    """Random numbers for the agent: the same again after a crash, others in another attempt."""
+    metrics: dict[str, float]
+    """Numbers for reports. The agent sets them; they are recorded with the trajectory."""
+    rewards: dict[str, float]
+    """Named parts of the reward, for reports: summed over the steps, with the judges' scores."""
+    turns: dict[str, RecordedTurn]
+    """The turns so far, by call path."""
 
     def __init__(self, runtime: EpisodeRuntime, options: Mapping[str, Any]) -> None:
+        """`options` are the agent's options in the recipe. The task's own options override them."""
         started = runtime.started
         submitted = started.submitted
         self._runtime = runtime
         self._attempt = runtime.attempt
         self._started = started
-        self._contexts: dict[str, Conversation] = {}
+        self._conversations: dict[str, Conversation] = {}
         self._rewards: list[float] = []
         self._reward: float | None = None
         self._scores: dict[str, list[float]] = {}
         self._turn_count = 0
         self._token_count = 0
         self._actions = 0
-        self.turns: dict[str, RecordedTurn] = {}
-        """What was said so far, by call path."""
+        self.turns = {}
         self.random = Random(f"{started.seed}/{runtime.attempt}")
-        """The agent's source of chance: the same after a crash."""
-        self.metrics: dict[str, float] = {}
-        """Numbers for the trajectory's report."""
-        self.rewards: dict[str, float] = {}
-        """Named components of the reward, summed over the steps; and judges' scores."""
+        self.metrics = {}
+        self.rewards = {}
         self.task = TaskView(
             number=started.task,
             sample=started.sample,
@@ -88,7 +102,10 @@ class Episode:
 
     @property
     def reward(self) -> float | None:
-        """The episode's reward: what was set, else the sum of the steps' rewards, else None."""
+        """The episode's reward, which the agent may set.
+
+        Until then it is the sum of the steps' rewards, or None if no step gave a reward.
+        """
         if self._reward is not None:
             return self._reward
         return sum(self._rewards) if self._rewards else None
@@ -99,49 +116,59 @@ class Episode:
 
     @property
     def turns_left(self) -> int:
-        """How many generations the task still allows."""
+        """How many more times the agent may ask a policy in this episode."""
         return self._started.submitted.max_turns - self._turn_count
 
     @property
     def tokens_left(self) -> int:
-        """How many sampled tokens the task still allows."""
+        """How many more tokens policies may sample in this episode."""
         return self._started.submitted.max_tokens - self._token_count
 
     @property
     def seconds_left(self) -> float:
-        """Until the episode's deadline. By the clock: what an agent does must not depend on it."""
+        """Seconds until the episode's deadline.
+
+        This is a clock: no request of an agent may depend on it.
+        """
         return max(0.0, self._started.deadline / 1000 - now())
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles that policies play in the task."""
+        """The names of the roles that policies play in the task."""
         return tuple(self._started.submitted.roles)
 
     def sampling(self, role: str = "policy") -> Sampling:
-        """How a role's tokens are drawn. KeyError for a role that the task lacks."""
+        """Returns how a role's tokens are sampled. Raises KeyError if the task has no such role."""
         return self._started.submitted.roles[role].sampling
 
     async def reset(self) -> Observation:
-        """Starts the environment. Once an episode, before any step."""
+        """Starts the environment, and returns its first observation.
+
+        Call it once, before the first step. Raises ValueError if the task has no environment.
+        """
         return await self._act("reset", self._started.submitted.payload)
 
     async def step(self, action: str) -> Observation:
-        """Acts in the environment."""
+        """Does an action in the environment, and returns what the environment answers.
+
+        The reward of the step is added to the episode's, and to that of the newest turn.
+        """
         return await self._act("step", json.dumps({"action": action}))
 
     async def score(self, judge: str, payload: Mapping[str, Any]) -> float:
-        """Asks the environment `judge` of the recipe for a score of `payload`, JSON values.
+        """Asks the judge, an environment of the recipe, to score `payload`. Returns the score.
 
-        The score is told to the agent and changes no reward by itself: `episode.reward = score`
-        does. It is recorded in `rewards`, under the judge's name; several of one judge add up.
-        NoScore where the judge answers without one.
+        `payload` consists of JSON values. A score does not change the episode's reward; set
+        `episode.reward` to make it count. It is recorded in `rewards` under the judge's name;
+        several scores of one judge are summed. Raises NoScore if the judge answers without a finite
+        score. The attempt fails if the judge doesn't answer within its `score_s` of the recipe.
         """
         observation = await self._act("score", json.dumps(payload, sort_keys=True), judge)
         if observation.reward is None or not math.isfinite(observation.reward):
             raise NoScore(f"the judge {judge!r} answered without a score: {observation.reward}")
         scores = self._scores.setdefault(judge, [])
         scores.append(observation.reward)
-        # Exactly rounded: scores asked for at the same time add up alike, in whatever order.
+        # `fsum` is exact: the sum is the same in whatever order parallel scores arrive.
         self.rewards[judge] = math.fsum(scores)
         return observation.reward
 
@@ -154,10 +181,11 @@ class Episode:
         demonstration: str | None = None,
         json_schema: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Appends `text` to the role's own context, and what the policy says to it, or should say:
-        see `Context.generate`."""
-        context = self.context(role)
-        return await context.generate(
+        """Appends `text` to the role's own conversation, and returns the policy's answer.
+
+        See `Conversation.generate`. Raises KeyError if the task has no such role.
+        """
+        return await self.conversation(role).generate(
             text, max_tokens=max_tokens, demonstration=demonstration, json_schema=json_schema
         )
 
@@ -171,8 +199,11 @@ class Episode:
         demonstration: str | None = None,
         json_schema: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Appends new messages to the role's own context: see `Context.chat`."""
-        return await self.context(role).chat(
+        """Appends new messages to the role's own conversation, and returns the policy's answer.
+
+        See `Conversation.chat`. Raises KeyError if the task has no such role.
+        """
+        return await self.conversation(role).chat(
             messages,
             tools=tools,
             max_tokens=max_tokens,
@@ -180,19 +211,26 @@ class Episode:
             json_schema=json_schema,
         )
 
-    def context(self, role: str = "policy") -> Conversation:
-        """The role's own context, one an episode. KeyError for a role that the task lacks."""
-        if role not in self._contexts:
+    def conversation(self, role: str = "policy") -> Conversation:
+        """Returns the role's own conversation, the one that `generate` and `chat` continue.
+
+        Raises KeyError if the task has no such role.
+        """
+        if role not in self._conversations:
             self._started.submitted.roles[role]
-            self._contexts[role] = Conversation(self._ask, role)
-        return self._contexts[role]
+            self._conversations[role] = self.new_conversation(role)
+        return self._conversations[role]
 
     def new_conversation(self, role: str = "policy") -> Conversation:
-        """A fresh, empty context beside the role's own."""
+        """Returns an empty conversation with the role's policy, beside the role's own."""
         return Conversation(self._ask, role)
 
     async def gather(self, *branches: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
-        """Runs coroutine functions at the same time, with call paths that replay."""
+        """Runs coroutine functions at the same time. Returns their results in the order given.
+
+        Use it instead of `asyncio.gather`: after a crash, each branch gets its own answers again.
+        If one raises, the others are cancelled.
+        """
         path = branch().next()
 
         async def run(index: int, coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -241,7 +279,7 @@ class Episode:
             total = (recorded.turn.reward or 0.0) + answer.reward
             recorded.turn = recorded.turn.model_copy(update={"reward": total})
 
-    async def _ask(self, context: Conversation, prompt: Prompt) -> Generation:
+    async def _ask(self, conversation: Conversation, prompt: Prompt) -> Generation:
         if self.turns_left <= 0:
             raise EpisodeStopped("turn_limit")
         left = self.tokens_left
@@ -249,7 +287,7 @@ class Episode:
             raise EpisodeStopped("token_limit")
         here = branch()
         request = generation_requested(
-            self._started, self._attempt, here.next(), context, prompt, max_tokens=left
+            self._started, self._attempt, here.next(), conversation, prompt, max_tokens=left
         )
         self._turn_count += 1
         answer = await self._runtime.ask_policy(request)
@@ -257,15 +295,17 @@ class Episode:
             raise EpisodeStopped("overflow")
         if prompt.demonstration is not None and answer.logprobs:
             raise RuntimeError(
-                f"worker {answer.worker} draws where it is told what to say: renew it"
+                f"the inference worker {answer.worker} ignores demonstrations: it is too old. "
+                "Update it"
             )
         before = request.sampling.json_before
         if not answer.text.startswith(before[: len(answer.text)]):
             raise RuntimeError(
-                f"worker {answer.worker} says what does not begin with {before!r}: renew it"
+                f"the answer of the inference worker {answer.worker} does not begin with "
+                f"{before!r}: the worker is too old to force tool calls. Update it"
             )
         sampled = packed.unpack_i32(answer.tokens)
-        self.turns[request.call] = context.append(request, answer, sampled)
+        self.turns[request.call] = conversation.append(request, answer, sampled)
         self._token_count += len(sampled)
         here.last_turn = request.call
         finish: Literal["stop", "length"] = "length" if answer.finish == "length" else "stop"
@@ -273,4 +313,4 @@ class Episode:
 
 
 Agent = Callable[[Episode], Awaitable[None]]
-"""An agent: see the module's text."""
+"""An agent: a coroutine function that plays one episode, as this module's docstring describes."""

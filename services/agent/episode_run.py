@@ -1,8 +1,8 @@
 """Runs one episode to its end: attempts, limits, deadline, and the records that close it.
 
-An episode that is owned always ends. Its end is written in order: the trajectory, delivered, then
-the outcome that names it. A higher attempt in the log moves the run to that attempt; an outcome in
-the log stops it.
+An episode always ends while a worker owns it. The records of its end are written one after the
+other: the trajectory, delivered, then the outcome that names it. A higher attempt in the log moves
+the run to that attempt. An outcome in the log stops the run.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from headrace.services.worker.shard import ShardClosed
 logger = logging.getLogger(__name__)
 
 MESSAGE = 1_000
-"""Most characters of an error's text: a TaskEnded holds those of all its samples."""
+"""Largest number of characters of an error: a TaskEnded contains those of all its samples."""
 AGENT_CLOSE_S = 1.0
-"""Seconds that an agent's coroutine has to end once it is cancelled."""
+"""Seconds that an agent's coroutine has to end after it is cancelled."""
 
 
 @dataclass(eq=False)
 class EpisodeRun:
-    """One live episode. `answers` are those recorded before it was taken over."""
+    """One live episode. `answers` are those recorded so far, by attempt and call."""
 
     outlet: Sends
     started: EpisodeStarted
@@ -45,22 +45,22 @@ class EpisodeRun:
     setup: AgentSetup
     answers: dict[int, dict[str, Answer]] = field(default_factory=dict)
     attempt: int = 0
-    """The highest that is known."""
+    """The highest attempt that is known."""
     task: asyncio.Task[None] | None = None
-    """What runs it, once it is spawned."""
+    """The asyncio task that runs it, once it is spawned."""
 
     def __post_init__(self) -> None:
         self.attempt = max(self.started.attempt, *self.answers, 0)
         self._attempts: dict[int, Attempt] = {}
         self._current = self._attempt(self.attempt)
-        """The attempt that is played, or was last: a higher one may have come since."""
+        """The attempt that runs or ran last. A higher one may have appeared since."""
         self._failures: list[Failure] = []
         self._moved = asyncio.Event()
         self._cancelled: Failure | None = None
         self._episode: Episode | None = None
 
     def on_answer(self, answer: Answer) -> None:
-        """Takes an answer of this episode: the first of its id counts."""
+        """Takes an answer to this episode. If two have the same id, the first one counts."""
         if answer.attempt < self.attempt:
             return
         self._attempt(answer.attempt).take(answer)
@@ -74,12 +74,12 @@ class EpisodeRun:
         self._moved.set()
 
     def stop(self) -> None:
-        """Ends the run without a word: the episode's outcome is in the log."""
+        """Ends the run and writes nothing: the episode's outcome is in the log."""
         if self.task is not None:
             self.task.cancel()
 
     async def run(self) -> None:
-        """Runs to the outcome's delivery."""
+        """Runs the episode until its outcome is delivered."""
         ending, failure = await self._run_attempts()
         ref = None
         try:
@@ -107,7 +107,7 @@ class EpisodeRun:
         return self._attempts[number]
 
     async def _run_attempts(self) -> tuple[Ending, Failure | None]:
-        """Attempts until one ends of itself, all are used up, or time is."""
+        """Makes attempts until one ends by itself, all are used up, or the deadline passes."""
         while True:
             try:
                 ending = await self._one_attempt()
@@ -126,18 +126,18 @@ class EpisodeRun:
             self.attempt = max(self.attempt, number + 1)
 
     async def _one_attempt(self) -> Ending:
-        """Runs the agent's coroutine until it ends or something outside ends it."""
+        """Runs the agent's coroutine until it ends, or is cancelled, superseded or overdue."""
         self._moved.clear()
         attempt = self._current = self._attempt(self.attempt)
-        self._episode = None  # the attempt before is not this one's story, even if it ends here
+        self._episode = None  # an earlier attempt's turns must not count if this one ends at once
         if self._cancelled is not None:
             return "cancelled"
-        if attempt.taken_over and not self.setup.replayable:
+        if attempt.was_begun and not self.setup.replayable:
             raise AttemptFailed(
                 Failure(
                     origin="infrastructure",
-                    code="taken_over",
-                    message="the worker before has ended, and its agent can't be run again",
+                    code="worker_lost",
+                    message="the worker that ran this agent has ended, and it can't be replayed",
                     retryable=True,
                 )
             )
@@ -155,7 +155,7 @@ class EpisodeRun:
                 agent.cancel()
                 await asyncio.wait({agent}, timeout=AGENT_CLOSE_S)
             if agent.done():
-                error_of(agent)  # asked for, or asyncio would complain where it doesn't count
+                error_of(agent)  # retrieved, or asyncio would log that it never was
         if self._cancelled is not None:
             return "cancelled"
         if not finished:
@@ -172,11 +172,15 @@ class EpisodeRun:
             return error.ending
         if isinstance(error, AttemptFailed | ShardClosed):
             raise error
-        # The log out of reach is no failure of the agent's code: the worker ends, to start anew.
+        # It is not the agent's fault that the log can't be reached: the worker ends and restarts.
         if isinstance(error, LogLost):
             raise error.error
-        cluster = f"task {self.started.task}, sample {self.started.sample}"
-        logger.error("the agent's code failed (%s)", cluster, exc_info=error)
+        logger.error(
+            "the agent's code failed (task %d, sample %d)",
+            self.started.task,
+            self.started.sample,
+            exc_info=error,
+        )
         raise AttemptFailed(
             Failure(
                 origin="infrastructure",
@@ -187,11 +191,11 @@ class EpisodeRun:
         )
 
     def _deadline_failure(self) -> Failure:
-        """Time ran out while an answer was owed, so it is not held against the policy."""
+        """The deadline passed while the agent waited for an answer: not the policy's fault."""
         return Failure(
             origin="infrastructure",
             code="deadline",
-            message=f"no end within {self.started.submitted.deadline_s} s",
+            message=f"the episode did not end within {self.started.submitted.deadline_s} s",
         )
 
     async def _close_environment(self) -> None:
@@ -200,7 +204,7 @@ class EpisodeRun:
             await self.outlet.send(close_after(last, self.started.submitted.environment))
 
     async def _record_trajectory(self, ending: Ending) -> Ref | None:
-        """Writes what there is of the last attempt; None where nothing was done."""
+        """Writes the trajectory of the last attempt. Returns None if the attempt did nothing."""
         await self._close_environment()
         episode = self._episode
         if episode is None:
@@ -218,11 +222,11 @@ class EpisodeRun:
 
 
 async def _play(agent: Agent, episode: Episode) -> None:
-    """Runs an agent's code. Where it asks the process to end, that is its failure, no more."""
+    """Runs an agent's code. If the code asks the process to exit, only the attempt fails."""
     with exits_contained():
         await agent(episode)
 
 
 def cancelled(reason: str) -> Failure:
-    """Why an episode was cancelled: somebody asked for it."""
+    """Returns the failure of an episode that was cancelled on request."""
     return Failure(origin="operator", code="cancelled", message=reason[:MESSAGE])

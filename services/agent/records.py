@@ -1,4 +1,4 @@
-"""The records that close an episode, built from what its last attempt did, and its task."""
+"""Builds the records that close an episode and its task."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from headrace.services.agent.turns import arrange, policy_uses
 from headrace.services.base.clock import now_ms
 
 UNFINISHED: frozenset[Ending] = frozenset({"turn_limit", "token_limit", "overflow"})
-"""Endings by a limit that the policy ran into: they are data, with a reward of the recipe's."""
+"""Endings by a limit that the policy reached. They are data; the recipe may set their reward."""
 UNREWARDED: frozenset[Ending] = frozenset({"failed", "deadline", "cancelled"})
-"""Endings that say nothing of the policy."""
+"""Endings that say nothing about the policy, and have no reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """An agent of the recipe, loaded."""
+    """A loaded agent of the recipe."""
 
     agent: Agent
     options: Mapping[str, Any]
     unfinished_reward: float | None
     tokenizers: Mapping[str, str]
-    """Policy to digest of its tokenizer."""
+    """The digest of each policy's tokenizer, by the policy's name."""
     score_s: Mapping[str, float] = field(default_factory=dict)
-    """Judge to the longest that its answer may take, where there is such a bound."""
+    """Seconds that a judge has to answer, by its name, if the recipe limits them."""
 
     @property
     def replayable(self) -> bool:
-        """Whether the agent does the same again against recorded answers: coroutines do."""
+        """Whether the agent can be run again with recorded answers: coroutine functions can."""
         return bool(getattr(self.agent, "replayable", True))
 
 
@@ -55,7 +55,7 @@ def trajectory_of(
     failures: Sequence[Failure],
     began_ms: int,
 ) -> TrajectoryRecorded:
-    """What an attempt did. `failures` are those of the attempts before it, and its own."""
+    """Returns the record of what an attempt did. `failures` are those of all attempts so far."""
     submitted = started.submitted
     turns, samplings = arrange(episode.turns)
     return TrajectoryRecorded(
@@ -93,7 +93,7 @@ def outcome_of(
     attempt: int,
     seconds: float,
 ) -> EpisodeEnded:
-    """The terminal record. `episode` is None where no attempt began."""
+    """Returns an episode's terminal record. `episode` is None if no attempt began."""
     submitted = started.submitted
     return EpisodeEnded(
         task=started.task,
@@ -123,7 +123,7 @@ def _reward(setup: AgentSetup, episode: Episode | None, ending: Ending) -> float
 
 
 def refused(started: EpisodeStarted, verdict: Failure) -> EpisodeEnded:
-    """The terminal record of an episode that was not to run."""
+    """Returns the terminal record of an episode that must not run."""
     submitted = started.submitted
     return EpisodeEnded(
         task=started.task,
@@ -141,7 +141,7 @@ def refused(started: EpisodeStarted, verdict: Failure) -> EpisodeEnded:
 def task_ended(
     number: int, submitted: TaskSubmitted, outcomes: tuple[EpisodeEnded, ...]
 ) -> TaskEnded:
-    """A task's terminal record, of its samples' outcomes in log order."""
+    """Returns a task's terminal record, from the outcomes of its samples in log order."""
     closed_by: Literal["all", "cancelled", "refused"] = "all"
     if any(outcome.ending == "cancelled" for outcome in outcomes):
         closed_by = "cancelled"

@@ -1,6 +1,6 @@
-"""What an agent asks, as requests: the same code asks the same, under the same calls.
+"""Builds the requests of an agent. The same code makes the same requests, by the same call paths.
 
-Each request carries a digest of its meaning, which its answer echoes.
+Each request has a digest of its meaning. The answer repeats the digest.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ Request = GenerationRequested | ActionRequested
 Answer = GenerationCompleted | ObservationRecorded
 
 LAST = 2**31 - 1
-"""Largest number that an event's `int` holds: another's record may have it."""
+"""The largest number that an event's `int` can hold. A record may contain it."""
 
 
 def generation_requested(
     started: EpisodeStarted,
     attempt: int,
     call: str,
-    context: Conversation,
+    conversation: Conversation,
     prompt: Prompt,
     *,
     max_tokens: int,
 ) -> GenerationRequested:
-    """Has a policy go on with a context, by `max_tokens` tokens at the most.
+    """Returns the request that a policy continue a conversation, by at most `max_tokens` tokens.
 
-    KeyError for a role that the task lacks.
+    Raises KeyError if the task has no such role.
     """
-    use = started.submitted.roles[context.role]
+    use = started.submitted.roles[conversation.role]
     most = min(max_tokens, use.sampling.max_tokens, prompt.max_tokens or max_tokens)
     changes: dict[str, object] = {"max_tokens": most}
     if prompt.json_schema is not None:
         changes["json_schema"] = json.dumps(prompt.json_schema, ensure_ascii=False)
         changes["json_before"], changes["json_after"] = prompt.around
     sampling = use.sampling.model_copy(update=changes)
-    tokens = packed.pack_i32(context.tokens)
-    meant: list[str | bytes] = [use.policy, str(use.version), _told(sampling), tokens, prompt.text]
-    # Only what there is: a request that was sent before these fields were must mean the same.
+    tokens = packed.pack_i32(conversation.tokens)
+    meant: list[str | bytes] = [use.policy, str(use.version), _used(sampling), tokens, prompt.text]
+    # Fields that are not used are left out: requests from before they existed keep their digest.
     if prompt.chat or prompt.demonstration is not None:
         meant.append(prompt.chat)
     if prompt.demonstration is not None:
@@ -84,7 +84,10 @@ def action_requested(
     index: int,
     judge: str | None = None,
 ) -> ActionRequested:
-    """Has the task's environment act, or `judge` answer. ValueError where the task has none."""
+    """Returns the request that the task's environment, or the judge, act.
+
+    Raises ValueError if the task has no environment.
+    """
     submitted = started.submitted
     use = submitted.environment if judge is None else EnvironmentUse(use=judge)
     if use is None:
@@ -106,7 +109,7 @@ def action_requested(
 
 
 def last_observed(answers: Iterable[Answer]) -> ObservationRecorded | None:
-    """The newest answer of an environment among these."""
+    """Returns the environment's newest answer among `answers`, if there is one."""
     observed = (answer for answer in answers if isinstance(answer, ObservationRecorded))
     return max(observed, key=lambda answer: answer.index, default=None)
 
@@ -114,9 +117,10 @@ def last_observed(answers: Iterable[Answer]) -> ObservationRecorded | None:
 def close_after(
     last: ActionRequested | ObservationRecorded, environment: EnvironmentUse | None
 ) -> ActionRequested:
-    """What ends the environment of an attempt: `last` is its newest action or answer known.
+    """Returns the request that ends the environment of an attempt.
 
-    An environment is found by its attempt: the record names none where it isn't known any more.
+    `last` is the attempt's newest action or answer. The env worker finds the environment by the
+    attempt, so the request may leave the environment's name empty if that is no longer known.
     """
     expires_at = 0
     if isinstance(last, ActionRequested):
@@ -135,18 +139,18 @@ def close_after(
 
 
 def following(number: int) -> int:
-    """The attempt or index after this one; the last that there is has none after it."""
+    """Returns the attempt or index after this one, at most LAST."""
     return min(number + 1, LAST)
 
 
-def _told(sampling: Sampling) -> str:
-    """All of it that says something: what came later changes nothing where it is not used."""
+def _used(sampling: Sampling) -> str:
+    """Returns a sampling as JSON, without the later fields if they are not used."""
     later = ("json_schema", "json_before", "json_after")
     return sampling.model_dump_json(exclude={name for name in later if not getattr(sampling, name)})
 
 
 def _meaning(*parts: str | bytes) -> bytes:
-    """Digest of what a request asks: two requests of one id must mean the same."""
+    """Returns the digest of what a request asks: two requests with one id must mean the same."""
     digest = hashlib.sha256()
     for part in parts:
         data = part if isinstance(part, bytes) else part.encode()

@@ -1,4 +1,4 @@
-"""The agent worker: thousands of durable episodes in one process."""
+"""The agent worker: runs thousands of durable episodes in one process."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from functools import partial
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS, Topic
-from headrace.services.agent.agents import BUILTIN
+from headrace.services.agent.agents import load_agents
 from headrace.services.agent.crash_isolation.episode_process import ChildProcess
 from headrace.services.agent.crash_isolation.isolation import Isolation, MakeChild
-from headrace.services.agent.episode import Agent
 from headrace.services.agent.gateway.clients import Client, Entrance
-from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.shard import AgentShard
 from headrace.services.base.concurrency import until_first
-from headrace.services.base.plugins import load
 from headrace.services.kafka.broker import Partition
-from headrace.services.models.tokens import tokenizer_digest
-from headrace.services.models.weights import model_folder
 from headrace.services.tasks.admission import refusal
 from headrace.services.tasks.cancellations import Cancellations
 from headrace.services.worker.service_context import ServiceContext
@@ -36,30 +30,29 @@ async def run(
 ) -> None:
     """Runs episodes until `context.stopping` is set.
 
-    `make_child` starts a child for episodes that may kill; None makes it a process. Clients come in
-    by `entrance`. UsageError where an agent waits for clients and there is none.
+    `make_child` starts the child of isolated episodes; by default the child is a process. Clients
+    come in through `entrance`. Raises UsageError if the recipe has an agent `client`, but there is
+    no entrance.
     """
     agents = load_agents(context.recipe)
     for key, setup in agents.items():
         if isinstance(setup.agent, Client):
             if entrance is None:
                 raise UsageError(
-                    f"agents.{key} waits for clients: run `headrace serve gateway` in place of "
-                    "`headrace serve agent`"
+                    f"agents.{key} waits for clients, which this worker can't serve: run "
+                    "`headrace serve gateway` instead of `headrace serve agent`"
                 )
             setup.agent.entrance = entrance
     cancellations = Cancellations(context.log)
     isolation = Isolation(make_child or partial(ChildProcess.start, context.recipe))
-    topics = context.log.topics
+    side_topics = [context.log.topics.name(topic) for topic in SIDE_TOPICS]
 
-    answers = [topics.name(topic) for topic in SIDE_TOPICS]
-
-    def side_partitions(place: Partition) -> Mapping[Partition, SideStart]:
-        return {Partition(name, place.number): "committed" for name in answers}
+    def side_partitions(partition: Partition) -> Mapping[Partition, SideStart]:
+        return {Partition(topic, partition.number): "committed" for topic in side_topics}
 
     worker = Worker(
         context.log,
-        topics=[topics.name(EPISODES)],
+        topics=[context.log.topics.name(EPISODES)],
         consumer_group=context.consumer_group("agent"),
         make_shard=lambda shard: AgentShard(
             shard,
@@ -74,32 +67,3 @@ async def run(
         stopping=context.stopping,
     )
     await until_first(cancellations.follow(), worker.run())
-
-
-def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
-    """The recipe's agents by key. UsageError where one can't be loaded."""
-    tokenizers = {
-        name: tokenizer_digest(model_folder(policy.model))
-        for name, policy in recipe.policies.items()
-    }
-    score_s = {
-        name: environment.score_s
-        for name, environment in recipe.environments.items()
-        if environment.score_s is not None
-    }
-    setups = {}
-    for key, agent in recipe.agents.items():
-        coroutine, options = load("agent", agent.use, BUILTIN), agent.options
-        if isinstance(coroutine, type):
-            coroutine, options = _make(key, coroutine, options), {}
-        setups[key] = AgentSetup(coroutine, options, agent.unfinished_reward, tokenizers, score_s)
-    return setups
-
-
-def _make(key: str, agent: Any, options: Mapping[str, Any]) -> Agent:
-    """An agent that is a class. UsageError where it does not take these options."""
-    try:
-        made: Agent = agent(**options)
-    except TypeError as error:
-        raise UsageError(f"agents.{key}.options: {error}") from error
-    return made

@@ -1,7 +1,7 @@
 """The agent worker's state of one partition: its unfinished tasks, and their live episodes.
 
-A start is held until its task's TaskEnded is in the log. TaskEnded is built from outcomes read
-back in log order, so whoever owns the partition builds the same one.
+A start is held until its task's TaskEnded is in the log. TaskEnded is built from outcomes that were
+read back in log order, so every owner of the partition builds the same one.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ RUN_ENDING = "the run is ending"
 
 @dataclass(eq=False)
 class _Task:
-    """A task with a start that is held."""
+    """A task with a held start."""
 
     submitted: TaskSubmitted
     starts: dict[int, Delivery[EpisodeStarted]] = field(default_factory=dict)
     releases: list[Callable[[], None]] = field(default_factory=list)
     outcomes: dict[int, EpisodeEnded] = field(default_factory=dict)
-    """First outcome of each sample, in log order."""
+    """The first outcome of each sample, in log order."""
     closing: bool = False
 
 
 class AgentShard:
-    """Starts, answers, outcomes and results of one partition in; episodes run to their end."""
+    """Reads starts, answers, outcomes and results of one partition, and runs its episodes."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class AgentShard:
         isolation: Isolation,
         cancellations: Cancellations,
     ) -> None:
-        """`agents` by their keys in the recipe; `refusal` says why a task can't be run by it.
+        """`agents` are the recipe's, by key. `refusal` says why the recipe can't run a task.
 
-        Once `ending` is set, episodes end cancelled.
+        After `ending` is set, all episodes end as cancelled.
         """
         self._context = context
         self._agents = agents
@@ -77,13 +77,13 @@ class AgentShard:
         self._cancellations = cancellations
         self._tasks: dict[int, _Task] = {}
         self._numbers: dict[TaskId, int] = {}
-        """Of the tasks that run; a duplicate's is not among them."""
+        """The numbers of the tasks that run. Duplicates of a task are not among them."""
         self._runs: dict[Key, EpisodeRun | IsolatedEpisode] = {}
         self._early_answers = EarlyAnswers()
         self._early_outcomes: dict[int, dict[int, EpisodeEnded]] = {}
         self._ended: set[int] = set()
         self._newest = -1
-        """Highest number of a task that has started: they start in their order, or nearly."""
+        """The highest number of a started task. Tasks start almost in numerical order."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
         """Handles a start, an answer, an outcome or a result of this partition."""
@@ -98,21 +98,21 @@ class AgentShard:
             self._on_result(event)
 
     async def on_caught_up(self) -> None:
-        """Takes up each unfinished episode where the log leaves it; apart if owners died of one."""
-        apart = self._context.deaths >= DEATHS
+        """Continues each unfinished episode, in isolation if several owners died."""
+        isolate = self._context.deaths >= DEATHS
         for task in list(self._tasks.values()):
             for sample in list(task.starts):
-                self._launch(task, sample, apart=apart)
+                self._launch(task, sample, isolate=isolate)
             self._maybe_close(task)
-        isolated_episodes = [run for run in self._runs.values() if isinstance(run, IsolatedEpisode)]
-        if isolated_episodes:
+        isolated = [run for run in self._runs.values() if isinstance(run, IsolatedEpisode)]
+        if isolated:
             logger.warning(
-                "%d owners of partition %d died: its %d open episodes run apart",
+                "%d owners of partition %d died: its %d open episodes run in isolation",
                 self._context.deaths,
                 self._context.partition.number,
-                len(isolated_episodes),
+                len(isolated),
             )
-            self._context.spawn(self._isolation.run(self._context, isolated_episodes), "suspects")
+            self._context.spawn(self._isolation.run(self._context, isolated), "isolated episodes")
         self._close_over()
         self._early_outcomes.clear()
         self._ended.clear()
@@ -120,7 +120,7 @@ class AgentShard:
         self._context.spawn(self._cancel_when_ending(), "ending")
 
     async def aclose(self) -> None:
-        """Nothing to say: unfinished episodes are taken up by the next owner."""
+        """Drops all episodes. The partition's next owner continues the unfinished ones."""
         self._cancellations.forget(self._on_cancelled)
         LIVE.dec(len(self._runs))
         self._runs.clear()
@@ -154,18 +154,18 @@ class AgentShard:
                 self._close_over()
 
     def _is_over(self, number: int, sample: int) -> bool:
-        """Whether an episode has ended, as far as is read here."""
+        """Whether an episode has ended, according to what was read so far."""
         task = self._tasks.get(number)
         return number <= self._newest if task is None else sample in task.outcomes
 
     def _close_over(self) -> None:
         """Ends the environments that answered to episodes that are over.
 
-        What they answer a former owner has asked: after the episode's `close`, or unknown to who
-        ended it. Nobody else would free their slots before the deadline.
+        They answer requests of a former owner, which the worker that ended the episode did not see,
+        or which came after its `close`. Nothing else would free their slots before the deadline.
         """
-        if over := self._early_answers.take_over(self._is_over):
-            self._context.spawn(self._close_all(over), "close what is over")
+        if over := self._early_answers.drop_over(self._is_over):
+            self._context.spawn(self._close_all(over), "close environments")
 
     async def _close_all(self, last: Sequence[ObservationRecorded]) -> None:
         for answer in last:
@@ -199,8 +199,8 @@ class AgentShard:
         for release in task.releases:
             release()
 
-    def _launch(self, task: _Task, sample: int, *, apart: bool = False) -> None:
-        """Runs an episode, unless its outcome is in the log. `apart` leaves it to the isolation."""
+    def _launch(self, task: _Task, sample: int, *, isolate: bool = False) -> None:
+        """Runs an episode unless its outcome is in the log; with `isolate`, in a child process."""
         if sample in task.outcomes:
             return
         delivery = task.starts[sample]
@@ -211,8 +211,8 @@ class AgentShard:
             return
         answers = self._early_answers.take((started.task, sample))
         setup = self._agents[started.submitted.agent]
-        # A black box is apart already: it plays in a process of its own.
-        kind = IsolatedEpisode if apart and setup.replayable else EpisodeRun
+        # An agent that can't be replayed already runs outside this process.
+        kind = IsolatedEpisode if isolate and setup.replayable else EpisodeRun
         run = kind(self._context, started, delivery.recorded_at, setup, answers)
         self._runs[started.task, sample] = run
         LIVE.inc()
@@ -224,11 +224,11 @@ class AgentShard:
             run.task = self._context.spawn(run.run(), f"episode {started.task}/{sample}")
 
     async def _refuse(self, started: EpisodeStarted, verdict: Failure) -> None:
-        """Ends what the scheduler would not have run."""
+        """Ends an episode that must not run."""
         await self._context.send(refused(started, verdict))
 
     def _stop(self, key: Key) -> None:
-        """Ends a run whose outcome is in the log, whoever wrote it."""
+        """Ends a run whose outcome is in the log, whichever worker wrote it."""
         run = self._runs.pop(key, None)
         if run is not None:
             LIVE.dec()

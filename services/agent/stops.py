@@ -1,6 +1,6 @@
-"""What ends an agent's coroutine early, from inside: a limit, a failure, an exit of its own code.
+"""Exceptions that end an agent's coroutine early: a limit, a failure, or an exit of its own code.
 
-The first are no Exceptions, so that an agent's code lets them pass.
+They are no Exceptions, so that they pass through the `except Exception` clauses of an agent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.schemas.events import Failure
 
 
 class EpisodeStopped(BaseException):
-    """A limit is reached."""
+    """The episode reached a limit."""
 
     def __init__(self, ending: Literal["turn_limit", "token_limit", "overflow"]) -> None:
         super().__init__(ending)
@@ -23,7 +23,7 @@ class EpisodeStopped(BaseException):
 
 
 class AttemptFailed(BaseException):
-    """An attempt can't go on."""
+    """The attempt can't go on."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.code)
@@ -31,7 +31,7 @@ class AttemptFailed(BaseException):
 
 
 class LogLost(BaseException):
-    """A request could not be sent: the worker must end."""
+    """A request could not be written to the log. The worker must end."""
 
     def __init__(self, error: DependencyError) -> None:
         super().__init__(str(error))
@@ -40,7 +40,10 @@ class LogLost(BaseException):
 
 @contextmanager
 def exits_contained() -> Iterator[None]:
-    """Makes an exit of the agent's code an error: as SystemExit a task would end the process."""
+    """Turns an exit of the agent's code into an error.
+
+    A SystemExit in an asyncio task would end the worker's process.
+    """
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as exit:
@@ -48,7 +51,7 @@ def exits_contained() -> Iterator[None]:
 
 
 def error_of(agent: asyncio.Future[None]) -> BaseException | None:
-    """What an agent's coroutine raised: CancelledError too, where its own code leaked one."""
+    """Returns what an agent's finished coroutine raised, even if it is a CancelledError."""
     try:
         return agent.exception()
     except asyncio.CancelledError as error:

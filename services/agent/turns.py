@@ -1,30 +1,66 @@
-"""An episode's turns as they were recorded, put in order for the records that close it."""
+"""The turns of an episode, and the call paths that name them.
+
+A call path numbers a request so that a second run of the agent gives it the same name. The
+requests of one branch of the agent's code are "1", "2", … If the second of them is a `gather`, the
+requests of its first branch are "2.1.1", "2.1.2", …, and those of its second "2.2.1", …, in
+whatever order the branches make them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from headrace.schemas import packed
 from headrace.schemas.events import PolicyUse, Sampling, Turn
 
 
+@dataclass(slots=True)
+class Branch:
+    """A part of the agent's code that makes one request after the other."""
+
+    prefix: str = ""
+    calls: int = 0
+    last_turn: str | None = None
+    """Call path of its newest turn, which gets the reward of the next step."""
+
+    def next(self) -> str:
+        """Returns the call path of its next request."""
+        self.calls += 1
+        return f"{self.prefix}{self.calls}"
+
+
+_branch: ContextVar[Branch] = ContextVar("headrace_branch")
+
+
+def begin_branch(prefix: str = "") -> None:
+    """Makes the current asyncio task a branch of its own."""
+    _branch.set(Branch(prefix))
+
+
+def branch() -> Branch:
+    """Returns the branch of the current asyncio task."""
+    return _branch.get()
+
+
 @dataclass(eq=False, slots=True)
 class RecordedTurn:
-    """A turn and the call that it continues, before turns are put in order."""
+    """A turn, and the call path of the turn that it continues."""
 
     turn: Turn
     parent: str | None
     length: int
     """Tokens of the sequence that ends with this turn, its context included."""
     oldest_version: int
+    """The oldest policy version that drew one of its tokens; -1 if none is known."""
     sampling: Sampling
 
 
 def arrange(
     recorded: Mapping[str, RecordedTurn],
 ) -> tuple[tuple[Turn, ...], tuple[Sampling, ...]]:
-    """Turns in the order of their call paths, with parents and samplings as indices."""
+    """Sorts turns by call path, and replaces parents and samplings by indices into the results."""
     calls = sorted(recorded, key=_path)
     index = {call: number for number, call in enumerate(calls)}
     samplings: list[Sampling] = []
@@ -34,13 +70,13 @@ def arrange(
         if one.sampling not in samplings:
             samplings.append(one.sampling)
         parent = -1 if one.parent is None else index[one.parent]
-        places = {"parent": parent, "sampling": samplings.index(one.sampling)}
-        turns.append(one.turn.model_copy(update=places))
+        indices = {"parent": parent, "sampling": samplings.index(one.sampling)}
+        turns.append(one.turn.model_copy(update=indices))
     return tuple(turns), tuple(samplings)
 
 
 def policy_uses(recorded: Mapping[str, RecordedTurn]) -> tuple[PolicyUse, ...]:
-    """What each policy did, in the order of its first turn."""
+    """Sums up what each policy did, in the order of its first turn."""
     by_policy: dict[str, list[RecordedTurn]] = {}
     for call in sorted(recorded, key=_path):
         by_policy.setdefault(recorded[call].turn.policy, []).append(recorded[call])

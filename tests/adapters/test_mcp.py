@@ -19,7 +19,6 @@ from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.infra.local.detached import free_port
 from headrace.services.base.types import Observation
 from headrace.services.env.mcp.mcp_environment import McpEnvironment
-from headrace.services.env.tool_calls import MOST, BadCall, Call, read_calls
 from tests.adapters.stage import Stage, recipe, view
 
 HERE = Path(__file__).parent
@@ -229,16 +228,3 @@ def test_tools_of_the_recipe_must_be_there(
         await environment.aclose()
 
     asyncio.run(main())
-
-
-def test_calls_are_read_as_models_write_them() -> None:
-    call = Call("add", {"a": 2, "b": 3})
-    assert read_calls(ADD, ["add"]) == [call]
-    assert read_calls(f"<tool_call>\n{ADD}\n</tool_call>" * 2, ["add"]) == [call, call]
-    assert read_calls(f"so <tool_call>{ADD}", ["add"]) == [call]
-    assert read_calls("the sum is 5", ["add"]) == []
-    for bad in ("{", "{}", '{"name": 1}', '{"name": "add", "arguments": 1}', "{" * 100_000):
-        with pytest.raises(BadCall):
-            read_calls(bad, ["add"])
-    with pytest.raises(BadCall, match="calls at once"):
-        read_calls(f"<tool_call>{ADD}</tool_call>" * (MOST + 1), ["add"])

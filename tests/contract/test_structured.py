@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.services.agent.gateway.forced_tool_calls import forced_call, parse_tool_calls
+from headrace.services.base.tool_calls import forced_call, parse_tool_calls
 from headrace.services.inference.engine import EngineOutput, EnginePrompt
 from headrace.services.models.weights import model_folder
 from tests.contract.engines import KINDS, drive, make_engine_of, make_model

@@ -14,8 +14,8 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from headrace.schemas.events import Event, GenerationRequested
 from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.server import GatewayServer
-from tests.unit.agent.gateway.test_command import Chatting
-from tests.unit.agent.gateway.test_session import TOOL, converse, parents, user
+from tests.unit.agent.gateway.test_chat_session import TOOL, converse, parents, user
+from tests.unit.agent.gateway.test_program import Chatting
 
 CALLS = (
     '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from headrace.errors import UsageError
+from headrace.services.agent.agents import calculator_teacher
 from headrace.services.agent.episode import Episode
-from headrace.services.agent.teacher import calculator_teacher
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.sandbox.sandbox_environment import DockerEnvironment
 from headrace.services.tasks.data_sets.arithmetic import items

@@ -20,8 +20,8 @@ from headrace.services.agent.gateway.container import FOLDER
 from headrace.services.agent.gateway.program import Command
 from headrace.services.processes.docker.docker_engine import Engine
 from tests.sandboxes.docker_engine import IMAGE
-from tests.unit.agent.gateway.test_command import Chatting
-from tests.unit.agent.test_run import end, task
+from tests.unit.agent.gateway.test_program import Chatting
+from tests.unit.agent.test_episode_run import end, task
 
 PROGRAM = Path(__file__).with_name("contained.py").read_text()
 CONTAINER = {"image": IMAGE, "relay_image": IMAGE}

@@ -9,10 +9,10 @@ from contextvars import ContextVar
 from headrace.errors import TooLarge
 from headrace.schemas.events import Event, Ref
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.agent.agents import load_agents
 from headrace.services.agent.crash_isolation.isolation import IsolatedEpisode
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.requests import Answer
-from headrace.services.agent.service import load_agents
 
 child: ContextVar[LoopChild | None] = ContextVar("child", default=None)
 """The child that a task runs in."""

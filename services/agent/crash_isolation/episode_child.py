@@ -1,7 +1,7 @@
-"""The child process for episodes that may crash it. Its argument is the socket to its worker.
+"""The child process of isolated episodes. Its argument is the file descriptor of its socket.
 
-It runs episodes as a worker does, but has no log: what they send goes to the worker over the
-socket FD, and what answers them comes from there. It ends with the socket.
+It runs episodes as a worker does, but it has no log: the episodes' events go to the worker over the
+socket, and the answers come from there. The process ends when the socket does.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from headrace.schemas.events import (
     Ref,
 )
 from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.services.agent.agents import load_agents
 from headrace.services.agent.crash_isolation.frames import Frame, FrameCodec
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup
-from headrace.services.agent.service import load_agents
 
 logger = logging.getLogger(__name__)
 
 
 class _Outlet:
-    """One episode's way to the log: through the worker."""
+    """Sends the events of one episode to the log, through the worker."""
 
     def __init__(self, child: Child, run: int) -> None:
         self._child = child
@@ -42,7 +42,7 @@ class _Outlet:
         self._count = 0
 
     async def send(self, event: Event) -> Ref:
-        """Returns once the worker says that the event is durable."""
+        """Returns when the worker reports that the event is durable."""
         self._count += 1
         number = self._count
         future: asyncio.Future[Ref] = asyncio.get_running_loop().create_future()
@@ -54,7 +54,7 @@ class _Outlet:
             del self._sent[number]
 
     def on_sent(self, frame: Frame) -> None:
-        """The worker's answer to a send."""
+        """Takes the worker's answer to a `send`."""
         future = self._sent.get(frame.number)
         if future is None or future.done():
             return
@@ -65,7 +65,7 @@ class _Outlet:
 
 
 class Child:
-    """The process's episodes."""
+    """Runs the episodes of the process."""
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
@@ -75,11 +75,11 @@ class Child:
         self._outlets: dict[int, _Outlet] = {}
 
     def write(self, frame: Frame) -> None:
-        """Tells the worker something: it is out of this process when it returns."""
+        """Sends a frame to the worker. It has left this process when this returns."""
         self._peer.sendall(self._codec.encode(frame))
 
     async def main(self) -> None:
-        """Loads the recipe's agents, then runs what it is told to, until the process is ended."""
+        """Loads the recipe's agents, then runs the worker's episodes until the process ends."""
         incoming = FrameCodec()
         take = functools.partial(_take, self._peer)
         recipe = incoming.read(take)
@@ -88,14 +88,16 @@ class Child:
         loop = asyncio.get_running_loop()
 
         def listen() -> None:
-            # A thread: the loop may hang in an agent's code, and the worker be gone meanwhile.
+            # A thread: while an agent's code blocks the loop, the worker may end.
             while True:
                 try:
                     frame = incoming.read(take)
                 except (EOFError, OSError):
                     os._exit(0)
-                except BaseException:  # the thread must not end alone
-                    logger.critical("the worker is not understood", exc_info=True)
+                except BaseException:  # the process must not go on without this thread
+                    logger.critical(
+                        "can't read a frame of the worker; the child process ends", exc_info=True
+                    )
                     os._exit(1)
                 loop.call_soon_threadsafe(self._on_frame, frame)
 
@@ -151,7 +153,7 @@ def _take(peer: socket.socket, count: int) -> bytes:
 
 
 def main() -> None:
-    """The process."""
+    """Runs the process."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)-7s agent's child %(message)s"
     )

@@ -1,4 +1,4 @@
-"""The worker's end of a child process that runs suspects; the other end is `child.py`."""
+"""The worker's end of a child process for isolated episodes; `episode_child.py` is the other."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 READY_S = 60.0
 """Seconds that a child has to load the recipe's agents."""
 DEATH_S = 1.0
-"""Seconds from the end of a child's socket to its own end."""
+"""Seconds that a child has to end after its socket has ended."""
 
 
 class ChildProcess:
-    """A child in a process group of its own, which ends with it."""
+    """A child in a process group of its own. `aclose` kills the whole group."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, recipe: Recipe) -> ChildProcess:
-        """A child that has loaded the recipe's agents. HeadraceError where that fails."""
+        """Starts a child that has loaded the recipe's agents. Raises HeadraceError if it can't."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -75,14 +75,14 @@ class ChildProcess:
         with suppress(TimeoutError):
             frame = await asyncio.wait_for(self._codec.read_async(self._reader), READY_S)
         if frame is None:
-            death = await self._death()  # it has a moment for its last words
+            death = await self._death()  # gives it time to write to the log
             raise HeadraceError(
-                f"a child process for the agents' code did not come up ({death}): why is in this "
-                f"log"
+                f"the child process for isolated episodes did not come up ({death}); this worker's "
+                f"log says why"
             )
 
     async def run(self, isolated_episodes: Sequence[IsolatedEpisode]) -> str | None:
-        """As Child has it. One that hangs past all deadlines counts as dead."""
+        """See IsolationChild. A child that runs past all deadlines counts as dead."""
         for number, isolated in enumerate(isolated_episodes):
             self._numbers[isolated] = number
             isolated.host = self
@@ -110,19 +110,19 @@ class ChildProcess:
         return None
 
     def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None:
-        """Hands an answer on."""
+        """Passes an answer to an episode."""
         self._write(Frame("answer", self._numbers[isolated], event=answer))
 
     def cancel(self, isolated: IsolatedEpisode, reason: str) -> None:
-        """Has an episode end as cancelled."""
+        """Ends an episode as cancelled."""
         self._write(Frame("cancel", self._numbers[isolated], text=reason))
 
     def stop(self, isolated: IsolatedEpisode) -> None:
-        """Has an episode end without a word."""
+        """Ends an episode, which then writes nothing."""
         self._write(Frame("stop", self._numbers[isolated]))
 
     async def aclose(self) -> None:
-        """Kills it, with all that it started."""
+        """Kills the child and all that it started."""
         self._writer.close()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -141,12 +141,12 @@ class ChildProcess:
             self._write(Frame("sent", sent.run, sent.number, text=str(result)))
 
     def _write(self, frame: Frame) -> None:
-        # Unbounded, but for what bounds it: a few frames for each live episode.
+        # The buffer stays small: there are only a few frames for each live episode.
         if not self._writer.is_closing():
             self._writer.write(self._codec.encode(frame))
 
     async def _death(self) -> str:
-        """How the process ended, its socket having ended."""
+        """Returns how the process ended, after the end of its socket."""
         try:
             code = await asyncio.wait_for(self._process.wait(), DEATH_S)
         except TimeoutError:

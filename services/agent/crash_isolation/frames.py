@@ -1,7 +1,7 @@
-"""What a worker and its child process tell each other over their socket.
+"""The messages between a worker and its child process, over their socket.
 
-A frame is two lengths (4 bytes each, big-endian), a JSON header and an event's Avro bytes, or
-none. Both ends are of one build, so the events' schemas need no registry.
+A frame consists of two lengths (4 bytes each, big-endian), a JSON header, and the Avro bytes of an
+event, or none. Both ends are from the same build, so the schemas of the events need no registry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.schemas.events import EVENTS, Event, Ref
 
 _LENGTHS = struct.Struct(">II")
 _SCHEMA_ID = struct.Struct(">xI")
-"""Of Confluent's framing: the byte 0, then the id."""
+"""The head of Confluent's framing: the byte 0, then the schema id."""
 
 Kind = Literal["recipe", "ready", "start", "send", "sent", "answer", "cancel", "stop", "ended"]
 
@@ -34,17 +34,17 @@ class Frame:
 
     kind: Kind
     run: int = -1
-    """Which of the child's episodes it is about."""
+    """The number of the child's episode that it is about."""
     number: int = 0
     at: float = 0.0
-    """When the episode was started, in epoch seconds."""
+    """When the episode was started, in seconds since the epoch."""
     text: str = ""
     ref: Ref | None = None
     event: Event | None = None
 
 
 class FrameCodec:
-    """Frames to bytes and back. Not thread-safe."""
+    """Encodes and decodes frames. It is not thread-safe."""
 
     def __init__(self) -> None:
         self._codec = Codec()
@@ -52,7 +52,7 @@ class FrameCodec:
             self._codec.register(event_type, schema_id)
 
     def encode(self, frame: Frame) -> bytes:
-        """The bytes of a frame. TooLarge where its event is."""
+        """Returns the bytes of a frame. Raises TooLarge if its event is too large."""
         header: dict[str, object] = {
             "kind": frame.kind,
             "run": frame.run,
@@ -67,12 +67,12 @@ class FrameCodec:
         return _LENGTHS.pack(len(head), len(body)) + head + body
 
     def read(self, take: Callable[[int], bytes]) -> Frame:
-        """The next frame. `take` gives exactly so many bytes, or raises EOFError."""
+        """Reads the next frame. `take` returns exactly that many bytes, or raises EOFError."""
         head, body = _LENGTHS.unpack(take(_LENGTHS.size))
         return self._decode(take(head), take(body))
 
     async def read_async(self, reader: asyncio.StreamReader) -> Frame | None:
-        """The next frame; None at the end."""
+        """Reads the next frame. Returns None at the end."""
         try:
             head, body = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
             return self._decode(await reader.readexactly(head), await reader.readexactly(body))

@@ -1,11 +1,11 @@
-"""Runs episodes that may have killed their workers apart, and finds those that do.
+"""Finds the episodes that crash their worker, by running the open episodes in child processes.
 
-An agent's code can end its whole process: a fault in a native library, `os._exit`, memory. The
-next owner of the partition would run the same code and die as well, for ever. So after DEATHS
-owners all that was open is suspect, and runs in a child process: from the same recorded answers,
-with this worker as its way to the log. Where a child dies, each half of what it left unfinished
-runs in a child of its own, until one alone has killed its child: that one is ended as `poison`,
-and all the others have gone on meanwhile.
+An agent's code can end its whole process: by a fault in a native library, by `os._exit`, or by
+using too much memory. The next owner of the partition would run the same code and die, too. So
+after DEATHS owners have died, all open episodes of the partition run in a child process, with the
+recorded answers, and write to the log through this worker. If the child dies, each half of its
+unfinished episodes runs in a child of its own, and so on. An episode that was alone in a child that
+died ends as `poison`. All the others go on meanwhile.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from headrace.services.worker.shard import ShardContext
 logger = logging.getLogger(__name__)
 
 DEATHS = 3
-"""So many owners died with an episode open: then it is run apart."""
+"""After this number of owners died with an episode open, it runs in isolation."""
 CHILDREN = 8
-"""Child processes of one worker at a time."""
+"""Largest number of child processes of one worker at a time."""
 HANG_S = 10.0
-"""Seconds after the last deadline of a child's episodes: it hangs then, and is killed."""
+"""Seconds after the last deadline of its episodes at which a child counts as hanging."""
 
 
 class IsolationHost(Protocol):
-    """Where suspects run: told of each what happens to it from outside."""
+    """A child that runs isolated episodes. It is notified of what happens to each of them."""
 
     def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None: ...
 
@@ -50,7 +50,7 @@ class IsolationHost(Protocol):
 
 
 class IsolatedEpisode:
-    """One episode that is run apart, as its shard and its child see it."""
+    """An episode that runs in a child, as its shard and the child's host see it."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class IsolatedEpisode:
         self.recorded_at = recorded_at
         self.attempt = max(started.attempt, *answers, 0)
         self.cancelled: str | None = None
-        """Why it is cancelled, where it is."""
+        """Why it is cancelled; None if it is not."""
         self.host: IsolationHost | None = None
-        """The child that it runs in at the moment."""
+        """The child in which it runs at the moment."""
         self.ended = False
         self._context = context
         self._setup = setup
@@ -74,7 +74,7 @@ class IsolatedEpisode:
         self._action: ActionRequested | None = None
 
     def on_answer(self, answer: Answer) -> None:
-        """Takes an answer of this episode: the first of its id counts."""
+        """Takes an answer to this episode. If two have the same id, the first one counts."""
         known = self._answers.setdefault(answer.attempt, {})
         if answer.call not in known:
             known[answer.call] = answer
@@ -89,15 +89,15 @@ class IsolatedEpisode:
             self.host.cancel(self, self.cancelled)
 
     def stop(self) -> None:
-        """Ends the run without a word: the episode's outcome is in the log."""
+        """Ends the run and writes nothing: the episode's outcome is in the log."""
         self.ended = True
         if self.host is not None:
             self.host.stop(self)
 
     def relay(self, event: Event, on_sent: Callable[[Ref | TooLarge], None]) -> None:
-        """Sends what the child's episode would send; `on_sent` is told what became of it.
+        """Sends an event for the child's episode, and passes the result to `on_sent`.
 
-        A request that was answered before is not sent again: the child gets the recorded answer.
+        If a request was answered before, it is not sent again: the child gets the recorded answer.
         """
         answer: Answer | None = None
         if isinstance(event, GenerationRequested | ActionRequested):
@@ -109,14 +109,18 @@ class IsolatedEpisode:
             name = f"relay {self.started.task}/{self.started.sample}"
             self._context.spawn(self._send(event, on_sent), name)
         elif self.host is not None:
-            on_sent(_NOWHERE)
+            on_sent(_NOT_SENT)
             self.host.answer(self, answer)
 
     async def end_as_poison(self, death: str) -> None:
-        """Ends the episode in its code's stead."""
-        cluster = f"task {self.started.task}, sample {self.started.sample}"
-        message = f"the agent's code killed {DEATHS} workers, then a process of its own ({death})"
-        logger.error("poison: %s: %s", cluster, message)
+        """Ends the episode, since its own code can't."""
+        message = f"the agent's code killed {DEATHS} workers, then a child process ({death})"
+        logger.error(
+            "ended task %d, sample %d as poison: %s",
+            self.started.task,
+            self.started.sample,
+            message,
+        )
         if self._action is not None:
             await self._context.send(close_after(self._action, None))
         outcome = outcome_of(
@@ -138,53 +142,51 @@ class IsolatedEpisode:
             on_sent(error)
 
 
-_NOWHERE = Ref(topic="", partition=0, offset=0, digest=bytes(16))
-"""Of a request that was not sent: nobody refers to one."""
+_NOT_SENT = Ref(topic="", partition=0, offset=0, digest=bytes(16))
+"""The reference of a request that was not sent. Nothing uses it."""
 
 
 class IsolationChild(IsolationHost, Protocol):
-    """A process of its own for suspects."""
+    """A child process for isolated episodes."""
 
-    async def run(self, isolated_episodes: Sequence[IsolatedEpisode]) -> str | None:
-        """Runs them until all have ended; says how the process died where it did before."""
+    async def run(self, episodes: Sequence[IsolatedEpisode]) -> str | None:
+        """Runs them until all have ended. If the process dies before, returns how it died."""
 
     async def aclose(self) -> None:
-        """Ends the process, whatever it does."""
+        """Ends the process, whatever it is doing."""
 
 
 class MakeChild(Protocol):
-    """Starts a child. HeadraceError where none comes up."""
+    """Starts a child. Raises HeadraceError if the child doesn't start."""
 
     async def __call__(self) -> IsolationChild: ...
 
 
 class Isolation:
-    """Finds the episodes that kill, by halves."""
+    """Runs episodes in children, and bisects them to find those that crash."""
 
     def __init__(self, make_child: MakeChild) -> None:
         self._make_child = make_child
         self._room = asyncio.Semaphore(CHILDREN)
 
-    async def run(
-        self, context: ShardContext, isolated_episodes: Sequence[IsolatedEpisode]
-    ) -> None:
-        """Runs suspects of one shard apart, until the child has ended; its halves go on alone."""
+    async def run(self, context: ShardContext, episodes: Sequence[IsolatedEpisode]) -> None:
+        """Runs episodes of one shard in a child until it has ended. If it dies, splits them."""
         async with self._room:
             child = await self._make_child()
             try:
-                death = await child.run(isolated_episodes)
+                death = await child.run(episodes)
             finally:
-                for isolated in isolated_episodes:
-                    isolated.host = None
+                for episode in episodes:
+                    episode.host = None
                 await child.aclose()
-        left = [isolated for isolated in isolated_episodes if not isolated.ended]
+        left = [episode for episode in episodes if not episode.ended]
         if death is None or not left:
             return
-        logger.warning("a child with %d suspects died (%s)", len(isolated_episodes), death)
-        if len(isolated_episodes) == 1:
+        logger.warning("a child process with %d isolated episodes died (%s)", len(episodes), death)
+        if len(episodes) == 1:
             await left[0].end_as_poison(death)
             return
         middle = len(left) // 2
         for half in (left[:middle], left[middle:]):
             if half:
-                context.spawn(self.run(context, half), "suspects")
+                context.spawn(self.run(context, half), "isolated episodes")

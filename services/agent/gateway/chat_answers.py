@@ -1,4 +1,4 @@
-"""What a client is told: chat completions, whole or as server-sent events.
+"""Builds what a client gets: chat completions, whole or as server-sent events.
 
 https://platform.openai.com/docs/api-reference/chat/object
 """
@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 def completion(
     answer_id: str, created: int, request: ChatRequest, choices: Sequence[Choice]
 ) -> dict[str, Any]:
-    """A `chat.completion`. `created` is in seconds since the epoch."""
+    """Returns a `chat.completion`. `created` is in seconds since the epoch."""
     return {
         **_head(answer_id, created, request, "chat.completion"),
         "choices": [
@@ -37,7 +37,7 @@ def completion(
 def events(
     answer_id: str, created: int, request: ChatRequest, choices: Sequence[Choice]
 ) -> Iterator[bytes]:
-    """The same as a stream. A choice is one chunk: its tokens come in one record of the log."""
+    """Yields the same as a stream. Each choice is one chunk: it is one record in the log."""
     head = _head(answer_id, created, request, "chat.completion.chunk")
     usage: dict[str, Any] = {"usage": None} if request.stream_usage else {}
     for index, choice in enumerate(choices):
@@ -55,12 +55,12 @@ def events(
 
 
 def models(names: Sequence[str], created: int) -> dict[str, Any]:
-    """The list of models."""
+    """Returns the list of models."""
     return {"object": "list", "data": [model(name, created) for name in names]}
 
 
 def model(name: str, created: int) -> dict[str, Any]:
-    """One model."""
+    """Returns the description of one model."""
     return {"id": name, "object": "model", "created": created, "owned_by": "headrace"}
 
 
@@ -69,25 +69,17 @@ def _head(answer_id: str, created: int, request: ChatRequest, kind: str) -> dict
 
 
 def _content(choice: Choice) -> dict[str, Any]:
-    content: dict[str, Any] = {"role": "assistant", "content": choice.content}
-    if choice.tool_calls:
-        content["content"] = choice.content or None
-        content["tool_calls"] = [
-            {
-                "id": call_id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": json.dumps(call.arguments),
-                },
-            }
-            for call_id, call in zip(choice.call_ids(), choice.tool_calls, strict=True)
-        ]
-    return content
+    message = choice.message()
+    if calls := message.get("tool_calls"):
+        message["content"] = choice.content or None
+        for call in calls:
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return message
 
 
 def _logprobs(choice: Choice) -> dict[str, Any]:
-    """Of the drawn tokens, each named by its id: the text of one alone need not be text."""
+    """Returns the logprobs of the sampled tokens. Tokens are named by their ids: the bytes of a
+    single token need not be valid text."""
     content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
         for token, logprob in zip(choice.tokens, choice.logprobs, strict=True)

@@ -1,4 +1,4 @@
-"""Messages of OpenAI's chat format: checked, brought into the form of chat templates, compared."""
+"""Messages of OpenAI's chat format: checks, converts for chat templates, and compares them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any
 from headrace.services.agent.gateway.refusals import bad_request
 
 Message = dict[str, Any]
-"""As a chat template takes it: the content is text, arguments of tool calls are objects."""
+"""A message for a chat template: the content is text, arguments of tool calls are objects."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
          "tool": "tool"}  # fmt: skip
-"""What a message's role is to a template; few know of developers."""
+"""The role in the template for each role of a message. Few templates have developers."""
 
 
 def read_messages(value: Any) -> tuple[Message, ...]:
-    """A request's messages. ApiError 400 says which can't be taken, and why."""
+    """Reads a request's messages. Raises ApiError 400, which says which one is wrong, and why."""
     if not isinstance(value, list) or not value:
         raise bad_request("messages: a list of at least one message is needed")
     return tuple(_read(message, f"messages[{index}]") for index, message in enumerate(value))
 
 
 def start_of(role: str, tools: Sequence[Mapping[str, Any]]) -> bytes:
-    """The digest of a conversation in which nothing was said yet."""
+    """Returns the digest of an empty conversation."""
     return _digest(role, [*tools])
 
 
 def extend(digest: bytes, message: Message) -> bytes:
-    """The digest of a conversation with one message more.
+    """Returns the digest of a conversation with one more message.
 
-    Two messages are the same where a client can't have meant to change one: space around the
-    content, the spelling of a call's arguments and the ids of an assistant's calls don't count.
+    Differences that a client can't have meant don't count: white space around the content, the
+    spelling of a call's arguments, and the ids of an assistant's calls.
     """
     calls = [
         [call["function"]["name"], call["function"]["arguments"]]
@@ -52,29 +52,29 @@ def _digest(*parts: Any) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _read(value: Any, where: str) -> Message:
+def _read(value: Any, path: str) -> Message:
     role = value.get("role") if isinstance(value, dict) else None
     if not isinstance(role, str) or role not in ROLES:
-        raise bad_request(f"{where}: a message needs a role: {', '.join(ROLES)}")
-    message: Message = {"role": ROLES[role], "content": _text(value.get("content"), where)}
+        raise bad_request(f"{path}: a message needs one of the roles {', '.join(ROLES)}")
+    message: Message = {"role": ROLES[role], "content": _text(value.get("content"), path)}
     if isinstance(value.get("name"), str):
         message["name"] = value["name"]
     if role == "tool":
         if not isinstance(value.get("tool_call_id"), str):
-            raise bad_request(f"{where}: a tool's message needs a tool_call_id")
+            raise bad_request(f"{path}: a tool's message needs a tool_call_id")
         message["tool_call_id"] = value["tool_call_id"]
     if value.get("function_call") is not None:
-        raise bad_request(f"{where}: function_call is not served: use tool_calls")
+        raise bad_request(f"{path}: function_call is not supported: use tool_calls")
     calls = value.get("tool_calls")
     if calls:
         if role != "assistant" or not isinstance(calls, list):
-            raise bad_request(f"{where}: tool_calls are a list, in an assistant's message")
-        message["tool_calls"] = [_read_call(call, where) for call in calls]
+            raise bad_request(f"{path}: tool_calls must be a list in an assistant's message")
+        message["tool_calls"] = [_read_call(call, path) for call in calls]
     return message
 
 
-def _text(content: Any, where: str) -> str:
-    """The text of a content, whose parts become lines. ApiError 400 for what is no text."""
+def _text(content: Any, path: str) -> str:
+    """Returns a content as text, one line a part. Raises ApiError 400 if a part is not text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -84,18 +84,18 @@ def _text(content: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get(kind) if kind in ("text", "refusal") else None
         if not isinstance(text, str):
-            raise bad_request(f"{where}: only text can be taken, not content of type {kind!r}")
+            raise bad_request(f"{path}: content must be text, not of type {kind!r}")
         texts.append(text)
     return "\n".join(texts)
 
 
-def _read_call(call: Any, where: str) -> dict[str, Any]:
+def _read_call(call: Any, path: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise bad_request(f"{where}: a tool call needs a function with a name")
+        raise bad_request(f"{path}: a tool call needs a function with a name")
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # a template may have it as it is
+        with suppress(ValueError, RecursionError):  # if it isn't JSON, the template gets the text
             arguments = json.loads(arguments)
     return {
         "id": str(call.get("id", "")),

@@ -1,4 +1,4 @@
-"""What a client asks: the body of `POST /v1/chat/completions`, checked.
+"""Reads what a client asks: the body of `POST /v1/chat/completions`.
 
 https://platform.openai.com/docs/api-reference/chat/create
 """
@@ -11,20 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.services.agent.gateway.chat_messages import Message, read_messages
-from headrace.services.agent.gateway.forced_tool_calls import NO_PARAMETERS
 from headrace.services.agent.gateway.refusals import bad_request
+from headrace.services.base.tool_calls import NO_PARAMETERS
 
 CHOICES = 16
-"""Most choices of one request."""
+"""Largest number of choices of one request."""
 OVERRIDDEN = (
     "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty",
 )  # fmt: skip
-"""The recipe says how a policy is sampled: what it is trained on is drawn as it is trained."""
+"""Ignored, and reported as overridden: the recipe decides how tokens are sampled, so that training
+assumes the right distribution."""
 WITHOUT_EFFECT = (
     "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention",
     "reasoning_effort", "safety_identifier", "service_tier", "store", "user", "verbosity",
 )  # fmt: skip
-"""Taken, and left alone."""
+"""Accepted and ignored."""
 SERVED = (
     "model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "n",
     "logprobs", "top_logprobs", "stop", "stream", "stream_options", "response_format",
@@ -34,34 +35,34 @@ SERVED = (
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request that can be answered."""
+    """A checked request."""
 
     model: str
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     calls_tools: bool = True
-    """Whether tool calls are read out of the answer."""
+    """Whether tool calls are searched in the answer."""
     forced: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The tools of which it must call one, by name: the schemas of their arguments."""
+    """If the policy must call a tool: the schemas of the arguments of those that it may call."""
     max_tokens: int | None = None
     choices: int = 1
     logprobs: bool = False
     json_schema: Mapping[str, Any] | None = None
-    """What the answer's text must follow."""
+    """The JSON schema that the answer's text must follow."""
     stop: tuple[str, ...] = ()
     stream: bool = False
     stream_usage: bool = False
     overridden: tuple[str, ...] = ()
-    """What it asked for and the recipe says otherwise."""
+    """The fields of the request that the recipe overrides."""
 
 
 def read_request(data: bytes) -> ChatRequest:
-    """A request's body. ApiError 400 says what can't be served, and why."""
+    """Reads a request's body. Raises ApiError 400, which says what can't be served, and why."""
     tree = read_object(data)
     tree = {name: value for name, value in tree.items() if value is not None}
     unknown = sorted(set(tree) - {*SERVED, *OVERRIDDEN, *WITHOUT_EFFECT})
     if unknown:
-        raise bad_request(f"not served: {', '.join(unknown)}", "unknown_parameter")
+        raise bad_request(f"unknown fields: {', '.join(unknown)}", "unknown_parameter")
     if not isinstance(tree.get("model"), str):
         raise bad_request("model: a name is needed; GET /v1/models lists them")
     _refuse(tree)
@@ -88,20 +89,20 @@ def read_request(data: bytes) -> ChatRequest:
 
 
 def read_object(data: bytes) -> dict[str, Any]:
-    """A body that is a JSON object. ApiError 400 where it is none."""
+    """Reads a body that is a JSON object. Raises ApiError 400 if it is something else."""
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is no JSON: {error}") from error
+        raise bad_request(f"the body is not JSON: {error}") from error
     if not isinstance(tree, dict):
         raise bad_request("the body must be a JSON object")
     return tree
 
 
 def _refuse(tree: Mapping[str, Any]) -> None:
-    """What is understood, and not done."""
+    """Refuses what the gateway understands but does not do."""
     if tree.get("top_logprobs"):
-        raise bad_request("top_logprobs: only the drawn tokens' logprobs are recorded")
+        raise bad_request("top_logprobs: only the logprobs of the sampled tokens are recorded")
     if tree.get("modalities", ["text"]) != ["text"]:
         raise bad_request("modalities: only text is served")
     stop = tree.get("stop", [])
@@ -111,7 +112,7 @@ def _refuse(tree: Mapping[str, Any]) -> None:
 
 
 def _forced(choice: object, tools: list[dict[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The tools of which a `tool_choice` wants one called; none where it leaves the choice."""
+    """Returns the tools of which a `tool_choice` demands a call; empty if it leaves the choice."""
     match choice:
         case "auto" | "none":
             return {}
@@ -123,16 +124,16 @@ def _forced(choice: object, tools: list[dict[str, Any]]) -> dict[str, Mapping[st
             names = [_name(tool) for tool in allowed]
         case _:
             raise bad_request(
-                "tool_choice: auto, none, required, a function by its name, and allowed_tools of "
-                "mode required are served"
+                "tool_choice: use auto, none, required, a function's name, or allowed_tools of "
+                "mode required"
             )
     known = {_name(tool): _parameters(tool["function"]) for tool in tools}
     if names is None:
         names = [*known]
     if not names:
-        raise bad_request("tool_choice: a call is asked for, and there are no tools to call")
+        raise bad_request("tool_choice: it demands a call, but `tools` is empty")
     if missing := [name for name in names if name not in known]:
-        raise bad_request(f"tool_choice: no tool {missing[0]!r}; there is {', '.join(known)}")
+        raise bad_request(f"tool_choice: no tool {missing[0]!r}; tools are {', '.join(known)}")
     return {name: known[name] for name in names}
 
 
@@ -140,19 +141,21 @@ def _name(tool: object) -> str:
     match tool:
         case {"type": "function", "function": {"name": str(name)}}:
             return name
-    raise bad_request("tools: where a call is asked for, each is a function with a name")
+    raise bad_request("tools: if tool_choice demands a call, each must be a function with a name")
 
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a function's arguments, which are an object."""
+    """Returns the schema of a function's arguments, which must be an object."""
     parameters = function.get("parameters") or NO_PARAMETERS
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        raise bad_request(f"tools: the parameters of {function['name']!r} are no object's schema")
+        raise bad_request(
+            f"tools: the parameters of {function['name']!r} must be a schema of type object"
+        )
     return parameters
 
 
 def _json_schema(form: object) -> Mapping[str, Any] | None:
-    """The schema that a `response_format` asks for; None for plain text."""
+    """Returns the schema that a `response_format` asks for; None for plain text."""
     match form:
         case {"type": "text"}:
             return None
@@ -161,8 +164,8 @@ def _json_schema(form: object) -> Mapping[str, Any] | None:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return schema
     raise bad_request(
-        'response_format: {"type": "text"}, {"type": "json_object"} and {"type": "json_schema", '
-        '"json_schema": {"schema": {…}}} are served'
+        'response_format: use {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
+        '"json_schema": {"schema": {…}}}'
     )
 
 

@@ -1,7 +1,7 @@
-"""One attempt's model calls, as they come from a client of OpenAI's API.
+"""The model calls of one attempt, made by a client of OpenAI's API.
 
-A request whose messages extend what was said before continues the very token ids of that: nothing
-is tokenized twice. Any other begins a branch of its own.
+If the messages of a request extend an earlier conversation, the request continues the very token
+ids of that conversation: nothing is tokenized twice. Any other request begins a new conversation.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from headrace.services.agent.conversation import Conversation, Generation
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_messages import Message, extend, start_of
 from headrace.services.agent.gateway.chat_requests import ChatRequest
-from headrace.services.agent.gateway.forced_tool_calls import (
+from headrace.services.agent.gateway.refusals import ApiError, bad_request
+from headrace.services.agent.stops import EpisodeStopped
+from headrace.services.base.tool_calls import (
     FORMATS,
     Format,
     ToolCall,
     forced_call,
     parse_tool_calls,
 )
-from headrace.services.agent.gateway.refusals import ApiError, bad_request
-from headrace.services.agent.stops import EpisodeStopped
 
 _Form = tuple[Mapping[str, Any] | None, tuple[str, str]]
-"""A JSON schema that an answer follows, and what is around the JSON."""
+"""A JSON schema that an answer follows, and the texts before and after the JSON."""
 NO_CALLS: tuple[ToolCall, ...] = ()
 IN_FLIGHT = 64
-"""Most generations of one session at a time."""
+"""Largest number of generations of one session at a time."""
 
 
 class Report(BaseModel):
-    """What an agent says of itself. Other keys are left alone."""
+    """What an agent reports about its episode. Other keys are ignored."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     reward: float | None = Field(default=None, strict=True)
     rewards: dict[str, float] = {}
-    """Named components of the reward, for reports."""
+    """Named parts of the reward, for reports."""
     metrics: dict[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a recipe has its clients spoken to."""
+    """How the gateway presents a recipe's policies to clients."""
 
     tool_calls: Format = "hermes"
     models: Mapping[str, str] = field(default_factory=dict)
-    """More names of models, to the agent's role each is."""
+    """Maps further names of models to the agent's roles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer."""
+    """One answer of a policy."""
 
     call: str
     """The generation's call path."""
@@ -73,7 +73,7 @@ class Choice:
     prompt_tokens: int
 
     def message(self) -> Message:
-        """As the client will say it again."""
+        """Returns the message that the client will send back in its next request."""
         calls = [
             {"id": call_id, "type": "function",
              "function": {"name": call.name, "arguments": call.arguments}}
@@ -83,47 +83,47 @@ class Choice:
         return {**message, "tool_calls": calls} if calls else message
 
     def call_ids(self) -> list[str]:
-        """The ids of its tool calls: no two of an attempt are the same."""
+        """Returns the ids of its tool calls. They are unique within an attempt."""
         path = self.call.replace(".", "_")
         return [f"call_{path}_{index}" for index in range(len(self.tool_calls))]
 
 
 class ChatSession:
-    """A client's way into an episode. Made inside the agent's coroutine."""
+    """Connects clients to an episode. It must be made in the agent's coroutine."""
 
     def __init__(self, episode: Episode, dialect: Dialect) -> None:
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self._loop.create_future()
-        """Raises what ends the attempt: a limit, or a failure of policy or log."""
+        """Raises what ended the attempt: a limit, or a failure of a policy or of the log."""
         self.ended: asyncio.Future[str | None] = self._loop.create_future()
-        """Done once a client from outside has said that it is: why it failed, or None."""
+        """Done when an outside client has finished: None, or the reason for its failure."""
         self._heard_at = self._loop.time()
         self._episode = episode
         self._dialect = dialect
         self._answered: dict[bytes, Conversation] = {}
-        """By the digest of a conversation that ends with an answer of the policy."""
+        """The conversations that end with an answer of the policy, by their digests."""
         self._running: set[asyncio.Task[Generation]] = set()
         self._reserved = 0
-        """Tokens that the generations under way may draw."""
+        """Tokens that the running generations may sample."""
         self._freed = asyncio.Event()
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        # Call paths are numbered in the coroutine's own context, whoever asks.
+        # Requests of all clients are numbered as those of the agent's coroutine.
         self._context = contextvars.copy_context()
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names that a request may give as its model."""
+        """The names that a request may give as its model."""
         return (*self._episode.roles, *self._dialect.models)
 
     @property
     def silent_s(self) -> float:
-        """Seconds since a client was last heard of; none while it waits for an answer."""
+        """Seconds since the last request of a client; 0 while a client waits for an answer."""
         return 0.0 if self._open else self._loop.time() - self._heard_at
 
     def heard(self) -> None:
-        """Says that a client was heard of."""
+        """Notes that a client is there."""
         self._heard_at = self._loop.time()
 
     def raise_failure(self) -> None:
@@ -132,23 +132,27 @@ class ChatSession:
             self.failed.result()
 
     async def complete(self, request: ChatRequest) -> list[Choice]:
-        """Answers a request. ApiError where it can't, and where the episode can't go on."""
+        """Answers a request. Raises ApiError if the request is wrong or the episode has ended."""
         role = self._dialect.models.get(request.model, request.model)
         if role not in self._episode.roles:
             names = ", ".join(self.models)
-            raise ApiError(404, f"no model {request.model!r}; there is {names}", "model_not_found")
+            raise ApiError(
+                404, f"no model {request.model!r}; models are {names}", "model_not_found"
+            )
         if stops := [
             text for text in request.stop if text not in self._episode.sampling(role).stop
         ]:
             raise bad_request(
-                f"stop: {stops[0]!r} ends no generation here; what does is set in the recipe, "
-                "policies.<name>.sampling.stop"
+                f"stop: {stops[0]!r} is not in policies.<name>.sampling.stop of the recipe; only "
+                "the texts there can stop a generation"
             )
         if len(self._running) + request.choices > IN_FLIGHT:
-            raise ApiError(429, f"more than {IN_FLIGHT} generations of one episode at a time")
+            raise ApiError(
+                429, f"one episode can have {IN_FLIGHT} generations at a time: retry this later"
+            )
         form = self._form(request)
-        context, new, digest = self._place(role, request)
-        asks = [self._ask(context.fork(), new, request, form) for _ in range(request.choices)]
+        conversation, new, digest = self._find(role, request)
+        asks = [self._ask(conversation.fork(), new, request, form) for _ in range(request.choices)]
         choices = []
         for continued, generation in await asyncio.gather(*asks):
             choice = self._choice(continued, generation, request)
@@ -157,20 +161,20 @@ class ChatSession:
         return choices
 
     def report(self, report: Report) -> None:
-        """Takes what the agent says of itself; a later report counts over an earlier one."""
+        """Takes a report of the agent. Its values replace those of earlier reports."""
         if report.reward is not None:
             self._episode.reward = report.reward
         self._episode.rewards.update(report.rewards)
         self._episode.metrics.update(report.metrics)
 
     def undelivered(self, choice: Choice) -> None:
-        """Says that nobody heard an answer: it is kept, and nothing is learned from it."""
+        """Excludes an answer from training, since no client received it. It is still recorded."""
         recorded = self._episode.turns[choice.call]
         recorded.turn = recorded.turn.model_copy(update={"trainable": False})
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """A client's request, from its coming to its answer's delivery."""
+        """Surrounds the handling of a client's request, up to the delivery of the answer."""
         self._open += 1
         self._idle.clear()
         try:
@@ -182,16 +186,16 @@ class ChatSession:
                 self._idle.set()
 
     async def drain(self) -> None:
-        """Waits for what is still being asked: its answers belong to the trajectory."""
+        """Waits until no request is open: the answers belong to the trajectory."""
         await self._idle.wait()
 
     def close(self) -> None:
-        """Gives up what is still being generated."""
+        """Cancels the generations that still run."""
         for task in self._running:
             task.cancel()
 
     def _form(self, request: ChatRequest) -> _Form:
-        """What the answer follows. A forced call is no text, which a `response_format` is of."""
+        """Returns what the answer must follow: a forced call ignores `response_format`."""
         if not request.forced:
             return request.json_schema, ("", "")
         try:
@@ -199,33 +203,36 @@ class ChatSession:
         except (ValueError, RecursionError) as error:
             raise bad_request(f"tool_choice: {error}") from error
 
-    def _place(
+    def _find(
         self, role: str, request: ChatRequest
     ) -> tuple[Conversation, tuple[Message, ...], bytes]:
-        """The longest conversation that a request goes on with, what is new, and its digest."""
+        """Returns the longest conversation that a request extends, the new messages, and the
+        digest of all messages."""
         digests = [start_of(role, request.tools)]
         for message in request.messages:
             digests.append(extend(digests[-1], message))
         if digests[-1] in self._answered:
-            raise bad_request("messages: they end with the answer; say something new after it")
+            raise bad_request(
+                "messages: the last one is the policy's answer; add something new after it"
+            )
         for said in range(len(request.messages) - 1, 0, -1):
             if (known := self._answered.get(digests[said])) is not None:
                 return known, request.messages[said:], digests[-1]
         return self._episode.new_conversation(role), request.messages, digests[-1]
 
     async def _ask(
-        self, context: Conversation, new: tuple[Message, ...], request: ChatRequest, form: _Form
+        self, said: Conversation, new: tuple[Message, ...], request: ChatRequest, form: _Form
     ) -> tuple[Conversation, Generation]:
-        """Has the policy answer, within what the episode's tokens leave to the others."""
-        most = await self._reserve(context.role, request.max_tokens)
-        tools = () if context.tokens else request.tools
+        """Asks the policy, once the episode has enough tokens left beside those reserved."""
+        most = await self._reserve(said.role, request.max_tokens)
+        tools = () if said.tokens else request.tools
         schema, around = form
-        asked = context.chat(new, tools=tools, max_tokens=most, json_schema=schema, around=around)
+        asked = said.chat(new, tools=tools, max_tokens=most, json_schema=schema, around=around)
         task = self._loop.create_task(asked, context=self._context)
         self._running.add(task)
         task.add_done_callback(lambda task: self._done(task, most))
-        await asyncio.wait({task})  # which goes on, should the client go away
-        return context, self._result(task)
+        await asyncio.wait({task})  # the task goes on if the client disconnects
+        return said, self._result(task)
 
     async def _reserve(self, role: str, asked: int | None) -> int:
         most = self._episode.sampling(role).max_tokens
@@ -241,51 +248,49 @@ class ChatSession:
         self._reserved -= reserved
         self._freed.set()
         if not task.cancelled():
-            task.exception()  # heard, though the client may be gone
+            task.exception()  # retrieved, even if the client is gone
 
     def _result(self, task: asyncio.Task[Generation]) -> Generation:
-        """What was generated. ApiError where that can't be: then the attempt ends."""
+        """Returns what was generated. If that failed, ends the attempt and raises ApiError."""
         if task.cancelled():
-            raise ApiError(503, "the episode has ended, or is beginning anew", "episode_ended")
+            raise ApiError(503, "this attempt of the episode has ended", "episode_ended")
         error = task.exception()
         if error is None:
             return task.result()
         if not self.failed.done():
             self.failed.set_exception(error)
-            self.failed.exception()  # heard, though nobody may ask
+            self.failed.exception()  # retrieved, even if nothing awaits the future
         if isinstance(error, EpisodeStopped):
             code = "context_length_exceeded" if error.ending == "overflow" else error.ending
-            raise bad_request(f"the episode ends: {error.ending}", code)
+            raise bad_request(f"the episode has ended: {error.ending}", code)
         raise ApiError(503, f"the attempt has failed: {error}", "attempt_failed")
 
-    def _choice(
-        self, context: Conversation, generation: Generation, request: ChatRequest
-    ) -> Choice:
-        assert context.last_call is not None
-        turn = self._episode.turns[context.last_call].turn
+    def _choice(self, said: Conversation, generation: Generation, request: ChatRequest) -> Choice:
+        assert said.last_call is not None
+        turn = self._episode.turns[said.last_call].turn
         content, calls = generation.text, NO_CALLS
         if request.calls_tools:
             content, calls = parse_tool_calls(generation.text, self._dialect.tool_calls)
         return Choice(
-            call=context.last_call,
+            call=said.last_call,
             content=content,
             tool_calls=calls,
             finish="tool_calls" if calls else generation.finish,
             tokens=generation.tokens,
             logprobs=tuple(packed.unpack_f32(turn.logprobs)),
-            prompt_tokens=len(context.tokens) - len(generation.tokens),
+            prompt_tokens=len(said.tokens) - len(generation.tokens),
         )
 
 
 def make_dialect(tool_calls: Format, models: Mapping[str, str] | None) -> Dialect:
-    """How clients are spoken to. UsageError for an unknown format."""
+    """Checks the options of a Dialect. Raises UsageError if the format is unknown."""
     if tool_calls not in FORMATS:
-        raise UsageError(f"tool_calls: {tool_calls!r} is none of {', '.join(FORMATS)}")
+        raise UsageError(f"tool_calls: {tool_calls!r} is unknown; use {', '.join(FORMATS)}")
     return Dialect(tool_calls, dict(models or {}))
 
 
 def describe(episode: Episode) -> dict[str, Any]:
-    """The task, as its agent is told of it."""
+    """Returns the task as a client gets it: JSON values."""
     task = episode.task
     return {
         "number": task.number,
@@ -297,7 +302,7 @@ def describe(episode: Episode) -> dict[str, Any]:
 
 
 def read_report(value: Any) -> Report:
-    """A report. ValueError where it is none."""
+    """Checks a report. Raises ValueError if a value is wrong."""
     try:
         return Report.model_validate(value)
     except ValidationError as error:

@@ -1,8 +1,7 @@
-"""The agent `client`: an episode waits until somebody from outside takes it, and plays it.
+"""The agent `client`: an episode waits until a client from outside takes it and plays it.
 
-Whoever holds the gateway's key takes the episode that has waited longest, and gets an API key of
-that one attempt, and the task. What then speaks OpenAI's API with it is the agent, whatever and
-wherever it is. It says when it has done.
+A client that has the gateway's key takes the episode that has waited longest. It gets the task, and
+an API key for that attempt. Then it plays the episode through OpenAI's API, and reports the end.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from typing import Any, Protocol
 from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_session import ChatSession, describe, make_dialect
-from headrace.services.agent.gateway.forced_tool_calls import Format
+from headrace.services.base.tool_calls import Format
 
 
 class ClientFailed(Exception):
-    """The client is gone, or says that it failed: the attempt is lost, and is no policy's doing."""
+    """The client is gone or reported a failure. The attempt fails; the policy is not blamed."""
 
 
 @dataclass(eq=False)
 class PendingEpisode:
-    """An attempt that waits for a client, or has one."""
+    """An attempt that waits for a client or has one."""
 
     session: ChatSession
     token: str
@@ -35,15 +34,15 @@ class PendingEpisode:
 
 
 class EpisodeQueue:
-    """The attempts of a worker that wait for clients."""
+    """The attempts of a worker that wait for clients, in order."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[PendingEpisode, None] = OrderedDict()
         self._came = asyncio.Event()
 
     @contextmanager
-    def offering(self, pending: PendingEpisode) -> Iterator[None]:
-        """Has an attempt wait, within."""
+    def waiting(self, pending: PendingEpisode) -> Iterator[None]:
+        """Keeps an attempt in the queue within the `with` block, until it is taken."""
         self._waiting[pending] = None
         self._came.set()
         try:
@@ -52,7 +51,7 @@ class EpisodeQueue:
             self._waiting.pop(pending, None)
 
     async def take(self, wait_s: float) -> PendingEpisode | None:
-        """Takes the attempt that has waited longest; None where none comes in time."""
+        """Takes the attempt that has waited longest. Returns None if none comes within `wait_s`."""
         try:
             async with asyncio.timeout(wait_s):
                 while not self._waiting:
@@ -65,7 +64,7 @@ class EpisodeQueue:
         return pending
 
     def give_back(self, pending: PendingEpisode) -> None:
-        """Has an attempt wait again, before all others: who took it never heard of it."""
+        """Returns an attempt to the head of the queue: the client that took it disconnected."""
         pending.taken.clear()
         self._waiting[pending] = None
         self._waiting.move_to_end(pending, last=False)
@@ -73,7 +72,7 @@ class EpisodeQueue:
 
 
 class Entrance(Protocol):
-    """Where clients come in: the gateway's server."""
+    """The server that clients connect to."""
 
     queue: EpisodeQueue
 
@@ -81,7 +80,7 @@ class Entrance(Protocol):
 
 
 class Client:
-    """An agent that comes from outside."""
+    """An agent that runs outside, in a client."""
 
     replayable = False
 
@@ -91,26 +90,26 @@ class Client:
         tool_calls: Format = "hermes",
         models: Mapping[str, str] | None = None,
     ) -> None:
-        """A client that is silent for `idle_s` counts as gone; one that waits for us is not silent.
+        """A client that makes no request for `idle_s` seconds, and waits for none, counts as gone.
 
-        `tool_calls` says how the model spells calls, `models` gives its roles more names.
-        UsageError where one of them can't be.
+        `tool_calls` says how the model spells calls. `models` maps further names of models to
+        roles. Raises UsageError if an option is wrong.
         """
         if not idle_s > 0:
-            raise UsageError(f"idle_s: {idle_s} is not above 0")
+            raise UsageError(f"idle_s must be above 0, not {idle_s}")
         self.entrance: Entrance | None = None
         """Set by the gateway."""
         self._idle_s = idle_s
         self._dialect = make_dialect(tool_calls, models)
 
     async def __call__(self, episode: Episode) -> None:
-        """Waits for a client, and for its end."""
+        """Waits for a client, and until it has finished."""
         assert self.entrance is not None, "only a gateway runs clients' episodes"
         session = ChatSession(episode, self._dialect)
         try:
             with self.entrance.admitting(session) as token:
                 pending = PendingEpisode(session, token, describe(episode))
-                with self.entrance.queue.offering(pending):
+                with self.entrance.queue.waiting(pending):
                     await self._play(pending)
                 await session.drain()
                 session.raise_failure()
@@ -129,6 +128,6 @@ class Client:
                 first: set[asyncio.Future[Any]] = {session.ended, session.failed}
                 await asyncio.wait(first, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             else:
-                raise ClientFailed(f"the client was silent for {self._idle_s:g} s")
+                raise ClientFailed(f"the client made no request for {self._idle_s:g} s")
         if (error := session.ended.result()) is not None:
-            raise ClientFailed(f"the client says that it failed: {error}")
+            raise ClientFailed(f"the client reported a failure: {error}")

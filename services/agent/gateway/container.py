@@ -1,9 +1,10 @@
-"""A black-box program of one attempt, in a container that reaches the gateway and nothing else.
+"""Runs the program of one attempt in a container that can reach the gateway and nothing else.
 
-Two containers: the program's own, and that of a relay whose network and process namespaces it
-shares. The network has a loopback alone, on which the relay listens; the relay has the gateway's
-Unix socket. It is the first of their processes, and ends with its connection to the worker:
-whatever becomes of the worker, the kernel kills the program then, and the engine removes both.
+There are two containers: the program's, and that of a relay. The program shares the network and
+process namespaces of the relay. The network has only a loopback, on which the relay listens; the
+relay has the gateway's Unix socket. The relay is the first process of the namespace, and ends when
+its connection to the worker (the lifeline) ends. So whatever happens to the worker, the kernel then
+kills the program, and the engine removes both containers.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from headrace.services.processes.docker.hardened import (
 )
 
 PORT = 8100
-"""Of the container's own loopback."""
+"""The port on the container's own loopback."""
 BASE_URL = f"http://127.0.0.1:{PORT}/v1"
 MOUNTED = "/run/headrace"
 EPISODE = "episode.json"
 LIFELINE = "lifeline"
 FOLDER = "headrace-agent-"
-"""How the folders begin that attempts and their containers share."""
+"""The prefix of the folders that attempts share with their containers."""
 RELAY = Path(__file__).with_name("relay.py")
 RELAY_LIMITS = Limits(memory_mb=64, pids=16, disk_mb=4)
 READY_S = 60.0
-"""Seconds that the relay has to listen: a busy host takes some to start a container."""
+"""Seconds until the relay must listen: a busy host is slow to start a container."""
 STDERR = 2
-"""The number of that stream."""
+"""The number of the error stream."""
 KILLED = 137
 
 
@@ -52,21 +53,21 @@ class ContainerSettings(Limits):
     """The option `container` of the agent `command`."""
 
     image: str
-    """What has the program. It needs `sh` and `sleep`."""
+    """The image with the program. It needs `sh` and `sleep`."""
     relay_image: str = "python:3.12-slim"
-    """Any image with `python3`."""
+    """An image with `python3`, for the relay."""
     memory_mb: Positive = 512
     pids: Positive = 128
     disk_mb: Positive = 256
 
 
 def read_container(options: Mapping[str, Any]) -> ContainerSettings:
-    """The recipe's options. UsageError names each that is wrong."""
+    """Reads the recipe's options. Raises UsageError, which names each wrong option."""
     return read_limits(ContainerSettings, options, "option container of agent 'command'")
 
 
 class SocketFolder:
-    """What both sides share: the gateway's socket, the lifeline, and what the program is given."""
+    """The folder that both sides share: the gateway's socket, the lifeline and the input."""
 
     def __init__(self, path: Path, given: bytes) -> None:
         path.chmod(0o755)
@@ -74,16 +75,16 @@ class SocketFolder:
         (path / EPISODE).chmod(0o644)
         self.path = path
         self.gateway = path / "gateway"
-        """Where the gateway must listen."""
+        """The socket on which the gateway must listen."""
         self._ready = asyncio.Event()
         self._held: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Lets the relay in, once the gateway listens."""
+        """Accepts the relay. The gateway must listen already."""
         lifeline = self.path / LIFELINE
         self._server = await asyncio.start_unix_server(self._hold, lifeline)
-        for path in (self.gateway, lifeline):  # the containers' users are nobody's
+        for path in (self.gateway, lifeline):  # the containers' user is not ours
             path.chmod(0o666)
 
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,12 +93,12 @@ class SocketFolder:
             self._ready.set()
 
     async def wait(self, image: str) -> None:
-        """Waits until the relay listens. InfrastructureError where it doesn't."""
+        """Waits until the relay listens. Raises InfrastructureError if it doesn't."""
         try:
             async with asyncio.timeout(READY_S):
                 await self._ready.wait()
         except TimeoutError as error:
-            said = f"the relay, a python3 of {image}, did not listen within {READY_S:g} s"
+            said = f"the relay in a container of {image} did not listen within {READY_S:g} s"
             raise InfrastructureError("relay_silent", said) from error
 
     def close(self) -> None:
@@ -110,7 +111,7 @@ class SocketFolder:
 
 @asynccontextmanager
 async def socket_folder(given: bytes) -> AsyncIterator[SocketFolder]:
-    """A folder for one attempt; in the end nobody holds on to it."""
+    """Yields a folder for one attempt, and removes it at the end."""
     await asyncio.to_thread(_sweep)
     with tempfile.TemporaryDirectory(prefix=FOLDER) as path:
         folder = SocketFolder(Path(path), given)
@@ -121,14 +122,14 @@ async def socket_folder(given: bytes) -> AsyncIterator[SocketFolder]:
 
 
 def _sweep() -> None:
-    """Removes the folders of workers that were killed: nobody listens at their lifelines."""
+    """Removes the folders of workers that were killed: nothing listens on their lifelines."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         with socket.socket(socket.AF_UNIX) as lifeline:
             try:
                 lifeline.connect(str(folder / LIFELINE))
             except ConnectionRefusedError:
                 shutil.rmtree(folder, ignore_errors=True)
-            except OSError:  # not yet there, or not ours
+            except OSError:  # the lifeline doesn't exist yet, or belongs to another user
                 continue
 
 
@@ -141,9 +142,10 @@ async def contained(
     folder: SocketFolder,
     live_s: float,
 ) -> AsyncIterator[asyncio.Task[Ended]]:
-    """Runs a command in a container of its own, for `live_s` at most.
+    """Runs a command in a container of its own, for at most `live_s` seconds.
 
-    The gateway must listen in the folder. InfrastructureError where the engine can't.
+    The gateway must listen in the folder. Yields a task that returns how the command ended. Raises
+    InfrastructureError if the engine can't run it.
     """
     engine = Engine()
     await engine.open()
@@ -161,7 +163,7 @@ async def contained(
         watching = asyncio.create_task(_watch(engine, program, command, cwd or WORK))
         yield watching
     finally:
-        folder.close()  # first of all: what comes after may be cut short
+        folder.close()  # first, since the rest may be interrupted
         if watching is not None:
             watching.cancel()
             await asyncio.wait({watching})
@@ -202,7 +204,7 @@ def _program(
     live_s: int,
 ) -> dict[str, Any]:
     body = _body(settings, settings.image, folder, live_s)
-    # Both are the relay's: its own they could not be.
+    # The program has the relay's host name and network, so the engine refuses its own.
     del body["Hostname"], body["NetworkDisabled"]
     body["Env"] = [*body["Env"], *(f"{name}={value}" for name, value in environment.items())]
     body["HostConfig"] |= {
@@ -214,7 +216,7 @@ def _program(
 
 
 async def _watch(engine: Engine, name: str, command: Sequence[str], folder: str) -> Ended:
-    """Runs the command, and keeps the last of what it writes."""
+    """Runs the command, and keeps the end of its output."""
     given = f'exec "$@" <{MOUNTED}/{EPISODE}'
     async with engine.run(name, ("sh", "-c", given, "sh", *command), USER, folder) as (run, output):
         said, errors = await _tails(output)

@@ -1,9 +1,10 @@
-"""Runs a command, and ends all that it began: `python -I -S guard.py LIFELINE COMMAND...`.
+"""Runs a command, and ends all that it started: `python -I -S guard.py LIFELINE COMMAND...`.
 
-LIFELINE is the reading end of a pipe that only the worker holds open. When that ends, by kill -9
-too, or the command does, every process that came of the command is killed: on Linux those as well
-that left its process group, for they become this process's children. Exits as the command did,
-with 128 and the signal's number where one ended it.
+LIFELINE is the reading end of a pipe that only the worker keeps open. It ends when the worker ends,
+even by kill -9. Then, or when the command ends, the guard kills every process that the command
+started. On Linux these include processes that left its process group, since they become children
+of the guard. The guard exits with the command's exit code, or with 128 plus the number of the
+signal that ended it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """https://man7.org/linux/man-pages/man2/prctl.2.html"""
 NOT_FOUND = 127
-"""Exit code of a command that could not be run, as a shell has it."""
+"""The exit code if the command can't be run, as in a shell."""
 
 
 def main() -> None:
-    """Runs the command to its end, or to the lifeline's."""
+    """Runs the command until it or the lifeline ends."""
     lifeline, command = int(sys.argv[1]), sys.argv[2:]
     os.set_inheritable(lifeline, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def run(command: list[str], parent: int) -> None:
-    """Becomes the command, in a session of its own."""
+    """Replaces this process by the command, in a session of its own."""
     try:
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -60,7 +61,7 @@ def run(command: list[str], parent: int) -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's prctl; nothing elsewhere."""
+    """Calls Linux's prctl. Does nothing on other systems."""
     if sys.platform == "linux":
         import ctypes
 
@@ -68,7 +69,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def reap(pid: int) -> int | None:
-    """Buries children that have ended. The exit code of `pid`, should it be among them."""
+    """Collects children that have ended. Returns the exit code of `pid` if it is one of them."""
     code = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -79,7 +80,7 @@ def reap(pid: int) -> int | None:
 
 
 def kill_all(group: int) -> None:
-    """Kills the command's group, and all children; theirs become ours, until there are none."""
+    """Kills the command's group and all children, whose own children then become ours."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     with suppress(ChildProcessError):
@@ -91,7 +92,7 @@ def kill_all(group: int) -> None:
 
 
 def children() -> list[int]:
-    """Processes whose parent this one is, as Linux tells."""
+    """Returns the children of this process. On systems other than Linux, returns none."""
     own, found = str(os.getpid()), []
     for name in os.listdir("/proc") if sys.platform == "linux" else ():
         if name.isdecimal():

@@ -1,7 +1,7 @@
-"""The agent `command`: a program of any kind that speaks OpenAI's API, one an attempt.
+"""The agent `command`: a program of any kind that uses OpenAI's API. Each attempt starts it once.
 
-What it does can't be done again against recorded answers: whoever takes its episode over begins a
-new attempt. `docs/gateway.md` says what the program is given, and what it may say.
+A program can't be replayed with recorded answers. If its worker dies, the next owner of the
+partition begins a new attempt. `docs/gateway.md` says what the program gets and what it may report.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from headrace.services.agent.gateway.container import (
     read_container,
     socket_folder,
 )
-from headrace.services.agent.gateway.forced_tool_calls import Format
 from headrace.services.agent.gateway.program_process import Ended, running
 from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.base.tool_calls import Format
 
 HOST = "127.0.0.1"
 LAST_WORDS = 600
-"""Most characters of its stderr that a failure cites."""
+"""Largest number of characters of its stderr in a failure."""
 
 
 class CommandFailed(Exception):
-    """The program broke: the attempt is lost, and is no policy's doing."""
+    """The program failed. The attempt fails; the policy is not blamed."""
 
 
 class Command:
@@ -57,15 +57,19 @@ class Command:
         judge: str | None = None,
         container: Mapping[str, Any] | None = None,
     ) -> None:
-        """`command` is a program and its arguments; `environment` are more variables.
+        """`command` is a program and its arguments.
 
-        It starts in `folder`, and has `timeout_s`, but never longer than the episode's deadline.
-        With `container` it runs in one, by the options of `ContainerSettings`.
-        `tool_calls` says how the model spells calls, `models` gives its roles more names. `judge`
-        is an environment that scores what it wrote. UsageError where one of them can't be.
+        - `environment` are further environment variables. The program starts in `folder`.
+        - It has `timeout_s` seconds, but never longer than until the episode's deadline.
+        - With `container`, the options of ContainerSettings, it runs in a container.
+        - `tool_calls` says how the model spells calls. `models` maps further names of models to
+          roles.
+        - `judge` is an environment that scores the program's output.
+
+        Raises UsageError if an option is wrong.
         """
         if isinstance(command, str) or not command or not all(isinstance(a, str) for a in command):
-            raise UsageError("command: a list of a program and its arguments is needed")
+            raise UsageError("command must be a list: a program and its arguments")
         self._command = tuple(command)
         self._environment = dict(environment or {})
         self._folder = folder
@@ -75,7 +79,7 @@ class Command:
         self._container = None if container is None else read_container(container)
 
     async def __call__(self, episode: Episode) -> None:
-        """Runs the program to its end, and takes its report."""
+        """Runs the program until it ends, and takes its report."""
         session = ChatSession(episode, self._dialect)
         server = GatewayServer()
         given = json.dumps(describe(episode), ensure_ascii=False).encode() + b"\n"
@@ -89,7 +93,9 @@ class Command:
         finally:
             session.close()
             await server.aclose()
-        self._judge_end(ended)
+        if ended.code:
+            words = ended.errors.strip()[-LAST_WORDS:]
+            raise CommandFailed(f"{self._command[0]} exited with {ended.code}: {words}")
         if (report := last_report(ended.output)) is not None:
             session.report(report)
         if self._judge is not None:
@@ -100,7 +106,7 @@ class Command:
     async def _started(
         self, server: GatewayServer, episode: Episode, about: Mapping[str, str], given: bytes
     ) -> AsyncIterator[asyncio.Task[Ended]]:
-        """The program's end to come, in a container or as a process of this host."""
+        """Starts the program, in a container or not. Yields a task that returns its end."""
         if self._container is not None:
             environment = {**self._environment, "OPENAI_BASE_URL": BASE_URL, **about}
             async with socket_folder(given) as folder:
@@ -126,22 +132,19 @@ class Command:
             raise CommandFailed(f"can't run {self._command[0]}: {error.strerror}") from error
 
     async def _end_of(self, program: asyncio.Task[Ended], session: ChatSession) -> Ended:
-        """The program's end. Raises what ended the attempt where that came first."""
+        """Waits for the program's end. Raises what ended the attempt, if that comes first."""
         first: set[asyncio.Future[Any]] = {program, session.failed}
         await asyncio.wait(first, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
         session.raise_failure()
         if not program.done():
-            raise CommandFailed(f"no end within {self._timeout_s} s")
+            raise CommandFailed(
+                f"{self._command[0]} did not end within timeout_s = {self._timeout_s:g}"
+            )
         return program.result()
-
-    def _judge_end(self, ended: Ended) -> None:
-        if ended.code:
-            words = ended.errors.strip()[-LAST_WORDS:]
-            raise CommandFailed(f"{self._command[0]} exited with {ended.code}: {words}")
 
 
 def last_report(output: str) -> Report | None:
-    """The report in the last line that was written, where it is one."""
+    """Returns the report in the last line of the output, if that is a report."""
     lines = output.strip().splitlines()
     try:
         tree = json.loads(lines[-1])
@@ -152,4 +155,4 @@ def last_report(output: str) -> Report | None:
     try:
         return read_report(tree)
     except ValueError as error:
-        raise CommandFailed(f"its report can't be read: {error}") from error
+        raise CommandFailed(f"the report of the program is wrong: {error}") from error

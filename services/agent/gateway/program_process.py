@@ -1,4 +1,4 @@
-"""A black-box process of one attempt. It ends with its worker, and leaves nothing behind."""
+"""Runs the program of one attempt as a process that ends with its worker, with all it started."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TAIL_BYTES = 1 << 16
-"""What is kept of each of its two outputs, from the end. The rest is read and dropped."""
+"""Bytes that are kept from the end of each output. The rest is read and dropped."""
 CLOSE_S = 5.0
-"""Seconds that the guard has to end it; it takes milliseconds."""
+"""Seconds that the guard has to end the process. It needs milliseconds."""
 GUARD = Path(__file__).with_name("guard.py")
 SECRET = "HEADRACE_"
-"""Variables that it is not given: they may hold the broker's passwords."""
+"""Prefix of the variables that the process doesn't get: they may contain passwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ class Ended:
 
     code: int
     output: str
-    """The last of what it wrote to stdout."""
+    """The end of its stdout."""
     errors: str
-    """The last of what it wrote to stderr."""
+    """The end of its stderr."""
 
 
 @asynccontextmanager
 async def running(
     command: Sequence[str], environment: Mapping[str, str], folder: str | None, given: bytes
 ) -> AsyncIterator[asyncio.Task[Ended]]:
-    """Starts a command with `given` at its stdin, and ends it at last with all that it began."""
+    """Runs a command with `given` as its stdin. At the end, kills it and all that it started."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(SECRET)}
     ours, lifeline = os.pipe()
     try:
@@ -78,7 +78,7 @@ async def _watch(process: asyncio.subprocess.Process, given: bytes) -> Ended:
 
 
 async def _give(stream: asyncio.StreamWriter, given: bytes) -> None:
-    # It need not read it, nor live so long.
+    # The command may end without reading its input.
     with suppress(BrokenPipeError, ConnectionResetError):
         stream.write(given)
         await stream.drain()

@@ -1,7 +1,8 @@
-"""Carries what a contained program says to the gateway: `python3 -I -S -c TEXT PORT FOLDER`.
+"""Forwards the connections of a program in a container to the gateway.
 
-It is the first process of a PID namespace that the program shares, and ends with the lifeline: so
-when the worker dies, the kernel kills the program with it. Run by any Python 3.8 or later.
+It runs as `python3 -I -S -c TEXT PORT FOLDER`, with any Python from 3.8 on. It is the first process
+of the PID namespace that the program shares, and it ends when its connection to the worker ends. So
+if the worker dies, the kernel kills the program, too.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import sys
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copies one direction to its end."""
+    """Copies one direction of a connection until it ends."""
     try:
         while chunk := await reader.read(65536):
             writer.write(chunk)
@@ -22,7 +23,7 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def main() -> None:
-    """Serves the port until the lifeline ends."""
+    """Serves the port until the connection to the worker ends."""
     port, folder = int(sys.argv[1]), sys.argv[2]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP side: who holds a session's token speaks for its episode, and nobody else gets in."""
+"""The gateway's HTTP server. A session's token gives access to its episode, and to no other."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from headrace.services.agent.gateway.refusals import ApiError, bad_request
 BODY_BYTES = 16 << 20
 """Largest body of a request."""
 TAKE = "/v1/episodes/take"
-"""Where episodes are taken."""
+"""The path at which clients take episodes."""
 TAKE_S = 30.0
-"""Seconds that who would take one waits for it."""
+"""Seconds that a request for an episode waits for one."""
 CLOSE_S = 0.5
 """Seconds that open connections have to end."""
 
 
 class GatewayServer:
-    """Serves sessions at one address."""
+    """Serves the clients of sessions at one address."""
 
     def __init__(self, queue: EpisodeQueue | None = None, key: str = "") -> None:
-        """With a `queue`, whoever has the `key` takes the episodes that wait there."""
+        """With a `key`, clients that have it take the episodes that wait in `queue`."""
         self.queue = queue or EpisodeQueue()
         self._key = key
         self._sessions: dict[str, ChatSession] = {}
@@ -38,21 +38,24 @@ class GatewayServer:
         self._runner: Any = None
 
     async def start(self, host: str, port: int) -> str:
-        """Listens; port 0 takes a free one. The base URL. DependencyError where it can't."""
+        """Listens, and returns the base URL. Port 0 takes a free port.
+
+        Raises DependencyError if it can't listen.
+        """
         site = _web().TCPSite(await self._prepare(), host, port)
         await self._listen(site, f"{host}:{port}")
         return f"http://{host}:{self._runner.addresses[0][1]}/v1"
 
     async def start_at(self, socket: Path) -> None:
-        """Listens on a Unix socket. DependencyError where it can't."""
+        """Listens on a Unix socket. Raises DependencyError if it can't."""
         await self._listen(_web().UnixSite(await self._prepare(), str(socket)), str(socket))
 
-    async def _listen(self, site: Any, cluster: str) -> None:
+    async def _listen(self, site: Any, address: str) -> None:
         try:
             await site.start()
         except OSError as error:
             await self.aclose()
-            raise DependencyError(f"can't listen on {cluster}: {error.strerror}") from error
+            raise DependencyError(f"can't listen on {address}: {error.strerror}") from error
 
     async def _prepare(self) -> Any:
         web = _web()
@@ -72,14 +75,14 @@ class GatewayServer:
         return self._runner
 
     async def aclose(self) -> None:
-        """Listens no more."""
+        """Stops listening."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
     @contextmanager
     def admitting(self, session: ChatSession) -> Iterator[str]:
-        """The token of a session, good within."""
+        """Yields a token for a session, which is valid within the `with` block."""
         token = secrets.token_urlsafe(32)
         self._sessions[token] = session
         try:
@@ -93,7 +96,7 @@ class GatewayServer:
         @web.middleware  # type: ignore[untyped-decorator, unused-ignore]
         async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
             try:
-                self._let_in(request)
+                self._authenticate(request)
                 return await handler(request)
             except ApiError as error:
                 refused = error
@@ -105,8 +108,8 @@ class GatewayServer:
 
         return guard
 
-    def _let_in(self, request: Any) -> None:
-        """ApiError 401 for who has no key to what is asked for."""
+    def _authenticate(self, request: Any) -> None:
+        """Raises ApiError 401 if a request has no valid key or token."""
         if request.path != TAKE:
             self._session_of(request).heard()
         elif not self._key or not secrets.compare_digest(
@@ -115,7 +118,7 @@ class GatewayServer:
             raise ApiError(401, "this is not the gateway's key", "invalid_api_key")
 
     def _session_of(self, request: Any) -> ChatSession:
-        """The session whose token a request bears. ApiError 401 where there is none."""
+        """Returns the session of a request's token. Raises ApiError 401 if there is none."""
         session = self._sessions.get(_bearer(request))
         if session is None:
             raise ApiError(
@@ -181,7 +184,7 @@ class GatewayServer:
     async def _take(self, http: Any) -> Any:
         pending = await self.queue.take(TAKE_S)
         if pending is None:
-            raise ApiError(503, f"no episode came to wait within {TAKE_S:g} s: ask again")
+            raise ApiError(503, f"no episode was waiting within {TAKE_S:g} s: ask again")
         if http.transport is None or http.transport.is_closing():
             self.queue.give_back(pending)
         tree = {"base_url": f"{http.url.origin()}/v1", "api_key": pending.token}
@@ -206,5 +209,5 @@ def _web() -> Any:
     try:
         from aiohttp import web
     except ImportError as error:
-        raise UsageError("the gateway needs the extra: pip install 'headrace[gateway]'") from error
+        raise UsageError("aiohttp is not installed: pip install 'headrace[gateway]'") from error
     return web

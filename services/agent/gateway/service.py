@@ -1,4 +1,4 @@
-"""The gateway: an agent worker that clients from outside can reach."""
+"""The gateway: an agent worker that serves clients from outside."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.worker.service_context import ServiceContext
 
 KEY = "HEADRACE_GATEWAY_KEY"
-"""The variable that holds the key of those who may take episodes."""
+"""The environment variable with the key that clients need to take episodes."""
 KEY_CHARACTERS = 16
-"""Fewest characters of it: who guesses it plays episodes."""
+"""Smallest length of the key: whoever guesses it can take episodes."""
 
 
 async def run(context: ServiceContext, listen: str) -> None:
@@ -23,11 +23,11 @@ async def run(context: ServiceContext, listen: str) -> None:
     """
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise UsageError(f"--listen {listen!r}: HOST:PORT is needed, as 127.0.0.1:8100")
+        raise UsageError(f"--listen {listen!r} must be HOST:PORT, for example 127.0.0.1:8100")
     key = os.environ.get(KEY, "")
     if len(key) < KEY_CHARACTERS:
         raise UsageError(
-            f"{KEY}: set it to a secret of at least {KEY_CHARACTERS} characters; who has it may "
+            f"set {KEY} to a secret of at least {KEY_CHARACTERS} characters; clients need it to "
             "take episodes"
         )
     server = GatewayServer(EpisodeQueue(), key)

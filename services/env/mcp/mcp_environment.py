@@ -24,10 +24,10 @@ from mcp.types import (
 )
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.services.base.tool_calls import BadCall, read_calls
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.http_environment import answering_within, authorization
 from headrace.services.env.mcp.mcp_transports import by_command, by_url
-from headrace.services.env.tool_calls import BadCall, read_calls
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from headrace.errors import EnvironmentFailed, UsageError
+from headrace.services.base.tool_calls import BadCall, ToolCall, read_calls
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.http_environment import authorization
 from headrace.services.env.openenv.openenv_messages import (
@@ -20,7 +21,6 @@ from headrace.services.env.openenv.openenv_messages import (
     render,
 )
 from headrace.services.env.openenv.openenv_session import OpenEnvSession
-from headrace.services.env.tool_calls import BadCall, Call, read_calls
 
 SEEDS = 2**31
 """Seeds are taken modulo this: servers pass them to generators that take 32 bits."""
@@ -139,8 +139,8 @@ class OpenEnvEnvironment:
                 f"Check the environment's options"
             ) from refused
 
-    async def _call(self, calls: Sequence[Call]) -> Observation:
-        """Call tools until the episode ends. An action without a call ends it."""
+    async def _call(self, calls: Sequence[ToolCall]) -> Observation:
+        """Calls tools until the episode ends. An action without a call ends it."""
         steps: list[Step] = []
         for call in calls:
             request = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}

@@ -18,7 +18,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import ACTIONS, EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, PROMPTS
-from headrace.services.agent.service import load_agents
+from headrace.services.agent.agents import load_agents
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.operate.replay.recorded_answers import (

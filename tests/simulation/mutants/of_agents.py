@@ -11,7 +11,7 @@ RECORDS = "services/agent/records.py"
 OF_AGENTS = (
     Mutant(
         name="recorded_answers_unused",
-        sentence="A taken-over coroutine runs against the recorded answers.",
+        sentence="A new owner runs an episode's coroutine with the recorded answers.",
         file=EARLY_ANSWERS,
         old="for answer in self._kept.pop(key, ()):",
         new="for answer in ():",
@@ -19,7 +19,7 @@ OF_AGENTS = (
     ),
     Mutant(
         name="last_answer_wins",
-        sentence="Of two records with one id, every reader takes the first.",
+        sentence="If two records have the same id, readers use the first one.",
         file=EARLY_ANSWERS,
         old="answers.setdefault(answer.attempt, {}).setdefault(answer.call, answer)",
         new="answers.setdefault(answer.attempt, {})[answer.call] = answer",
@@ -139,7 +139,7 @@ OF_AGENTS = (
     ),
     Mutant(
         name="older_attempts_answers_taken",
-        sentence="An answer to an older attempt is nobody's.",
+        sentence="An answer to an older attempt is ignored.",
         file=RUN,
         old="""\
         if answer.attempt < self.attempt:
@@ -161,7 +161,7 @@ OF_AGENTS = (
     ),
     Mutant(
         name="strays_not_closed",
-        sentence="What answers to an episode that is over is closed by the episode's owner.",
+        sentence="An environment that answers to an episode that is over is closed by its owner.",
         file=SHARD,
         old="        if over := self",
         new="        if False and self",

@@ -27,7 +27,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.tasks.cancellations import Cancellations
 from headrace.services.worker.shard import ShardContext
-from tests.unit.agent.test_run import task
+from tests.unit.agent.test_episode_run import task
 
 EPISODES = Partition("episodes", 0)
 

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.services.agent.gateway.forced_tool_calls import (
+from headrace.services.base.tool_calls import (
     BEGIN,
     Format,
     forced_call,
     parse_tool_calls,
 )
-from headrace.services.agent.gateway.forced_tool_calls import END as CALLED
+from headrace.services.base.tool_calls import END as CALLED
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.json_schema import Schemas, masked
 from headrace.services.models.weights import model_folder

@@ -22,8 +22,8 @@ from headrace.services.agent.gateway.clients import Client, EpisodeQueue, Pendin
 from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.operate.run.children import services_of
 from headrace.services.worker.service_context import ServiceContext
-from tests.unit.agent.gateway.test_command import BOUND_S, Chatting
-from tests.unit.agent.test_run import end, task
+from tests.unit.agent.gateway.test_program import BOUND_S, Chatting
+from tests.unit.agent.test_episode_run import end, task
 
 KEY = "a key that nobody guesses"
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
@@ -134,7 +134,7 @@ def test_a_client_that_is_gone_or_failed_gives_another_the_episode(silent: bool)
     assert [one.attempt for one in world.of(GenerationRequested)] == [0, 1]
     (recorded,) = world.of(TrajectoryRecorded)
     said = recorded.failures[0].message
-    assert ("silent" if silent else "no power") in said
+    assert ("no request" if silent else "no power") in said
 
 
 def test_who_comes_for_nothing_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +159,8 @@ def test_who_waited_longest_is_taken_first_and_what_is_given_back_is_next() -> N
             PendingEpisode(nobody, name, {}) for name in ("first", "second", "gone")
         )
         assert await queue.take(0.01) is None
-        with queue.offering(first), queue.offering(second):
-            with queue.offering(gone):
+        with queue.waiting(first), queue.waiting(second):
+            with queue.waiting(gone):
                 pass
             assert await queue.take(BOUND_S) is first
             assert first.taken.is_set()
@@ -171,7 +171,7 @@ def test_who_waited_longest_is_taken_first_and_what_is_given_back_is_next() -> N
             assert await queue.take(0.01) is None
             waiting = asyncio.create_task(queue.take(BOUND_S))
             await asyncio.sleep(0)
-            with queue.offering(gone):
+            with queue.waiting(gone):
                 assert await waiting is gone
 
     asyncio.run(main())

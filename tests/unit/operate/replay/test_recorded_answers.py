@@ -18,7 +18,7 @@ from headrace.services.operate.replay.recorded_answers import (
     RecordedAttempt,
     replay_attempt,
 )
-from tests.unit.agent.test_run import LOST, Taught, World, play, task
+from tests.unit.agent.test_episode_run import LOST, Taught, World, play, task
 
 
 def record(
@@ -55,7 +55,7 @@ def without(attempt: RecordedAttempt, call: str) -> RecordedAttempt:
 async def forked(episode: Episode) -> None:
     await episode.reset()
     await episode.generate("a")
-    one, two = episode.context().fork(), episode.context().fork()
+    one, two = episode.conversation().fork(), episode.conversation().fork()
     await episode.gather(lambda: one.generate("b"), lambda: two.generate("c"))
     await episode.score("judge", {"of": episode.random.random()})
 

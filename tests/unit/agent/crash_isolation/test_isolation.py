@@ -1,4 +1,4 @@
-"""Suspects are run apart by halves: those that kill end as poison, and nobody else is harmed."""
+"""Isolated episodes are bisected: those that crash end as poison, and the others finish."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.schemas.events import ActionRequested, EpisodeEnded, Event, Observ
 from headrace.services.agent.crash_isolation.isolation import CHILDREN, IsolatedEpisode, Isolation
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.requests import Answer
-from tests.unit.agent.test_run import World, play, start, task
+from tests.unit.agent.test_episode_run import World, play, start, task
 
 NOWHERE = Ref(topic="t", partition=0, offset=0, digest=bytes(16))
 SETUP = AgentSetup(lambda _: asyncio.sleep(0), {}, None, {})
@@ -84,7 +84,7 @@ class Children:
         return Fake()
 
 
-def suspect_of(context: Context, sample: int = 2, answers: Any = None) -> IsolatedEpisode:
+def isolated_of(context: Context, sample: int = 2, answers: Any = None) -> IsolatedEpisode:
     started = start(task()).model_copy(update={"sample": sample})
     return IsolatedEpisode(context, started, 0.0, SETUP, answers or {})  # type: ignore[arg-type]
 
@@ -95,7 +95,7 @@ def test_those_that_kill_end_as_poison_and_all_others_go_on(count: int, chosen: 
     children, context = Children(killers), Context()
 
     async def main() -> list[IsolatedEpisode]:
-        isolated_episodes = [suspect_of(context, sample) for sample in range(count)]
+        isolated_episodes = [isolated_of(context, sample) for sample in range(count)]
         context.spawn(Isolation(children).run(context, isolated_episodes), "")  # type: ignore[arg-type]
         await context.finished()
         return isolated_episodes
@@ -126,7 +126,7 @@ def test_what_was_answered_is_not_asked_again_and_the_rest_is() -> None:
 
     async def main() -> None:
         context, host = Context(), Host()
-        isolated = suspect_of(context, answers={0: {recorded.call: recorded}})
+        isolated = isolated_of(context, answers={0: {recorded.call: recorded}})
         isolated.host = host
         isolated.relay(reset, results.append)
         assert (context.sent, host.told) == ([], [recorded])
@@ -150,7 +150,7 @@ def test_the_environment_of_a_poison_is_closed() -> None:
 
     async def main() -> list[Event]:
         context = Context()
-        isolated = suspect_of(context)
+        isolated = isolated_of(context)
         isolated.relay(step, lambda _: None)
         await context.finished()
         await isolated.end_as_poison("SIGKILL")
@@ -162,9 +162,9 @@ def test_the_environment_of_a_poison_is_closed() -> None:
     assert isinstance(outcome, EpisodeEnded)
 
 
-def test_a_suspect_that_waits_for_a_child_is_cancelled_and_stopped_all_the_same() -> None:
+def test_an_isolated_episode_that_waits_for_a_child_is_cancelled_and_stopped_all_the_same() -> None:
     async def main() -> None:
-        isolated, host = suspect_of(Context()), Host()
+        isolated, host = isolated_of(Context()), Host()
         isolated.cancel("enough")
         assert isolated.cancelled == "enough"
         isolated.host = host

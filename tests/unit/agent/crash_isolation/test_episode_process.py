@@ -15,11 +15,11 @@ from headrace.schemas.events import EpisodeEnded, Event, Ref, TrajectoryRecorded
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.crash_isolation.episode_process import ChildProcess
 from headrace.services.agent.crash_isolation.isolation import IsolatedEpisode
-from tests.unit.agent.test_isolation import SETUP, Context
-from tests.unit.agent.test_run import World, start, task
+from tests.unit.agent.crash_isolation.test_isolation import SETUP, Context
+from tests.unit.agent.test_episode_run import World, start, task
 
 
-def recipe(use: str = "tests.unit.agent.killers:killer") -> Recipe:
+def recipe(use: str = "tests.unit.agent.crash_isolation.killers:killer") -> Recipe:
     policies = {"default": {"model": "tiny-llama"}}
     agents = {"default": {"use": use}}
     return Recipe.model_validate({"name": "test", "policies": policies, "agents": agents})
@@ -130,7 +130,7 @@ def test_an_event_that_no_record_can_hold_fails_its_episode() -> None:
 def test_a_child_that_does_not_come_up_is_an_error(capfd: Any) -> None:
     async def main() -> None:
         with pytest.raises(HeadraceError, match="did not come up"):
-            await ChildProcess.start(recipe("tests.unit.agent.killers:nothing"))
+            await ChildProcess.start(recipe("tests.unit.agent.crash_isolation.killers:nothing"))
 
     asyncio.run(main())
     assert "nothing" in capfd.readouterr().err

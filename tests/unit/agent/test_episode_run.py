@@ -231,7 +231,7 @@ def test_what_is_demonstrated_is_a_turn_that_no_version_drew() -> None:
 def test_a_worker_that_knows_no_demonstrations_is_found_out() -> None:
     outcome, _ = play(World(), task(attempts=1), half_taught)
     assert outcome.failure is not None
-    assert "renew it" in outcome.failure.message
+    assert "too old" in outcome.failure.message
 
 
 def test_a_request_means_what_it_must_say_and_how() -> None:
@@ -265,7 +265,7 @@ def test_contexts_are_token_ids_that_only_grow() -> None:
     assert prompts == [[], [48, 65, 66], [48, 65, 66, 49, 65, 66]]
 
 
-def test_a_taken_over_episode_goes_on_where_its_answers_end() -> None:
+def test_an_episode_of_a_lost_worker_goes_on_where_its_answers_end() -> None:
     first = World()
     play(first)
     requests = first.requests()
@@ -506,7 +506,7 @@ def test_parallel_calls_have_paths_that_replay() -> None:
     async def forked(episode: Episode) -> None:
         await episode.reset()
         await episode.generate("a")
-        one, two = episode.context().fork(), episode.context().fork()
+        one, two = episode.conversation().fork(), episode.conversation().fork()
         await episode.gather(lambda: one.generate("b"), lambda: two.generate("c"))
         await episode.generate("d")
 

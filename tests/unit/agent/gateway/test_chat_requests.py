@@ -9,12 +9,8 @@ import pytest
 
 from headrace.services.agent.gateway.chat_messages import extend, read_messages, start_of
 from headrace.services.agent.gateway.chat_requests import read_request
-from headrace.services.agent.gateway.forced_tool_calls import (
-    NO_PARAMETERS,
-    ToolCall,
-    parse_tool_calls,
-)
 from headrace.services.agent.gateway.refusals import ApiError
+from headrace.services.base.tool_calls import NO_PARAMETERS
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
@@ -103,7 +99,7 @@ def test_messages_that_cannot_be_taken_are_refused(messages: Any) -> None:
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
-            "no tool 'sub'; there is add",
+            "no tool 'sub'; tools are add",
         ),
         ({"tools": [{"type": "custom"}], "tool_choice": "required"}, "tools"),
         (
@@ -166,54 +162,3 @@ def test_a_call_of_some_tools_is_asked_for(choice: Any, names: list[str]) -> Non
     assert request.forced.get("stop", schema) == schema
     assert request.forced.get("add", NO_PARAMETERS) == NO_PARAMETERS
     assert request.calls_tools == (choice != "none")
-
-
-def test_an_end_within_an_argument_ends_no_call() -> None:
-    call = {"name": "say", "arguments": {"text": "</tool_call> and <tool_call>"}}
-    text = f"so: <tool_call>\n{json.dumps(call)}\n</tool_call>"
-    assert parse_tool_calls(text, "hermes") == ("so:", (ToolCall("say", call["arguments"]),))  # type: ignore[arg-type]
-
-
-def test_hermes_calls_are_read_with_the_text_before_them() -> None:
-    text = (
-        'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
-        '<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
-    )
-    said, calls = parse_tool_calls(text, "hermes")
-    assert said == "Let me see."
-    assert calls == (ToolCall("add", {"a": 1}), ToolCall("stop", {}))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"name": "add", "arguments": {"a": 1}}',
-        '```json\n{"name": "add", "parameters": {"a": 1}}\n```',
-        ' [{"name": "add", "arguments": {"a": 1}}]',
-    ],
-)
-def test_plain_json_calls_are_read(text: str) -> None:
-    assert parse_tool_calls(text, "json") == ("", (ToolCall("add", {"a": 1}),))
-    assert parse_tool_calls(text, "hermes") == (text, ())
-    assert parse_tool_calls(text, "none") == (text, ())
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "42",
-        "[]",
-        "<tool_call></tool_call>",
-        '<tool_call>{"name": "add"}</tool_call>',
-        '<tool_call>{"name": "add", "arguments": "{}"}</tool_call>',
-        '<tool_call>{"name": "add", "arguments": {}}',
-        '<tool_call>{"name": "add", "arguments": {}}</tool_call><tool_call>{',
-        '{"name": 3, "arguments": {}}',
-        '[{"name": "add", "arguments": {}}, 3]',
-        "[" * 100_000,
-    ],
-)
-def test_what_cannot_be_parsed_stays_text(text: str) -> None:
-    for form in ("hermes", "json", "none"):
-        assert parse_tool_calls(text, form) == (text, ())  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from headrace.schemas.events import (
 )
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.gateway.program import Command
-from tests.unit.agent.test_run import World, end, task
+from tests.unit.agent.test_episode_run import World, end, task
 
 BOUND_S = 60.0
 TALKING = Path(__file__).with_name("talking.py")
@@ -216,13 +216,13 @@ def test_kill_9_of_the_worker_leaves_no_child() -> None:
     asyncio.run(main())
 
 
-def test_an_episode_taken_over_begins_a_new_attempt() -> None:
+def test_an_episode_whose_worker_was_lost_begins_a_new_attempt() -> None:
     world = Chatting()
     recorded = {0: {"1": None}}  # whatever the answer was: it is not played again
     outcome = play("talk", world, answers=recorded)
     assert (outcome.ending, outcome.attempt) == ("finished", 1)
     assert [one.attempt for one in world.of(GenerationRequested)] == [1, 1]
-    assert [one.code for one in world.trajectory().failures] == ["taken_over"]
+    assert [one.code for one in world.trajectory().failures] == ["worker_lost"]
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from headrace.schemas.events import EpisodeEnded, Event, GenerationRequested
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_requests import read_request
 from headrace.services.agent.gateway.chat_session import IN_FLIGHT, ChatSession, Choice, Dialect
-from headrace.services.agent.gateway.forced_tool_calls import BEGIN, END, Format, forced_call
 from headrace.services.agent.gateway.refusals import ApiError
 from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer
-from tests.unit.agent.gateway.test_command import BOUND_S, Chatting
-from tests.unit.agent.test_run import end, task
+from headrace.services.base.tool_calls import BEGIN, END, Format, forced_call
+from tests.unit.agent.gateway.test_program import BOUND_S, Chatting
+from tests.unit.agent.test_episode_run import end, task
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -151,10 +151,10 @@ def test_where_calls_have_no_spelling_none_is_forced() -> None:
 
 def test_a_worker_that_knows_no_forced_calls_is_found_out() -> None:
     async def talk(session: ChatSession) -> None:
-        with pytest.raises(ApiError, match="renew it"):
+        with pytest.raises(ApiError, match="too old"):
             await ask(session, user("a"), tools=[TOOL], tool_choice="required")
 
-    with pytest.raises(AssertionError, match="renew it"):
+    with pytest.raises(AssertionError, match="too old"):
         converse(talk, attempts=1)
 
 
