@@ -13,14 +13,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.client import (
-        AsyncClient,
-        Client,
-        PathArrays,
-        SubmittedTask,
-        Trajectory,
-        TurnArrays,
-    )
+    from headrace.async_client import AsyncClient, SubmittedTask
+    from headrace.client import Client
     from headrace.errors import (
         DependencyError,
         EnvironmentFailed,
@@ -47,11 +41,11 @@ if TYPE_CHECKING:
     from headrace.services.tasks.task_maker import Item
     from headrace.stream_jobs.filters import Group
     from headrace.trainer.losses import MicroBatch
+    from headrace.trajectories import PathArrays, Trajectory, TurnArrays
 
 _MODULES = {
-    "headrace.client": (
-        "AsyncClient", "Client", "PathArrays", "SubmittedTask", "Trajectory", "TurnArrays",
-    ),
+    "headrace.async_client": ("AsyncClient", "SubmittedTask"),
+    "headrace.client": ("Client",),
     "headrace.errors": (
         "DependencyError", "EnvironmentFailed", "HeadraceError", "InfrastructureError",
         "RecordsLost", "UsageError",
@@ -69,6 +63,7 @@ _MODULES = {
     "headrace.services.tasks.task_maker": ("Item",),
     "headrace.stream_jobs.filters": ("Group",),
     "headrace.trainer.losses": ("MicroBatch",),
+    "headrace.trajectories": ("PathArrays", "Trajectory", "TurnArrays"),
 }  # fmt: skip
 """Module to the names that it gives: the imports above, as they are made at run time."""
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -67,9 +67,9 @@ async def calculator_teacher(episode: Episode) -> None:
 
 
 def _client() -> Any:
-    from headrace.services.agent.gateway.clients import Client
+    from headrace.services.agent.gateway.clients import ClientAgent
 
-    return Client
+    return ClientAgent
 
 
 def _command() -> Any:

@@ -11,7 +11,7 @@ from headrace.schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOME
 from headrace.services.agent.agents import load_agents
 from headrace.services.agent.crash_isolation.episode_process import ChildProcess
 from headrace.services.agent.crash_isolation.isolation import Isolation, MakeChild
-from headrace.services.agent.gateway.clients import Client, Entrance
+from headrace.services.agent.gateway.clients import ClientAgent, Entrance
 from headrace.services.agent.shard import AgentShard
 from headrace.services.base.concurrency import until_first
 from headrace.services.kafka.broker import Partition
@@ -36,7 +36,7 @@ async def run(
     """
     agents = load_agents(context.recipe)
     for key, setup in agents.items():
-        if isinstance(setup.agent, Client):
+        if isinstance(setup.agent, ClientAgent):
             if entrance is None:
                 raise UsageError(
                     f"agents.{key} waits for clients, which this worker can't serve: run "

@@ -27,7 +27,7 @@ def load(kind: str, use: str, builtins: Mapping[str, Loader]) -> Any:
     own, colon, attribute = use.partition(":")
     if use not in builtins and not colon:
         names = ", ".join(sorted(builtins))
-        raise UsageError(f"no {kind} {use!r}: use {names}, or your own as package.module:name")
+        raise UsageError(f"no {kind} {use!r}. Use {names}, or your own as package.module:name")
     try:
         if use in builtins:
             return builtins[use]()

@@ -1,4 +1,4 @@
-"""What Headrace requires of a log. Two implementations: Kafka (`client.py`) and `memory/`.
+"""What Headrace requires of a log. Two implementations: Kafka (`kafka_broker.py`) and `memory/`.
 
 `tests/contract/` holds both to this contract:
 

@@ -11,7 +11,7 @@ from headrace.errors import DependencyError
 from headrace.schemas.codec import Codec
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.broker import Broker
-from headrace.services.kafka.client import KafkaBroker
+from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.registry import Registry
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.cluster_config import ClusterConfig

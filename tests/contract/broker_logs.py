@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.errors import HeadraceError
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
-from headrace.services.kafka.client import KafkaBroker
+from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
 from tests.contract import broker_member
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from headrace.services.kafka.broker import Broker, Committed, Partition, Record
-from headrace.services.kafka.client import KafkaBroker
+from headrace.services.kafka.kafka_broker import KafkaBroker
 
 
 async def take_part(

@@ -23,7 +23,7 @@ import psutil
 
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.broker import Record
-from headrace.services.kafka.client import KafkaBroker
+from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.following import Follower
 

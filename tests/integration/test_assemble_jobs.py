@@ -22,7 +22,7 @@ from faust.transport.drivers.aiokafka import Consumer
 from headrace.schemas.events import GroupClosed
 from headrace.schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
 from headrace.services.kafka.broker import Outgoing, Partition
-from headrace.services.kafka.client import KafkaBroker
+from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.worker.service_context import ServiceContext

@@ -29,7 +29,7 @@ from headrace.services.kafka.broker import (
     Record,
     Subscription,
 )
-from headrace.services.kafka.client import KafkaBroker
+from headrace.services.kafka.kafka_broker import KafkaBroker
 
 LIMIT_S = 90
 

@@ -23,7 +23,7 @@ from headrace.errors import RecordsLost
 from headrace.infra import local
 from headrace.schemas.topics import ACTIONS, OBSERVATIONS, POLICIES, TRAJECTORIES
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
-from headrace.services.kafka.client import KafkaBroker
+from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.worker.worker import ShardContext, Worker
 from headrace.trainer import service
 from tests.integration.test_trainer import Bench, facts

@@ -79,7 +79,7 @@ class Entrance(Protocol):
     def admitting(self, session: ChatSession) -> AbstractContextManager[str]: ...
 
 
-class Client:
+class ClientAgent:
     """An agent that runs outside, in a client."""
 
     replayable = False

@@ -18,7 +18,7 @@ from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway import service as gateway_service
 from headrace.services.agent.gateway.chat_session import ChatSession
-from headrace.services.agent.gateway.clients import Client, EpisodeQueue, PendingEpisode
+from headrace.services.agent.gateway.clients import ClientAgent, EpisodeQueue, PendingEpisode
 from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.operate.run.children import services_of
 from headrace.services.worker.service_context import ServiceContext
@@ -57,7 +57,7 @@ def play(
     **changes: Any,
 ) -> EpisodeEnded:
     """An episode that whoever is `outside` plays."""
-    client = Client(idle_s)
+    client = ClientAgent(idle_s)
     players: list[asyncio.Task[None]] = []
 
     async def agent(episode: Episode) -> None:
@@ -179,7 +179,7 @@ def test_who_waited_longest_is_taken_first_and_what_is_given_back_is_next() -> N
 
 def test_an_idle_time_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError):
-        Client(idle_s=0)
+        ClientAgent(idle_s=0)
 
 
 def recipe(use: str = "client") -> Recipe:

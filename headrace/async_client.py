@@ -1,0 +1,232 @@
+"""A namespace as another team sees it. `headrace.Client` is the same without `async`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.errors import RecordsLost, UsageError
+from headrace.schemas.events import EpisodeEnded, Ref, TaskEnded, TrajectoryRecorded
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import RESULTS
+from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.log_reader import CaughtUp, Start, follow_events
+from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.namespace.connect import Connection, connect, locate
+from headrace.services.namespace.lookup import find_namespace
+from headrace.services.operate.show.unpacked import Texts
+from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
+from headrace.trajectories import Trajectory, unpack
+
+T = TypeVar("T")
+
+FETCHED_AT_ONCE = 64
+"""Trajectories in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedTask:
+    """A task that is in the log."""
+
+    number: int
+    """Its offset in `tasks`, which every event about it carries."""
+    task_id: str
+
+
+class AsyncClient:
+    """A namespace, as another team sees it. Use it as an asynchronous context manager."""
+
+    def __init__(
+        self,
+        bootstrap: str | None = None,
+        registry: str | None = None,
+        namespace: str | None = None,
+        *,
+        source: str = "client",
+        state: str | Path = ".headrace",
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Connects to nothing yet.
+
+        `bootstrap` is `host:port[,host:port]` and `registry` the URL of a Confluent-compatible
+        schema registry; without both, the local stack of the folder `state` is used. Without
+        `namespace`, the run that started last is used. `source` names who submits: task ids are
+        unique within it. `properties` are librdkafka properties, such as `security.protocol`.
+
+        Raises UsageError if a name is not allowed, or only one of both addresses is given.
+        """
+        if (bootstrap is None) != (registry is None):
+            raise UsageError("give both `bootstrap` and `registry`, or neither for the local stack")
+        self._cluster = ClusterConfig(
+            state=Path(state),
+            bootstrap_servers=bootstrap,
+            registry_url=registry,
+            namespace=namespace,
+            kafka_properties=dict(properties or {}),
+        )
+        self._source = source
+        self._stack = AsyncExitStack()
+        self._connection: Connection | None = None
+        self._log: EventLog | None = None
+        self._writing: EventLog | None = None
+        self._recipe: Recipe | None = None
+        self._texts: Texts | None = None
+        self._first_result: dict[int, dict[Partition, Start]] = {}
+        """Submitted task to where its result can be at the earliest."""
+
+    async def __aenter__(self) -> AsyncClient:
+        """Connects. Raises DependencyError if the broker does not answer within 5 s, UsageError
+        if there is no such namespace."""
+        cluster = await asyncio.to_thread(locate, self._cluster)
+        self._connection = await self._stack.enter_async_context(connect(cluster, self._source))
+        try:
+            topics, life = await find_namespace(self._connection, cluster.namespace)
+            self._log, self._recipe = self._connection.log(topics), life.recipe()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._texts = Texts(self._recipe)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Closes the connection."""
+        await self._stack.aclose()
+        self._connection = self._log = self._writing = None
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that this client uses."""
+        return self._reading().topics.namespace
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        self._reading()
+        assert self._recipe is not None
+        return self._recipe
+
+    async def submit(self, tasks: Iterable[Mapping[str, Any]]) -> list[SubmittedTask]:
+        """Writes tasks; they are durable on return.
+
+        Each task has the keys of a line of `headrace submit`: `payload`, `samples`, `item_id`,
+        `task_id` and so on; what is left out comes from the recipe. Raises UsageError if a key or a
+        value is wrong: then no task was written.
+        """
+        log = self._reading()
+        lines = [json.dumps({"task_id": uuid.uuid4().hex, **task}) for task in tasks]
+        events = await asyncio.to_thread(read_tasks, self.recipe, self._source, lines)
+        if self._writing is None:
+            assert self._connection is not None
+            self._writing = await self._connection.writing_log(log.topics)
+        bounds = await log.broker.ends(log.topics.partitions_of(RESULTS))
+        starts: dict[Partition, Start] = {each: end for each, (_, end) in bounds.items()}
+        submitted = [SubmittedTask(*pair) for pair in await send_tasks(self._writing, events)]
+        self._first_result |= dict.fromkeys((task.number for task in submitted), starts)
+        return submitted
+
+    async def results(
+        self,
+        tasks: Iterable[SubmittedTask | int] | None = None,
+        *,
+        follow: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[TaskEnded, None]:
+        """Yields the result of each task, once, as it is in the log.
+
+        With `tasks` (or their numbers) it waits for these and ends with the last of them. Without,
+        it yields all results that the log holds, and with `follow` goes on with new ones. Raises
+        TimeoutError if a result that is waited for does not come within `timeout_s`.
+        """
+        log = self._reading()
+        wanted = None if tasks is None else {_number(task) for task in tasks}
+        if wanted is not None and not wanted:
+            return
+        seen: set[int] = set()
+        items = follow_events(log, self._starts(log, wanted))
+        ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        try:
+            while wanted is None or not wanted <= seen:
+                try:
+                    async with asyncio.timeout_at(ends_at):
+                        item = await anext(items)
+                except TimeoutError:
+                    missing = sorted((wanted or set()) - seen)
+                    raise TimeoutError(
+                        f"no result within {timeout_s:g} s of {len(missing)} tasks: "
+                        f"{missing[:10]}. `headrace show NUMBER` tells where a task stands"
+                    ) from None
+                if isinstance(item, CaughtUp):
+                    if wanted is None and not follow:
+                        return
+                elif (ended := _result(item, wanted, seen)) is not None:
+                    seen.add(ended.task)
+                    yield ended
+        finally:
+            await items.aclose()
+
+    async def trajectories(
+        self,
+        tasks: Iterable[SubmittedTask | int] | None = None,
+        *,
+        follow: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Trajectory, None]:
+        """Yields the trajectories that count, in the order of their tasks' results.
+
+        The arguments are those of `results`. An episode that was refused or failed early has no
+        trajectory. Raises RecordsLost if a trajectory was deleted by retention.
+        """
+        async with aclosing(self.results(tasks, follow=follow, timeout_s=timeout_s)) as results:
+            async for ended in results:
+                refs = [one.trajectory for one in ended.outcomes if one.trajectory is not None]
+                for first in range(0, len(refs), FETCHED_AT_ONCE):
+                    for trajectory in await self._fetch(refs[first : first + FETCHED_AT_ONCE]):
+                        yield trajectory
+
+    async def trajectory(self, outcome: EpisodeEnded) -> Trajectory | None:
+        """The trajectory of one outcome of a result, or None if none was recorded."""
+        if outcome.trajectory is None:
+            return None
+        return (await self._fetch([outcome.trajectory]))[0]
+
+    async def _fetch(self, refs: list[Ref]) -> list[Trajectory]:
+        events = await self._reading().fetch(refs)
+        for ref, event in zip(refs, events, strict=True):
+            if not isinstance(event, TrajectoryRecorded):
+                raise RecordsLost(f"{ref.topic}/{ref.partition}@{ref.offset} is no trajectory")
+        assert self._texts is not None
+        texts = self._texts
+        return [
+            await asyncio.to_thread(unpack, event, texts)
+            for event in events
+            if isinstance(event, TrajectoryRecorded)
+        ]
+
+    def _starts(self, log: EventLog, wanted: set[int] | None) -> Mapping[Partition, Start]:
+        starts: dict[Partition, Start] = dict.fromkeys(log.topics.partitions_of(RESULTS), "first")
+        if wanted is not None and wanted <= self._first_result.keys():
+            return self._first_result[min(wanted)]
+        return starts
+
+    def _reading(self) -> EventLog:
+        if self._log is None:
+            raise UsageError("the client is not connected: use it in a `with` statement")
+        return self._log
+
+
+def _number(task: SubmittedTask | int) -> int:
+    return task if isinstance(task, int) else task.number
+
+
+def _result(item: Delivery[Any], wanted: set[int] | None, seen: set[int]) -> TaskEnded | None:
+    event = item.event
+    if not isinstance(event, TaskEnded) or event.task in seen:
+        return None
+    return event if wanted is None or event.task in wanted else None
