@@ -35,7 +35,7 @@ def address(
 ) -> Iterator[tuple[str, str, str]]:
     """A namespace whose run has not started: its tasks wait."""
     namespace, state = "test-client", tmp_path_factory.mktemp("client")
-    command = [sys.executable, "-m", "headrace.services.operate.cli"]
+    command = [sys.executable, "-m", "headrace"]
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     common = ["null", *settings, *arguments(local_stack, namespace, state)]
     subprocess.run([*command, "apply", *common], check=True, timeout=BOUND_S)
