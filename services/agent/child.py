@@ -1,7 +1,7 @@
-"""A process of its own for episodes that may kill it: `python -m services.agent.child FD`.
+"""The child process for episodes that may kill it.
 
-It runs episodes as a worker does, but has no log: what they send goes to the worker over the
-socket FD, and what answers them comes from there. It ends with the socket.
+It runs episodes as a worker does, but has no log: what they send goes to the worker, and what
+answers them comes from there.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import functools
 import json
 import logging
 import os
-import socket
-import sys
-import threading
+from typing import BinaryIO
 
 from schemas.errors import TooLarge
 from schemas.events import (
@@ -24,10 +22,11 @@ from schemas.events import (
     Ref,
 )
 from schemas.read_recipe import parse_recipe
-from services.agent.frames import Frame, FrameCodec
+from services.agent.frames import LIMIT, Frame, FrameCodec
 from services.agent.records import AgentSetup
 from services.agent.run import EpisodeRun
 from services.agent.service import load_agents
+from services.processes.pipes import take_pipes
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +66,8 @@ class _Outlet:
 class Child:
     """The process's episodes."""
 
-    def __init__(self, peer: socket.socket) -> None:
-        self._peer = peer
+    def __init__(self, worker: BinaryIO) -> None:
+        self._worker = worker
         self._codec = FrameCodec()
         self._agents: dict[str, AgentSetup] = {}
         self._runs: dict[int, EpisodeRun] = {}
@@ -76,31 +75,16 @@ class Child:
 
     def write(self, frame: Frame) -> None:
         """Tells the worker something: it is out of this process when it returns."""
-        self._peer.sendall(self._codec.encode(frame))
+        self._worker.write(self._codec.encode(frame) + b"\n")
+        self._worker.flush()
 
-    async def main(self) -> None:
-        """Loads the recipe's agents, then runs what it is told to, until the process is ended."""
-        incoming = FrameCodec()
-        take = functools.partial(_take, self._peer)
-        recipe = incoming.read(take)
+    async def main(self, frames: asyncio.StreamReader) -> None:
+        """Loads the recipe's agents, then runs what it is told to, until the worker is gone."""
+        recipe = self._codec.decode(await frames.readline())
         self._agents = load_agents(parse_recipe(json.loads(recipe.text), "the worker's recipe"))
         self.write(Frame("ready"))
-        loop = asyncio.get_running_loop()
-
-        def listen() -> None:
-            # A thread: the loop may hang in an agent's code, and the worker be gone meanwhile.
-            while True:
-                try:
-                    frame = incoming.read(take)
-                except (EOFError, OSError):
-                    os._exit(0)
-                except BaseException:  # the thread must not end alone
-                    logger.critical("the worker is not understood", exc_info=True)
-                    os._exit(1)
-                loop.call_soon_threadsafe(self._on_frame, frame)
-
-        threading.Thread(target=listen, name="worker", daemon=True).start()
-        await asyncio.Event().wait()
+        async for line in frames:
+            self._on_frame(self._codec.decode(line))
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == "start":
@@ -140,24 +124,18 @@ class Child:
         self.write(Frame("ended", number))
 
 
-def _take(peer: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        part = peer.recv(min(count - len(data), 1 << 20))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
-
-
-def main() -> None:
+async def main() -> None:
     """The process."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)-7s agent's child %(message)s"
+    received, sent = take_pipes()
+    frames = asyncio.StreamReader(LIMIT)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(frames), received
     )
-    with socket.socket(fileno=int(sys.argv[1])) as peer:
-        asyncio.run(Child(peer).main())
+    await Child(sent).main(frames)
 
 
 if __name__ == "__main__":
-    main()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)-7s agent's child %(message)s"
+    )
+    asyncio.run(main())

@@ -3,78 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import signal
-import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from schemas.errors import TooLarge
 from schemas.events import Ref
 from schemas.recipe import Recipe
-from services.agent.frames import Frame, FrameCodec
+from services.agent.frames import LIMIT, Frame, FrameCodec
 from services.agent.isolation import HANG_S, Suspect
-from services.agent.requests import Answer
 from services.clock import now
 from services.errors import HeadraceError
-
-logger = logging.getLogger(__name__)
+from services.processes.child_process import ChildProcess, LineTooLong
 
 READY_S = 60.0
 """Seconds that a child has to load the recipe's agents."""
-DEATH_S = 1.0
-"""Seconds from the end of a child's socket to its own end."""
 
 
-class ChildProcess:
-    """A child in a process group of its own, which ends with it."""
+class EpisodesProcess:
+    """A child process that runs suspects."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    def __init__(self, process: ChildProcess) -> None:
         self._process = process
-        self._reader = reader
-        self._writer = writer
         self._codec = FrameCodec()
         self._numbers: dict[Suspect, int] = {}
 
     @classmethod
-    async def start(cls, recipe: Recipe) -> ChildProcess:
+    async def start(cls, recipe: Recipe) -> EpisodesProcess:
         """A child that has loaded the recipe's agents. HeadraceError where that fails."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.agent.child", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                # What it does to its process group must not reach the worker.
-                start_new_session=True,
-            )
-        reader, writer = await asyncio.open_connection(sock=ours)
-        child = cls(process, reader, writer)
+        from services.agent import child  # which imports the worker, that imports this module
+
+        command = (sys.executable, "-m", child.__name__)
+        made = cls(await ChildProcess.start(command, limit=LIMIT))
         try:
-            await child._prepare(recipe)
+            await made._prepare(recipe)
         except BaseException:
-            await child.aclose()
+            await made.aclose()
             raise
-        return child
+        return made
 
     async def _prepare(self, recipe: Recipe) -> None:
         self._write(Frame("recipe", text=recipe.canonical()))
-        frame = None
-        with suppress(TimeoutError):
-            frame = await asyncio.wait_for(self._codec.read_async(self._reader), READY_S)
-        if frame is None:
-            death = await self._death()  # it has a moment for its last words
+        try:
+            async with asyncio.timeout(READY_S):
+                end = await self._receive()
+        except TimeoutError:
+            end = f"not ready within {READY_S:g} s"
+        if not isinstance(end, Frame):
             raise HeadraceError(
-                f"a child process for the agents' code did not come up ({death}): why is in this "
-                f"log"
+                f"a child process for the agents' code did not come up ({end}): why is in this log"
             )
 
     async def run(self, suspects: Sequence[Suspect]) -> str | None:
@@ -82,47 +60,29 @@ class ChildProcess:
         for number, suspect in enumerate(suspects):
             self._numbers[suspect] = number
             suspect.host = self
-            self._write(
-                Frame(
-                    "start",
-                    number,
-                    number=suspect.attempt,
-                    at=suspect.recorded_at,
-                    event=suspect.started,
-                )
-            )
+            start = Frame("start", number=suspect.attempt, at=suspect.recorded_at)
+            self.tell(suspect, replace(start, event=suspect.started))
             if suspect.cancelled is not None:
-                self.cancel(suspect, suspect.cancelled)
+                self.tell(suspect, Frame("cancel", text=suspect.cancelled))
         last = max(suspect.started.deadline for suspect in suspects) / 1000
         try:
             async with asyncio.timeout(max(0.0, last - now()) + HANG_S):
                 while not all(suspect.ended for suspect in suspects):
-                    frame = await self._codec.read_async(self._reader)
-                    if frame is None:
-                        return await self._death()
+                    frame = await self._receive()
+                    if not isinstance(frame, Frame):
+                        return frame
                     self._on_frame(suspects[frame.run], frame)
         except TimeoutError:
             return "it hung"
         return None
 
-    def answer(self, suspect: Suspect, answer: Answer) -> None:
-        """Hands an answer on."""
-        self._write(Frame("answer", self._numbers[suspect], event=answer))
-
-    def cancel(self, suspect: Suspect, reason: str) -> None:
-        """Has an episode end as cancelled."""
-        self._write(Frame("cancel", self._numbers[suspect], text=reason))
-
-    def stop(self, suspect: Suspect) -> None:
-        """Has an episode end without a word."""
-        self._write(Frame("stop", self._numbers[suspect]))
+    def tell(self, suspect: Suspect, frame: Frame) -> None:
+        """Hands on what happens to an episode from outside."""
+        self._write(replace(frame, run=self._numbers[suspect]))
 
     async def aclose(self) -> None:
         """Kills it, with all that it started."""
-        self._writer.close()
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        await self._process.kill()
 
     def _on_frame(self, suspect: Suspect, frame: Frame) -> None:
         if frame.kind == "ended":
@@ -138,13 +98,12 @@ class ChildProcess:
 
     def _write(self, frame: Frame) -> None:
         # Unbounded, but for what bounds it: a few frames for each live episode.
-        if not self._writer.is_closing():
-            self._writer.write(self._codec.encode(frame))
+        self._process.send(self._codec.encode(frame))
 
-    async def _death(self) -> str:
-        """How the process ended, its socket having ended."""
+    async def _receive(self) -> Frame | str:
+        """The child's next frame, or how it ended."""
         try:
-            code = await asyncio.wait_for(self._process.wait(), DEATH_S)
-        except TimeoutError:
-            return "it closed its socket"
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            line = await self._process.receive()
+        except LineTooLong as error:
+            return str(error)
+        return await self._process.describe_end() if line is None else self._codec.decode(line)

@@ -1,29 +1,30 @@
-"""What a worker and its child process tell each other over their socket.
+"""What a worker and its child process tell each other.
 
-A frame is two lengths (4 bytes each, big-endian), a JSON header and an event's Avro bytes, or
-none. Both ends are of one build, so the events' schemas need no registry.
+A frame is a line of JSON; an event in it is Avro, in base64. Both ends are of one build, so the
+events' schemas need no registry.
 """
 
 from __future__ import annotations
 
-import asyncio
+import base64
 import json
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from schemas.codec import Codec
 from schemas.events import EVENTS, Event, Ref
+from schemas.topics import MAX_RECORD_BYTES
 
-_LENGTHS = struct.Struct(">II")
 _SCHEMA_ID = struct.Struct(">xI")
 """Of Confluent's framing: the byte 0, then the id."""
+LIMIT = 2 * MAX_RECORD_BYTES
+"""Most bytes of a frame; an event in base64 takes a third more than its own."""
 
 Kind = Literal["recipe", "ready", "start", "send", "sent", "answer", "cancel", "stop", "ended"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Frame:
     """One message.
 
@@ -53,37 +54,19 @@ class FrameCodec:
 
     def encode(self, frame: Frame) -> bytes:
         """The bytes of a frame. TooLarge where its event is."""
-        header: dict[str, object] = {
-            "kind": frame.kind,
-            "run": frame.run,
-            "number": frame.number,
-            "at": frame.at,
-            "text": frame.text,
+        ref, event = frame.ref, frame.event
+        tree = vars(frame) | {
+            "ref": ref and ref.model_dump() | {"digest": ref.digest.hex()},
+            "event": event and base64.b64encode(self._codec.encode(event)).decode(),
         }
-        if frame.ref is not None:
-            header["ref"] = frame.ref.model_dump() | {"digest": frame.ref.digest.hex()}
-        head = json.dumps(header).encode()
-        body = b"" if frame.event is None else self._codec.encode(frame.event)
-        return _LENGTHS.pack(len(head), len(body)) + head + body
+        return json.dumps(tree).encode()
 
-    def read(self, take: Callable[[int], bytes]) -> Frame:
-        """The next frame. `take` gives exactly so many bytes, or raises EOFError."""
-        head, body = _LENGTHS.unpack(take(_LENGTHS.size))
-        return self._decode(take(head), take(body))
-
-    async def read_async(self, reader: asyncio.StreamReader) -> Frame | None:
-        """The next frame; None at the end."""
-        try:
-            head, body = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
-            return self._decode(await reader.readexactly(head), await reader.readexactly(body))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
-
-    def _decode(self, head: bytes, body: bytes) -> Frame:
-        header = json.loads(head)
-        if (ref := header.pop("ref", None)) is not None:
-            header["ref"] = Ref(**ref | {"digest": bytes.fromhex(ref["digest"])})
-        event = None
-        if body:
-            event = self._codec.decode(EVENTS[_SCHEMA_ID.unpack_from(body)[0]], body)
-        return Frame(**header, event=event)
+    def decode(self, line: bytes) -> Frame:
+        """The frame of these bytes."""
+        tree = json.loads(line)
+        if (ref := tree["ref"]) is not None:
+            tree["ref"] = Ref(**ref | {"digest": bytes.fromhex(ref["digest"])})
+        if tree["event"] is not None:
+            value = base64.b64decode(tree["event"])
+            tree["event"] = self._codec.decode(EVENTS[_SCHEMA_ID.unpack_from(value)[0]], value)
+        return Frame(**tree)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from schemas.errors import TooLarge
@@ -24,6 +24,7 @@ from schemas.events import (
     GenerationRequested,
     Ref,
 )
+from services.agent.frames import Frame
 from services.agent.records import AgentSetup, outcome_of
 from services.agent.requests import Answer, close_after
 from services.clock import now
@@ -39,14 +40,21 @@ HANG_S = 10.0
 """Seconds after the last deadline of a child's episodes: it hangs then, and is killed."""
 
 
-class SuspectHost(Protocol):
-    """Where suspects run: told of each what happens to it from outside."""
+class Child(Protocol):
+    """A process of its own for suspects."""
 
-    def answer(self, suspect: Suspect, answer: Answer) -> None: ...
+    async def run(self, suspects: Sequence[Suspect]) -> str | None:
+        """Runs them until all have ended; says how the process died where it did before."""
 
-    def cancel(self, suspect: Suspect, reason: str) -> None: ...
+    def tell(self, suspect: Suspect, frame: Frame) -> None:
+        """Tells the process what happens to one of them from outside."""
 
-    def stop(self, suspect: Suspect) -> None: ...
+    async def aclose(self) -> None:
+        """Ends the process, whatever it does."""
+
+
+MakeChild = Callable[[], Awaitable[Child]]
+"""Starts a child. HeadraceError where none comes up."""
 
 
 class Suspect:
@@ -65,7 +73,7 @@ class Suspect:
         self.attempt = max(started.attempt, *answers, 0)
         self.cancelled: str | None = None
         """Why it is cancelled, where it is."""
-        self.host: SuspectHost | None = None
+        self.host: Child | None = None
         """The child that it runs in at the moment."""
         self.ended = False
         self._context = context
@@ -79,20 +87,17 @@ class Suspect:
         if answer.call not in known:
             known[answer.call] = answer
             self.attempt = max(self.attempt, answer.attempt)
-            if self.host is not None:
-                self.host.answer(self, answer)
+            self._tell(Frame("answer", event=answer))
 
     def cancel(self, reason: str) -> None:
         """Ends the episode as cancelled."""
         self.cancelled = self.cancelled or reason
-        if self.host is not None:
-            self.host.cancel(self, self.cancelled)
+        self._tell(Frame("cancel", text=self.cancelled))
 
     def stop(self) -> None:
         """Ends the run without a word: the episode's outcome is in the log."""
         self.ended = True
-        if self.host is not None:
-            self.host.stop(self)
+        self._tell(Frame("stop"))
 
     def relay(self, event: Event, on_sent: Callable[[Ref | TooLarge], None]) -> None:
         """Sends what the child's episode would send; `on_sent` is told what became of it.
@@ -110,7 +115,7 @@ class Suspect:
             self._context.spawn(self._send(event, on_sent), name)
         elif self.host is not None:
             on_sent(_NOWHERE)
-            self.host.answer(self, answer)
+            self._tell(Frame("answer", event=answer))
 
     async def end_as_poison(self, death: str) -> None:
         """Ends the episode in its code's stead."""
@@ -131,6 +136,10 @@ class Suspect:
         )
         await self._context.send(outcome)
 
+    def _tell(self, frame: Frame) -> None:
+        if self.host is not None:
+            self.host.tell(self, frame)
+
     async def _send(self, event: Event, on_sent: Callable[[Ref | TooLarge], None]) -> None:
         try:
             on_sent(await self._context.send(event))
@@ -140,22 +149,6 @@ class Suspect:
 
 _NOWHERE = Ref(topic="", partition=0, offset=0, digest=bytes(16))
 """Of a request that was not sent: nobody refers to one."""
-
-
-class Child(SuspectHost, Protocol):
-    """A process of its own for suspects."""
-
-    async def run(self, suspects: Sequence[Suspect]) -> str | None:
-        """Runs them until all have ended; says how the process died where it did before."""
-
-    async def aclose(self) -> None:
-        """Ends the process, whatever it does."""
-
-
-class MakeChild(Protocol):
-    """Starts a child. HeadraceError where none comes up."""
-
-    async def __call__(self) -> Child: ...
 
 
 class Isolation:

@@ -10,7 +10,7 @@ from schemas.recipe import Recipe
 from schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS, Topic
 from services.agent.agents import BUILTIN
 from services.agent.cancellations import Cancellations
-from services.agent.child_process import ChildProcess
+from services.agent.child_process import EpisodesProcess
 from services.agent.episode import Agent
 from services.agent.gateway.clients import Client, Entrance
 from services.agent.isolation import Isolation, MakeChild
@@ -49,7 +49,7 @@ async def run(
                 )
             setup.agent.entrance = entrance
     cancellations = Cancellations(context.log)
-    isolation = Isolation(make_child or partial(ChildProcess.start, context.recipe))
+    isolation = Isolation(make_child or partial(EpisodesProcess.start, context.recipe))
     topics = context.log.topics
 
     answers = [topics.name(topic) for topic in COMPANIONS]

@@ -2,10 +2,11 @@
 
 python -m services.run.preload SOCKET RECIPE ROOM
 
-Through SOCKET (SOCK_SEQPACKET, inherited) `run` asks for processes and is told of their birth and
-end; a message is one JSON object. A process asked for is what the same command line would have
-started: its environment, session, standard streams and exit code are its own. ROOM is of any text;
-its length is what a forked process's command line finds room in.
+Through SOCKET (SOCK_SEQPACKET, inherited) `run` asks for processes. Each request is a command line
+in JSON, with three descriptors: the pipe from `run`, the log, and a socket on which the preloader
+tells of this one process: first its pid, with a pidfd, then its exit code. The process is what the
+same command line would have started: its environment, session, standard streams and exit code are
+its own. ROOM is of any text; its length is what a forked process's command line finds room in.
 
 A fork takes only the thread that forks along. So there must be one only: nothing here uses torch,
 a GPU or librdkafka, it only imports them, and a recipe's own modules are left to the processes.
@@ -19,57 +20,43 @@ import importlib
 import json
 import os
 import select
-import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.recipe import Recipe
 from services import cli
 from services.errors import HeadraceError
+from services.processes.guard import die_with_parent
 from services.run.children import services_of
 from services.run.processes import MESSAGE_LIMIT, with_parent
 from services.run.supervisor import headrace_command
 from services.serve import SERVICES, THREAD_VARIABLES, spare_the_collector
 from services.settings import read_recipe
 
-_PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl.h."""
-
 
 def main() -> None:
     """Imports, then forks until `run` is gone. In a forked process: runs its command."""
     descriptor, recipe, _ = sys.argv[1:]
     # `run` may be killed during the imports, when nobody looks at the socket.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with one_thread_each():
-        import_services(read_recipe(recipe))
+    die_with_parent()
+    # Numerical libraries must not start threads as they are imported, but each process may.
+    before = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    import_services(read_recipe(recipe))
+    for name in THREAD_VARIABLES:
+        del os.environ[name]
+    os.environ.update(before)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         sys.exit(f"{threads} threads after the imports: not safe to fork")
     spare_the_collector()
     with socket.socket(fileno=int(descriptor)) as channel:
-        _tell(channel, {"ready": os.getpid()})
+        channel.send(b"ready")
         arguments = fork_on_request(channel)
     if arguments is not None:
         sys.argv = ["headrace", *arguments]
         cli.main()
-
-
-@contextlib.contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Keeps numerical libraries from starting threads as they are imported.
-
-    The environment is left as it was: each process bounds its own threads.
-    """
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-    yield
-    for name, value in before.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
 
 
 def import_services(recipe: Recipe) -> None:
@@ -95,38 +82,35 @@ def fork_on_request(channel: socket.socket) -> list[str] | None:
     """Forks a process a request. Returns None as `run` is gone, and arguments in each process."""
     poller = select.poll()
     poller.register(channel, select.POLLIN)
-    born: dict[int, int] = {}
-    """Pidfd to pid, of the processes not ended yet."""
+    born: dict[int, tuple[int, socket.socket]] = {}
+    """Pidfd to pid and status socket, of the processes not ended yet."""
     while True:
         for descriptor, _ in poller.poll():
             if descriptor in born:
                 poller.unregister(descriptor)
                 os.close(descriptor)
-                pid, status = os.waitpid(born.pop(descriptor), 0)
-                _tell(channel, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+                pid, status = born.pop(descriptor)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with status, contextlib.suppress(BrokenPipeError):  # `run` is gone
+                    status.send(str(code).encode())
                 continue
-            try:
-                message, passed, _, _ = socket.recv_fds(channel, MESSAGE_LIMIT, 2)
-            except ConnectionResetError:
-                return None  # `run` died with an answer unread
+            message, passed, _, _ = socket.recv_fds(channel, MESSAGE_LIMIT, 3)
             if not message:
                 return None
-            request = json.loads(message)
-            pid = os.fork()
-            if not pid:
-                for handle in born:
+            parent, log, told = passed
+            status = socket.socket(fileno=told)
+            if not (pid := os.fork()):
+                status.close()
+                for handle, (_, other) in born.items():
                     os.close(handle)
-                return _begin(request["command"], *passed)
-            for received in passed:
-                os.close(received)
+                    other.close()
+                return _begin(json.loads(message), parent, log)
+            os.close(parent)
+            os.close(log)
             handle = os.pidfd_open(pid)
-            born[handle] = pid
+            born[handle] = pid, status
             poller.register(handle, select.POLLIN)
-            _tell(channel, {"number": request["number"], "pid": pid}, handle)
-
-
-def _tell(channel: socket.socket, message: dict[str, int], *descriptors: int) -> None:
-    socket.send_fds(channel, [json.dumps(message).encode()], descriptors)
+            socket.send_fds(status, [str(pid).encode()], [handle])
 
 
 def _begin(template: Sequence[str], parent: int, log: int) -> list[str]:

@@ -244,7 +244,9 @@ class Supervisor:
 
 def headrace_command(*arguments: str) -> tuple[str, ...]:
     """The command line of this Headrace, in this interpreter."""
-    return (sys.executable, "-m", "services.cli", *arguments)
+    from services import cli  # not a part of this module's work, and it imports all commands
+
+    return (sys.executable, "-m", cli.__name__, *arguments)
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -148,7 +148,7 @@ def layer(module: str) -> int:
         return 5
     if within(module, *WORKERS):
         return 4
-    if within(module, "services.docker"):
+    if within(module, "services.docker", "services.processes"):
         return 2
     parts = module.split(".")
     shared = parts[0] == "services" and len(parts) <= 2 and not (ROOT.joinpath(*parts)).is_dir()

@@ -1,7 +1,7 @@
-"""The child process that a library runs in: `python -m services.env.libraries.child PARENT TARGET`.
+"""The child process that a library runs in.
 
-One request a line on its standard input, one answer a line on its standard output, in turn. What
-the library prints goes to standard error. It ends with its input, and with its parent.
+The first line from the worker is the setup, each later one is a call. Each has one line of answer,
+in turn. What the library prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import os
 import resource
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol, TextIO
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
 from services.errors import EnvironmentFailed, UsageError
-from services.parent import die_with
+from services.processes.pipes import take_pipes
 
 
 class Library(Protocol):
@@ -35,41 +34,42 @@ class Library(Protocol):
 
 
 def main() -> None:
-    """Serves until the input's end."""
-    parent, target = sys.argv[1:]
-    die_with(int(parent))
-    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)
-        setup = json.loads(sys.stdin.readline())
-        _limit(setup["memory_mb"])
-        signal.signal(signal.SIGALRM, _too_slow)
-        serve(target, setup, answers)
+    """Serves until the worker ends this process."""
+    calls, answers = take_pipes()
+    signal.signal(signal.SIGALRM, _too_slow)
+    setup = json.loads(calls.readline())
+    _limit(setup["memory_mb"])
+    library: Library | None = None
+
+    def make() -> None:
+        nonlocal library
+        library = _make(setup["target"], setup["options"])
+
+    answers.write(_answer(setup["make_s"], make))
+    answers.flush()
+    for line in calls:
+        call = json.loads(line)
+        ask = getattr(library, call.pop("verb"))
+        answers.write(_answer(setup["call_s"], partial(ask, **call)))
+        answers.flush()
 
 
-def serve(target: str, setup: Mapping[str, Any], answers: TextIO) -> None:
-    """Makes the library, then answers each request. The first answer says that it is made."""
-    library: Any = None
-    call: dict[str, Any] = {"verb": "make"}
-    while call:
-        verb = call.pop("verb")
-        try:
-            # In real time: what sleeps is as slow as what computes.
-            signal.setitimer(signal.ITIMER_REAL, setup["make_s" if verb == "make" else "call_s"])
-            if verb == "make":
-                module, _, name = target.partition(":")
-                library = _make(getattr(importlib.import_module(module), name), setup["options"])
-                answer: dict[str, Any] = {"answer": {}}
-            else:
-                answer = {"answer": getattr(library, verb)(**call) or {}}
-        except Exception as error:  # a library's own code: its parent types it
-            answer = {"error": str(error), "kind": _kind(error)}
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        answers.write(json.dumps(answer) + "\n")
-        call = json.loads(sys.stdin.readline() or "{}")
+def _answer(limit_s: float, call: Callable[[], Any]) -> bytes:
+    """What a call answers, or its error."""
+    try:
+        # In real time: what sleeps is as slow as what computes.
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        answer = {"answer": call() or {}}
+    except Exception as error:  # a library's own code: its parent types it
+        answer = {"error": str(error), "kind": _kind(error)}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return json.dumps(answer).encode() + b"\n"
 
 
-def _make(library: Callable[..., Library], options: Mapping[str, Any]) -> Library:
+def _make(target: str, options: Mapping[str, Any]) -> Library:
+    module, _, name = target.partition(":")
+    library: Callable[..., Library] = getattr(importlib.import_module(module), name)
     try:
         inspect.signature(library).bind(**options)
     except TypeError as error:

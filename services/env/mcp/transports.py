@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -17,12 +14,10 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
-from services import parent
+from services.processes.child_process import ChildProcess, LineTooLong
 
 EXIT_S = 0.5
 """Seconds that a server has to end once its input has."""
-
-CHUNK_BYTES = 64 * 1024
 
 
 @asynccontextmanager
@@ -34,19 +29,15 @@ async def by_command(
     A line is at most `most` bytes long. The server and what it started end with this context, and
     with this process.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", parent.__file__, str(os.getpid()), *command),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=most,
-        env={**get_default_environment(), **environment},
-        start_new_session=True,
-    )
+    surroundings = {**get_default_environment(), **environment}
+    server = await ChildProcess.start(command, surroundings, limit=most)
     try:
-        async with _piped(process) as streams:
+        async with _piped(server) as streams:
             yield streams
+        server.stdin.close()
+        await server.ends_within(EXIT_S)
     finally:
-        await _end(process)
+        await server.kill()
 
 
 @asynccontextmanager
@@ -65,11 +56,11 @@ async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterat
 
 
 @asynccontextmanager
-async def _piped(process: asyncio.subprocess.Process) -> AsyncIterator[Any]:
+async def _piped(server: ChildProcess) -> AsyncIterator[Any]:
     """Carries messages between a process's pipes and streams as the library wants them."""
     heard, reading = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     writing, said = anyio.create_memory_object_stream[SessionMessage](0)
-    tasks = [asyncio.create_task(_hear(process, heard)), asyncio.create_task(_say(process, said))]
+    tasks = [asyncio.create_task(_hear(server, heard)), asyncio.create_task(_say(server, said))]
     try:
         yield reading, writing
     finally:
@@ -80,12 +71,11 @@ async def _piped(process: asyncio.subprocess.Process) -> AsyncIterator[Any]:
             stream.close()
 
 
-async def _hear(process: asyncio.subprocess.Process, heard: Any) -> None:
+async def _hear(server: ChildProcess, heard: Any) -> None:
     """Passes on each line. The stream's end says that the server is gone, or floods."""
-    assert process.stdout is not None
-    with suppress(anyio.BrokenResourceError, ValueError, OSError):
+    with suppress(anyio.BrokenResourceError, LineTooLong):
         async with heard:
-            while line := await process.stdout.readline():
+            while (line := await server.receive()) is not None:
                 await heard.send(_message(line))
 
 
@@ -96,33 +86,11 @@ def _message(line: bytes) -> SessionMessage | Exception:
         return error
 
 
-async def _say(process: asyncio.subprocess.Process, said: Any) -> None:
-    assert process.stdin is not None
+async def _say(server: ChildProcess, said: Any) -> None:
     with suppress(OSError):
         async for message in said:
-            text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            process.stdin.write(text.encode() + b"\n")
-            await process.stdin.drain()
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Lets a server end by itself for a moment, then kills it and all that it started."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        async with asyncio.timeout(EXIT_S):
-            await process.wait()
-    except TimeoutError:
-        pass
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.stdout is not None
-    with suppress(TimeoutError):  # unless what has left the group holds the pipe
-        async with asyncio.timeout(EXIT_S):
-            while await process.stdout.read(CHUNK_BYTES):
-                pass
-    await process.wait()
+            server.send(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+            await server.stdin.drain()
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):

@@ -13,7 +13,7 @@ import pytest
 from schemas.errors import TooLarge
 from schemas.events import EpisodeEnded, Event, Ref, TrajectoryRecorded
 from schemas.recipe import Recipe
-from services.agent.child_process import ChildProcess
+from services.agent.child_process import EpisodesProcess
 from services.agent.isolation import Suspect
 from services.errors import HeadraceError
 from tests.unit.agent.test_isolation import SETUP, Context
@@ -59,7 +59,7 @@ def run_child(
     async def main() -> tuple[str | None, int]:
         for sample, how in enumerate(hows):
             log.suspect(sample, how)
-        child = await ChildProcess.start(recipe())
+        child = await EpisodesProcess.start(recipe())
         try:
             running = asyncio.create_task(child.run(list(log.suspects.values())))
             if meanwhile is not None:
@@ -131,7 +131,7 @@ def test_an_event_that_no_record_can_hold_fails_its_episode() -> None:
 def test_a_child_that_does_not_come_up_is_an_error(capfd: Any) -> None:
     async def main() -> None:
         with pytest.raises(HeadraceError, match="did not come up"):
-            await ChildProcess.start(recipe("tests.unit.agent.killers:nothing"))
+            await EpisodesProcess.start(recipe("tests.unit.agent.killers:nothing"))
 
     asyncio.run(main())
     assert "nothing" in capfd.readouterr().err

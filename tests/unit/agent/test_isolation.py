@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from schemas.errors import TooLarge
 from schemas.events import ActionRequested, EpisodeEnded, Event, ObservationRecorded, Ref
+from services.agent.frames import Frame
 from services.agent.isolation import CHILDREN, Isolation, Suspect
 from services.agent.records import AgentSetup
-from services.agent.requests import Answer
 from tests.unit.agent.test_run import World, play, start, task
 
 NOWHERE = Ref(topic="t", partition=0, offset=0, digest=bytes(16))
@@ -44,16 +44,10 @@ class Host:
     """A child that writes down what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.told: list[Frame] = []
 
-    def answer(self, suspect: Suspect, answer: Answer) -> None:
-        self.told.append(answer)
-
-    def cancel(self, suspect: Suspect, reason: str) -> None:
-        self.told.append(reason)
-
-    def stop(self, suspect: Suspect) -> None:
-        self.told.append("stop")
+    def tell(self, suspect: Suspect, frame: Frame) -> None:
+        self.told.append(frame)
 
 
 class Children:
@@ -125,9 +119,9 @@ def test_what_was_answered_is_not_asked_again_and_the_rest_is() -> None:
     async def main() -> None:
         context, host = Context(), Host()
         suspect = suspect_of(context, answers={0: {recorded.call: recorded}})
-        suspect.host = host
+        suspect.host = host  # type: ignore[assignment]
         suspect.relay(reset, results.append)
-        assert (context.sent, host.told) == ([], [recorded])
+        assert (context.sent, host.told) == ([], [Frame("answer", event=recorded)])
         suspect.relay(prompt, results.append)
         await context.finished()
         assert context.sent == [prompt]
@@ -135,7 +129,7 @@ def test_what_was_answered_is_not_asked_again_and_the_rest_is() -> None:
         assert answer is not None
         suspect.on_answer(answer)
         suspect.on_answer(answer)  # another worker's, of the same id
-        assert host.told == [recorded, answer]
+        assert [frame.event for frame in host.told] == [recorded, answer]
 
     asyncio.run(main())
     assert len(results) == 2
@@ -165,10 +159,10 @@ def test_a_suspect_that_waits_for_a_child_is_cancelled_and_stopped_all_the_same(
         suspect, host = suspect_of(Context()), Host()
         suspect.cancel("enough")
         assert suspect.cancelled == "enough"
-        suspect.host = host
+        suspect.host = host  # type: ignore[assignment]
         suspect.cancel("again")
         suspect.stop()
-        assert host.told == ["enough", "stop"]
+        assert host.told == [Frame("cancel", text="enough"), Frame("stop")]
         assert suspect.ended
 
     asyncio.run(main())

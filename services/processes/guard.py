@@ -1,15 +1,19 @@
-"""Runs a command, and ends all that it began: `python -I -S guard.py LIFELINE COMMAND...`.
+"""Runs a command, and kills all that it started: `python -I -S guard.py LIFELINE COMMAND...`.
 
-LIFELINE is the reading end of a pipe that only the worker holds open. When that ends, by kill -9
-too, or the command does, every process that came of the command is killed: on Linux those as well
-that left its process group, for they become this process's children. Exits as the command did,
-with 128 and the signal's number where one ended it.
+LIFELINE is the reading end of a pipe whose other end only the parent holds, so that the pipe ends
+even if the parent is killed. When it does, or the command ends, every process that came of the
+command is killed. On Linux that includes those that left its process group, because they become
+children of this process. Exits as the command did, with 128 and the number of a signal that ended
+it.
+
+This program imports nothing but the standard library, and little of that, so that it starts at
+once.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
-import select
 import signal
 import sys
 from contextlib import suppress
@@ -26,37 +30,47 @@ def main() -> None:
     lifeline, command = int(sys.argv[1]), sys.argv[2:]
     os.set_inheritable(lifeline, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    wake, waker = os.pipe()
-    os.set_blocking(waker, False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     own = os.getpid()
     pid = os.fork()
     if pid == 0:
         run(command, own)
-    code = None
-    while code is None:
-        ready, _, _ = select.select([lifeline, wake], [], [])
-        if wake in ready:
-            os.read(wake, 4096)
-            code = reap(pid)
-        if lifeline in ready:
-            break
+    # Only the command holds its pipes now, so that their end means its end.
+    os.close(0)
+    os.close(1)
+    _thread.start_new_thread(kill_at_end, (lifeline, pid))
+    ended = status = 0
+    while ended != pid:
+        ended, status = os.waitpid(-1, 0)
     kill_all(pid)
-    os._exit(code if code is not None else 128 + signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def kill_at_end(lifeline: int, group: int) -> None:
+    """Waits for the end of the lifeline, then kills the command's group."""
+    os.read(lifeline, 1)
+    kill_group(group)
 
 
 def run(command: list[str], parent: int) -> None:
     """Becomes the command, in a session of its own."""
     try:
         os.setsid()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         if os.getppid() == parent:
             os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"can't run {command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(NOT_FOUND)
+
+
+def die_with_parent() -> None:
+    """Has Linux kill this process when its parent dies. Does nothing on other systems.
+
+    A parent that has died before this call is not noticed.
+    """
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def prctl(option: int, value: int) -> None:
@@ -67,27 +81,21 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def reap(pid: int) -> int | None:
-    """Buries children that have ended. The exit code of `pid`, should it be among them."""
-    code = None
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == pid:
-                code = os.waitstatus_to_exitcode(ended[1])
-                code = code if code >= 0 else 128 - code
-    return code
-
-
 def kill_all(group: int) -> None:
     """Kills the command's group, and all children; theirs become ours, until there are none."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
+    kill_group(group)
     with suppress(ChildProcessError):
         while True:
             for pid in children():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             os.waitpid(-1, 0)
+
+
+def kill_group(group: int) -> None:
+    """Kills what is left of a process group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def children() -> list[int]:
