@@ -82,7 +82,7 @@ class EpisodesProcess:
 
     async def aclose(self) -> None:
         """Kills it, with all that it started."""
-        await self._process.kill()
+        await self._process.aclose()
 
     def _on_frame(self, suspect: Suspect, frame: Frame) -> None:
         if frame.kind == "ended":

@@ -21,10 +21,10 @@ class LineTooLong(Exception):
 
 
 class ChildProcess:
-    """A command under its guard. Whoever starts one has to kill it.
+    """A command under its guard. Whoever starts one has to close it.
 
-    On Linux it is killed with all that it started, elsewhere with its process group. The same
-    happens when this process dies, and when the command ends by itself.
+    That kills it with all that it started; elsewhere than on Linux, with its process group. The
+    same happens when this process dies, and to what the command leaves when it ends by itself.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
@@ -115,7 +115,7 @@ class ChildProcess:
                 await self.wait()
         return self._process.returncode is not None
 
-    async def kill(self) -> None:
+    async def aclose(self) -> None:
         """Kills it, and returns when it has ended. Nobody may read its output meanwhile."""
         os.close(self._lifeline)
         self.stdin.close()

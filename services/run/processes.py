@@ -127,14 +127,9 @@ class Preloader:
         self._on_change = on_change
         self._process: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
-        """None while no preloader is there to be asked."""
+        self._askable = False
+        """At first before it has imported, for all wait then; after a death only once it has."""
         self._keeper: asyncio.Task[None] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The preloader's, while there is one."""
-        process = self._process
-        return None if process is None or process.returncode is not None else process.pid
 
     async def open(self, folder: Callable[[], Path]) -> None:
         """Starts it; `folder` says where its log goes. It imports for seconds, and answers then.
@@ -143,17 +138,18 @@ class Preloader:
         """
         if sys.platform != "linux":
             return
-        # The first one is asked before it has imported: all processes wait for it.
-        self._channel = await self._start(folder())
-        self._keeper = asyncio.create_task(self._keep(self._channel, folder), name=PRELOADER)
+        await self._start(folder())
+        self._askable = True
+        self._keeper = asyncio.create_task(self._keep(folder), name=PRELOADER)
 
     def fork(self, command: Sequence[str], parent: int, log: int) -> ForkedProcess | None:
         """Asks for a process of a `headrace` command; None where there is nobody to be asked.
 
         `parent` is the pipe whose number `{parent_fd}` in the command becomes. Does not wait.
         """
-        if self._channel is None:
+        if not self._askable:
             return None
+        assert self._channel is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -167,35 +163,36 @@ class Preloader:
 
     async def close(self) -> None:
         """Ends the preloader, not what it forked."""
-        self._channel = None
+        self._askable = False
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self._process is not None:
             self._kill()
             await self._process.wait()
+        if self._channel is not None:
+            self._channel.close()
 
-    async def _keep(self, channel: socket.socket, folder: Callable[[], Path]) -> None:
-        """Starts another where one dies. `channel` is that of the first."""
+    async def _keep(self, folder: Callable[[], Path]) -> None:
         for start in range(1, STARTS + 1):
-            with channel:
-                with contextlib.suppress(ConnectionResetError):  # it died with a request unread
-                    await asyncio.get_running_loop().sock_recv(channel, MESSAGE_LIMIT)
-                # It has imported. Until then a process starts sooner by itself.
-                self._channel = channel
-                assert self._process is not None
-                await self._process.wait()
-                self._channel = None
+            assert self._process is not None
+            assert self._channel is not None
+            with contextlib.suppress(ConnectionResetError):  # it died with a request unread
+                await asyncio.get_running_loop().sock_recv(self._channel, MESSAGE_LIMIT)
+            self._askable = True
+            await self._process.wait()
+            self._askable = False
+            self._channel.close()
             if start < STARTS:
                 self._on_change(f"the {PRELOADER} died: started again")
-                channel = await self._start(folder())
+                await self._start(folder())
         self._on_change(f"the {PRELOADER} died {STARTS} times: services import for themselves now")
 
-    async def _start(self, folder: Path) -> socket.socket:
+    async def _start(self, folder: Path) -> None:
         from services.run import preload  # which imports this module
 
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
         folder.mkdir(parents=True, exist_ok=True)
         with theirs, (folder / f"{PRELOADER}.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -207,7 +204,6 @@ class Preloader:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        return ours
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

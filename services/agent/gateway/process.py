@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from services.processes.child_process import CHUNK_BYTES, ChildProcess
@@ -33,16 +33,16 @@ async def running(
 ) -> AsyncIterator[asyncio.Task[Ended]]:
     """Runs a command with `given` at its stdin, and ends it at last with all that it began."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(SECRET)}
-    process = await ChildProcess.start(
+    started = await ChildProcess.start(
         command, {**own, **environment}, folder=folder, stderr=asyncio.subprocess.PIPE
     )
-    watching = asyncio.create_task(_watch(process, given))
-    try:
-        yield watching
-    finally:
-        watching.cancel()
-        await asyncio.wait({watching})
-        await process.kill()
+    async with aclosing(started) as process:
+        watching = asyncio.create_task(_watch(process, given))
+        try:
+            yield watching
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
 
 
 async def _watch(process: ChildProcess, given: bytes) -> Ended:

@@ -70,7 +70,7 @@ class LibraryProcess:
         """Ends the child, if there is one."""
         process, self._process = self._process, None
         if process is not None:
-            await process.kill()
+            await process.aclose()
 
     async def _start(self) -> None:
         self.born += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -30,14 +30,13 @@ async def by_command(
     with this process.
     """
     surroundings = {**get_default_environment(), **environment}
-    server = await ChildProcess.start(command, surroundings, limit=most)
-    try:
-        async with _piped(server) as streams:
-            yield streams
-        server.stdin.close()
-        await server.ends_within(EXIT_S)
-    finally:
-        await server.kill()
+    async with aclosing(await ChildProcess.start(command, surroundings, limit=most)) as server:
+        try:
+            async with _piped(server) as streams:
+                yield streams
+        finally:
+            server.stdin.close()
+            await server.ends_within(EXIT_S)
 
 
 @asynccontextmanager
