@@ -21,10 +21,11 @@ class LineTooLong(Exception):
 
 
 class ChildProcess:
-    """A command under its guard. Whoever starts one has to close it.
+    """A command under its guard. Whoever starts one must close it.
 
-    That kills it with all that it started; elsewhere than on Linux, with its process group. The
-    same happens when this process dies, and to what the command leaves when it ends by itself.
+    `aclose` kills the command and all that it started (elsewhere than on Linux: its process group).
+    The same happens if this process dies. What the command leaves running when it ends by itself is
+    killed then.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
@@ -50,8 +51,8 @@ class ChildProcess:
     ) -> ChildProcess:
         """Starts a command in a session of its own. Lines of its stdout have at most `limit` bytes.
 
-        `environment` is the whole of it; absent, it is this process's. A command that can't be run
-        ends with exit code 127. OSError if the guard can't be started in the folder.
+        `environment` replaces this process's environment. A command that can't be run ends with
+        exit code 127. Raises OSError if there is no such folder.
         """
         ours, lifeline = os.pipe()
         try:
@@ -74,9 +75,9 @@ class ChildProcess:
         return cls(process, lifeline)
 
     def send(self, line: bytes) -> None:
-        """Writes a line to the child's stdin. Does not wait: the caller bounds how much it sends.
+        """Writes a line to the child's stdin. Does not wait, so callers bound how much they send.
 
-        Whether the child is still there to read it shows in `receive`.
+        If the child has ended, the line is dropped, and `receive` returns None.
         """
         if not self.stdin.is_closing():
             self.stdin.write(line + b"\n")
@@ -90,9 +91,9 @@ class ChildProcess:
         return line if line.endswith(b"\n") else None
 
     async def wait(self) -> int:
-        """Its exit code, once all that it wrote was read; 128 and the number if a signal ended it.
+        """Its exit code, or 128 plus the signal's number if a signal ended it.
 
-        All its output must be read meanwhile.
+        Returns only after all of its output was read, so something must read it meanwhile.
         """
         return await self._process.wait()
 
@@ -116,7 +117,7 @@ class ChildProcess:
         return self._process.returncode is not None
 
     async def aclose(self) -> None:
-        """Kills it, and returns when it has ended. Nobody may read its output meanwhile."""
+        """Kills it, and returns when it has ended. Nothing else may read its output meanwhile."""
         os.close(self._lifeline)
         self.stdin.close()
         if not await self.ends_within(END_S):

@@ -1,13 +1,12 @@
 """Runs a command, and kills all that it started: `python -I -S guard.py LIFELINE COMMAND...`.
 
-LIFELINE is the reading end of a pipe whose other end only the parent holds, so that the pipe ends
-even if the parent is killed. When it does, or the command ends, every process that came of the
-command is killed. On Linux that includes those that left its process group, because they become
-children of this process. Exits as the command did, with 128 and the number of a signal that ended
-it.
+LIFELINE is the reading end of a pipe whose other end only the parent holds, so the pipe ends even
+if the parent is killed. When the pipe or the command ends, this program kills every process that
+the command started. On Linux that includes processes that left its process group, because they
+become children of this program. It exits as the command did: with 128 plus the signal's number if a
+signal ended the command.
 
-This program imports nothing but the standard library, and little of that, so that it starts at
-once.
+It imports only a little of the standard library, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NOT_FOUND = 127
 
 
 def main() -> None:
-    """Runs the command to its end, or to the lifeline's."""
+    """Runs the command until it ends or the lifeline does."""
     lifeline, command = int(sys.argv[1]), sys.argv[2:]
     os.set_inheritable(lifeline, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -34,7 +33,7 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         run(command, own)
-    # Only the command holds its pipes now, so that their end means its end.
+    # Only the command holds its pipes now, so the end of the pipes means its end.
     os.close(0)
     os.close(1)
     _thread.start_new_thread(kill_at_end, (lifeline, pid))
@@ -74,7 +73,7 @@ def die_with_parent() -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's prctl; nothing elsewhere."""
+    """Calls Linux's prctl; does nothing on other systems."""
     if sys.platform == "linux":
         import ctypes
 
@@ -82,7 +81,11 @@ def prctl(option: int, value: int) -> None:
 
 
 def kill_all(group: int) -> None:
-    """Kills the command's group, and all children; theirs become ours, until there are none."""
+    """Kills the command's group and all children of this process.
+
+    On Linux the children of a killed process become children of this one, so it repeats until there
+    are none left.
+    """
     kill_group(group)
     with suppress(ChildProcessError):
         while True:
@@ -99,7 +102,7 @@ def kill_group(group: int) -> None:
 
 
 def children() -> list[int]:
-    """Processes whose parent this one is, as Linux tells."""
+    """The children of this process. Only Linux lists them; none elsewhere."""
     own, found = str(os.getpid()), []
     for name in os.listdir("/proc") if sys.platform == "linux" else ():
         if name.isdecimal():

@@ -7,10 +7,10 @@ from typing import BinaryIO
 
 
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes from and to the parent, in place of stdin and stdout.
+    """Returns the pipe from the parent and the pipe to it, which were stdin and stdout.
 
-    From here on stdin is empty, and what is printed goes to stderr: only what is written to the
-    second pipe reaches the parent.
+    From now on stdin is empty and prints go to stderr, so only what is written to the second pipe
+    reaches the parent.
     """
     received, sent = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:

@@ -2,11 +2,12 @@
 
 python -m services.run.preload SOCKET RECIPE ROOM
 
-Through SOCKET (SOCK_SEQPACKET, inherited) `run` asks for processes. Each request is a command line
-in JSON, with three descriptors: the pipe from `run`, the log, and a socket on which the preloader
-tells of this one process: first its pid, with a pidfd, then its exit code. The process is what the
-same command line would have started: its environment, session, standard streams and exit code are
-its own. ROOM is of any text; its length is what a forked process's command line finds room in.
+`run` asks for processes through SOCKET (SOCK_SEQPACKET, inherited). Each request is a command line
+in JSON, with three descriptors: the pipe from `run`, the log, and a socket. Through that socket the
+preloader reports on this one process: first its pid together with a pidfd, then its exit code. The
+process is what the same command line would have started: it has its own environment, session,
+standard streams and exit code. ROOM is any text as long as the longest command line, because a
+forked process writes its command line in the place of the preloader's.
 
 A fork takes only the thread that forks along. So there must be one only: nothing here uses torch,
 a GPU or librdkafka, it only imports them, and a recipe's own modules are left to the processes.

@@ -51,12 +51,12 @@ def with_parent(command: Sequence[str], parent: int) -> list[str]:
 
 
 class ForkedProcess:
-    """A process that a preloader forked, or is about to. As asyncio's own, but for what it says."""
+    """A process that a preloader forked, or will fork. It is used like asyncio's `Process`."""
 
     def __init__(self, status: socket.socket, on_hang: Callable[[], None]) -> None:
-        """The preloader tells of the process through `status`, and closes it when it dies.
+        """The preloader reports on the process through `status`, which ends if the preloader dies.
 
-        `on_hang` is called if the process is not born in time, and must end the preloader.
+        `on_hang` is called if the process is not forked in time. It must end the preloader.
         """
         self.pid: int | None = None
         """None before its birth."""
@@ -102,7 +102,7 @@ Process = asyncio.subprocess.Process | ForkedProcess
 
 
 async def _readable(descriptor: socket.socket | int) -> None:
-    """Waits until there is something to read, or the end. A pidfd has its end with its process."""
+    """Waits until there is data to read, or the end. A pidfd ends when its process does."""
     loop, event = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, event.set)
     try:
@@ -128,7 +128,8 @@ class Preloader:
         self._process: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
         self._askable = False
-        """At first before it has imported, for all wait then; after a death only once it has."""
+        """The first preloader is asked while it imports, and all services wait for it. A later one
+        is asked once it has imported, because until then a service starts sooner by itself."""
         self._keeper: asyncio.Task[None] | None = None
 
     async def open(self, folder: Callable[[], Path]) -> None:
