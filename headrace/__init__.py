@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TurnArrays,
     )
     from headrace.errors import (
+        BlobError,
         DependencyError,
         EnvironmentFailed,
         HeadraceError,
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from headrace.services.agent.conversation import Conversation, Generation
     from headrace.services.agent.episode import Episode, NoScore
     from headrace.services.base.types import Observation, TaskView
-    from headrace.services.env.environment import Environment, Judge, Resumable
-    from headrace.services.env.sandbox.sandbox import Sandbox
+    from headrace.services.env.environment import Environment, Judge, Named, Resumable
+    from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
     from headrace.services.env.sandbox.tools import Tool
     from headrace.services.inference.engine import (
         AdapterWeights,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         EnginePrompt,
         EngineSetup,
         Weights,
+        check_prompt,
     )
     from headrace.services.tasks.task_maker import Item
     from headrace.stream_jobs.filters import Group
@@ -53,18 +55,18 @@ _MODULES = {
         "AsyncClient", "Client", "PathArrays", "SubmittedTask", "Trajectory", "TurnArrays",
     ),
     "headrace.errors": (
-        "DependencyError", "EnvironmentFailed", "HeadraceError", "InfrastructureError",
-        "RecordsLost", "UsageError",
+        "BlobError", "DependencyError", "EnvironmentFailed", "HeadraceError",
+        "InfrastructureError", "RecordsLost", "UsageError",
     ),
     "headrace.services.agent.conversation": ("Conversation", "Generation"),
     "headrace.services.agent.episode": ("Episode", "NoScore"),
     "headrace.services.base.types": ("Observation", "TaskView"),
-    "headrace.services.env.environment": ("Environment", "Judge", "Resumable"),
-    "headrace.services.env.sandbox.sandbox": ("Sandbox",),
+    "headrace.services.env.environment": ("Environment", "Judge", "Named", "Resumable"),
+    "headrace.services.env.sandbox.sandbox": ("BadArgument", "Sandbox"),
     "headrace.services.env.sandbox.tools": ("Tool",),
     "headrace.services.inference.engine": (
         "AdapterWeights", "Capacity", "Engine", "EngineOutput", "EnginePrompt", "EngineSetup",
-        "Weights",
+        "Weights", "check_prompt",
     ),
     "headrace.services.tasks.task_maker": ("Item",),
     "headrace.stream_jobs.filters": ("Group",),
@@ -76,6 +78,8 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [
     "AdapterWeights",
     "AsyncClient",
+    "BadArgument",
+    "BlobError",
     "Capacity",
     "Client",
     "Conversation",
@@ -94,6 +98,7 @@ __all__ = [
     "Item",
     "Judge",
     "MicroBatch",
+    "Named",
     "NoScore",
     "Observation",
     "PathArrays",
@@ -107,6 +112,7 @@ __all__ = [
     "TurnArrays",
     "UsageError",
     "Weights",
+    "check_prompt",
 ]
 
 
