@@ -47,7 +47,6 @@ def play(how: str, world: Chatting | None = None, **changes: Any) -> EpisodeEnde
 
 async def containers() -> list[str]:
     engine = Engine()
-    await engine.open()
     try:
         found = await engine.containers({"headrace.agent": "command"})
         return [one["Names"][0] for one in found]

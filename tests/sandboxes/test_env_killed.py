@@ -138,7 +138,6 @@ async def kill_again_and_again(
         state,
     )
     engine, draw, answered = Engine(host), random.Random(kills), 0
-    await engine.open()
     async with connect(where, "test") as connection:
         topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
         log = await connection.writing_log(topics)

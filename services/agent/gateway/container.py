@@ -22,7 +22,7 @@ from services.agent.gateway.process import TAIL_BYTES, Ended
 from services.clock import now
 from services.docker.engine import Engine, NotThere, Output
 from services.docker.hardened import USER, WORK, Limits, Positive, container, read_limits
-from services.errors import InfrastructureError
+from services.errors import InfrastructureError, UsageError
 
 PORT = 8100
 """Of the container's own loopback."""
@@ -139,7 +139,11 @@ async def contained(
     The gateway must listen in the folder. InfrastructureError where the engine can't.
     """
     engine = Engine()
-    await engine.open()
+    if not engine.local:
+        raise UsageError(
+            "the agent's option `container` shares a folder with the Docker engine. Use one on "
+            f"this host, by its Unix socket: DOCKER_HOST or the Docker context names {engine.host}"
+        )
     name = f"headrace-agent-{uuid.uuid4().hex}"
     relay, program = f"{name}-relay", f"{name}-program"
     watching: asyncio.Task[Ended] | None = None

@@ -75,7 +75,6 @@ class DockerSetup:
 
         DependencyError where the engine is out of reach, UsageError where it is unfit.
         """
-        await self._engine.open()
         try:
             _require_fit(await self._engine.info(), self.settings.runtime)
             for image in {self.settings.image, *self.settings.images}:
@@ -83,7 +82,8 @@ class DockerSetup:
         except InfrastructureError as error:
             raise DependencyError(
                 f"environments.{self._key}: the Docker engine at {self._engine.host} can't be "
-                f"used ({error}). Is it running, and may this user open its socket?"
+                f"used ({error}). Start it, and let this user open its socket; or name another one "
+                "by DOCKER_HOST or `docker context use`"
             ) from error
 
     async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:
