@@ -74,7 +74,7 @@ class Engine:
         return found
 
     async def image(self, name: str) -> Mapping[str, Any]:
-        """An image's description. NotThere where the engine doesn't have it."""
+        """An image's description. NotThere if the engine doesn't have it."""
         found: Mapping[str, Any] = await self._call(
             f"inspect image {name}", lambda client: client.inspect_image(name)
         )
@@ -102,7 +102,7 @@ class Engine:
             given_up.set()
 
     async def create(self, name: str, configuration: Mapping[str, Any]) -> None:
-        """Makes a container and starts it. Conflict where the name is taken."""
+        """Makes a container and starts it. Conflict if the name is taken."""
         body = dict(configuration)
         await self._call(
             f"create {name}", lambda client: client.create_container_from_config(body, name)
@@ -114,7 +114,7 @@ class Engine:
         await self._call(f"restart {name}", lambda client: client.restart(name, timeout=0))
 
     async def rename(self, name: str, new: str) -> None:
-        """Renames a container. NotThere where it has that name no longer, Conflict if `new` is."""
+        """Renames a container. NotThere if none has that name, Conflict if `new` is taken."""
         await self._call(f"rename {name}", lambda client: client.rename(name, new))
 
     async def ended(self, name: str) -> None:
@@ -124,7 +124,7 @@ class Engine:
             await asyncio.sleep(POLL_S)
 
     async def inspect(self, name: str) -> Mapping[str, Any]:
-        """A container's state. NotThere where there is none."""
+        """A container's state. NotThere if there is none."""
         found: Mapping[str, Any] = await self._call(
             f"inspect {name}", lambda client: client.inspect_container(name)
         )
@@ -142,7 +142,7 @@ class Engine:
         return found
 
     async def remove(self, name: str) -> None:
-        """Kills and removes a container with its volumes. Silent where it is gone or going."""
+        """Kills and removes a container with its volumes. It may be gone or going already."""
         with suppress(NotThere, Conflict):
             await self._call(
                 f"remove {name}", lambda client: client.remove_container(name, v=True, force=True)
@@ -166,7 +166,7 @@ class Engine:
             output.close()
 
     async def exit_code(self, command: str) -> int | None:
-        """How a command ended; None where it still runs, or the engine doesn't know."""
+        """How a command ended; None if it still runs, or the engine doesn't know."""
         found = await self._call(
             f"inspect command {command}", lambda client: client.exec_inspect(command)
         )
@@ -272,7 +272,8 @@ class Output:
             except (BlockingIOError, ssl.SSLWantReadError):
                 await _readable(self._socket.fileno())
             except OSError as error:
-                raise _failed(error, f"{self._host}: read a command's output") from error
+                message = f"{self._host}: a command's output: {type(error).__name__}: {error}"
+                raise InfrastructureError("engine_unreachable", message) from error
             else:
                 self._received += received
                 return len(received)
@@ -293,29 +294,31 @@ def _explained(function: Callable[[], T], call: str) -> Callable[[], T]:
 
     def explained() -> T:
         from docker.errors import DockerException
+        from urllib3.exceptions import HTTPError
 
         try:
             return function()
-        except (DockerException, OSError) as error:
+        except (DockerException, HTTPError, OSError) as error:
             raise _failed(error, call) from error
 
     return explained
 
 
-def _failed(error: BaseException, call: str) -> InfrastructureError:
-    """The error for a call without an answer, or one that the SDK itself refuses."""
-    import requests
+def _failed(error: Exception, call: str) -> InfrastructureError:
+    """The error for a call that got no answer, or that the SDK itself refuses."""
+    from requests import Timeout
+    from urllib3.exceptions import HTTPError
 
-    root: OSError | None = None
+    broken: BaseException | None = None
     reason: BaseException | None = error
     while reason is not None:
         if isinstance(reason, InfrastructureError):  # the engine refused to tell its version
             return reason
-        if isinstance(reason, (TimeoutError, requests.Timeout)):
+        if isinstance(reason, (TimeoutError, Timeout)):
             return InfrastructureError("engine_silent", f"{call}: no answer in its time")
-        if isinstance(reason, OSError):
-            root = reason
+        if isinstance(reason, (HTTPError, OSError)):
+            broken = reason
         reason = reason.__cause__ or reason.__context__
-    if root is None:
+    if broken is None:
         return InfrastructureError("engine_error", f"{call}: {error}")
-    return InfrastructureError("engine_unreachable", f"{call}: {type(root).__name__}: {root}")
+    return InfrastructureError("engine_unreachable", f"{call}: {type(broken).__name__}: {broken}")

@@ -66,18 +66,28 @@ SOLE_IMPORTERS = {
     "mode": ("stream_jobs.assemble_groups",),
     "pickle": (),
     "services.kafka.client": ("services.connect",),
-    "requests": ("services.docker",),
     "reasoning_gym": ("services.env.libraries.reasoning_gym",),
+    "requests": ("services.docker",),
     "textarena": ("services.env.libraries.textarena",),
     "torch": TORCH,
     "transformers": TORCH,
+    "urllib3": ("services.docker",),
     "vllm": ("services.inference.vllm_engine", "services.inference.vllm_masks"),
     "xgrammar": ("services.json_schema",),
     "yaml": (),
 }
 """Who may import what, beside the package itself. `*` ends a prefix."""
 
-HEAVY = ("confluent_kafka", "fastavro", "numpy", "pydantic", "rich", "torch", "transformers")
+HEAVY = (
+    "confluent_kafka",
+    "docker",
+    "fastavro",
+    "numpy",
+    "pydantic",
+    "rich",
+    "torch",
+    "transformers",
+)
 
 
 class Import(NamedTuple):

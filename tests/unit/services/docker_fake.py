@@ -21,6 +21,8 @@ UPGRADED = (
     b"HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\n"
     b"Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
 )
+OLD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
+"""As an engine answers that doesn't upgrade."""
 EXEC = "POST /containers/[^/]+/exec"
 START = "POST /exec/[^/]+/start"
 INSPECT = "GET /exec/[^/]+/json"
@@ -39,12 +41,12 @@ def says(value: Any, status: int = 200) -> Answer:
     return answer
 
 
-def streams(*parts: bytes, ends: bool = True) -> Answer:
+def streams(*parts: bytes, head: bytes = UPGRADED, ends: bool = True) -> Answer:
     """Answers a command's start: each part in a packet of its own, the first with the headers."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for number, part in enumerate(parts):
-            writer.write(part if number else UPGRADED + part)
+            writer.write(part if number else head + part)
             await writer.drain()
             await asyncio.sleep(0.005)
         if not ends:

@@ -172,6 +172,20 @@ def test_a_pull_that_fails_says_why(tmp_path: Path) -> None:
     on(tmp_path, {"POST /images/create": fails}, test)
 
 
+def test_an_engine_that_goes_amid_a_pull_is_infrastructure(tmp_path: Path) -> None:
+    async def goes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b'17\r\n{"status": "Waiting"}\r\n\r\n')
+        await writer.drain()
+        writer.close()
+
+    async def test(made: FakeEngine, engine: Engine) -> None:
+        with pytest.raises(InfrastructureError, match=r"engine_unreachable: .*pull a: .*broken"):
+            await engine.pull("a")
+
+    on(tmp_path, {"POST /images/create": goes}, test)
+
+
 @pytest.mark.parametrize("progress", [True, False], ids=["drags on", "hangs"])
 def test_a_pull_that_takes_too_long_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: bool

@@ -14,6 +14,7 @@ from services.errors import InfrastructureError
 from tests.unit.services.docker_fake import (
     BOUND_S,
     INSPECT,
+    OLD,
     START,
     UPGRADED,
     FakeEngine,
@@ -45,6 +46,7 @@ WRITTEN = (
 READ = [(1, b"out"), (2, b"error"), (1, b"x" * 100_000 + b"end")]
 
 
+@pytest.mark.parametrize("head", [UPGRADED, OLD], ids=["upgraded", "old"])
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
 @pytest.mark.parametrize(
     "parts",
@@ -58,7 +60,7 @@ READ = [(1, b"out"), (2, b"error"), (1, b"x" * 100_000 + b"end")]
     ids=["with the headers", "after them", "by bytes", "across headers", "one buffer"],
 )
 def test_output_is_whole_however_it_arrives(
-    tmp_path: Path, parts: tuple[bytes, ...], tcp: bool
+    tmp_path: Path, parts: tuple[bytes, ...], tcp: bool, head: bytes
 ) -> None:
     async def test(made: FakeEngine, engine: Engine) -> None:
         async with engine.run("a", ("true",), "1", "/") as (run, output):
@@ -67,7 +69,7 @@ def test_output_is_whole_however_it_arrives(
             assert await output.read() == b""
         assert await engine.exit_code(run) == 0
 
-    on(tmp_path, {START: streams(*parts)}, test, tcp=tcp)
+    on(tmp_path, {START: streams(*parts, head=head)}, test, tcp=tcp)
 
 
 def test_reading_may_be_given_up_and_gone_on_with(tmp_path: Path) -> None:
