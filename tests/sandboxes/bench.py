@@ -14,7 +14,7 @@ from headrace.services.env.environment import Claim
 from headrace.services.env.instances import Instances
 from headrace.services.env.sandbox.pool import DockerSetup
 from headrace.services.env.sandbox.sandbox_environment import DockerEnvironment
-from headrace.services.processes.docker.docker_engine import Engine
+from headrace.services.processes.docker.docker_engine import DockerEngine
 from tests.sandboxes.docker_engine import IMAGE
 
 NAMESPACE = "test-sandboxes"
@@ -36,7 +36,7 @@ class Bench:
 
     def __init__(self, host: str, options: Mapping[str, Any]) -> None:
         self.states: list[tuple[str, str]] = []
-        self.engine = Engine(host)
+        self.engine = DockerEngine(host)
         self._instances = Instances(self._send, "worker")
         self.setup = DockerSetup(
             "default", {**OPTIONS, **options}, asyncio.Semaphore(8), NAMESPACE,

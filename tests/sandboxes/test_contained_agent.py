@@ -18,7 +18,7 @@ from headrace.schemas.events import EpisodeEnded, GenerationRequested
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.gateway.container import FOLDER
 from headrace.services.agent.gateway.program import Command
-from headrace.services.processes.docker.docker_engine import Engine
+from headrace.services.processes.docker.docker_engine import DockerEngine
 from tests.sandboxes.docker_engine import IMAGE
 from tests.unit.agent.gateway.test_program import Chatting
 from tests.unit.agent.test_episode_run import end, task
@@ -46,8 +46,7 @@ def play(how: str, world: Chatting | None = None, **changes: Any) -> EpisodeEnde
 
 
 async def containers() -> list[str]:
-    engine = Engine()
-    await engine.open()
+    engine = DockerEngine()
     try:
         found = await engine.containers({"headrace.agent": "command"})
         return [one["Names"][0] for one in found]

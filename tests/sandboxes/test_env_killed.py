@@ -27,7 +27,7 @@ from headrace.services.log.log_reader import CaughtUp, EventStream, follow_event
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
-from headrace.services.processes.docker.docker_engine import Engine
+from headrace.services.processes.docker.docker_engine import DockerEngine
 
 RECIPE = str(Path(__file__).parent / "recipe.toml")
 EPISODES = 4
@@ -113,7 +113,7 @@ class Workers:
         self.process.wait()
 
 
-async def none_left(engine: Engine, namespace: str) -> None:
+async def none_left(engine: DockerEngine, namespace: str) -> None:
     """Waits until no container of the namespace is there."""
     async with asyncio.timeout(GONE_S):
         while await engine.containers({"headrace.namespace": namespace}):
@@ -137,8 +137,7 @@ async def kill_again_and_again(
         },
         state,
     )
-    engine, draw, answered = Engine(host), random.Random(kills), 0
-    await engine.open()
+    engine, draw, answered = DockerEngine(host), random.Random(kills), 0
     async with connect(cluster, "test") as connection:
         topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
         log = await connection.writing_log(topics)

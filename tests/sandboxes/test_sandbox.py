@@ -12,7 +12,6 @@ import pytest
 
 from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
-from headrace.services.processes.docker.docker_engine import Engine
 from tests.sandboxes.bench import Bench, bench, claim, view
 from tests.sandboxes.docker_engine import IMAGE
 
@@ -251,7 +250,9 @@ def test_a_task_names_no_image_but_the_recipes(engine: str) -> None:
 def test_no_engine_is_no_reward(tmp_path: Path) -> None:
     async def main() -> None:
         made = Bench(f"unix://{tmp_path}/none.sock", {})
-        with pytest.raises(DependencyError, match="can't be used"):
+        with pytest.raises(
+            DependencyError, match=r"can't be used .*none\.sock.*No such file.*Start it"
+        ):
             await made.setup.open()
         environment = await made.take()
         with pytest.raises(InfrastructureError, match="engine_unreachable"):
@@ -259,11 +260,6 @@ def test_no_engine_is_no_reward(tmp_path: Path) -> None:
         await made.setup.close_pool()
 
     asyncio.run(main())
-
-
-def test_only_a_unix_socket_will_do() -> None:
-    with pytest.raises(UsageError, match="Unix socket"):
-        Engine("tcp://127.0.0.1:2375")
 
 
 def test_a_wrong_option_is_named(tmp_path: Path) -> None:

@@ -94,17 +94,7 @@ class Child:
         elif frame.kind == "sent":
             self._outlets[frame.run].on_sent(frame)
         else:
-            self._tell(self._runs[frame.run], frame)
-
-    @staticmethod
-    def _tell(run: EpisodeRun, frame: Frame) -> None:
-        if frame.kind == "cancel":
-            run.cancel(frame.text)
-        elif frame.kind == "stop":
-            run.stop()
-        else:
-            assert isinstance(frame.event, GenerationCompleted | ObservationRecorded)
-            run.on_answer(frame.event)
+            pass_on(self._runs[frame.run], frame)
 
     def _start(self, frame: Frame) -> None:
         started = frame.event
@@ -122,6 +112,17 @@ class Child:
             logger.critical("an episode's run failed", exc_info=error)
             os._exit(1)
         self.write(Frame("ended", number))
+
+
+def pass_on(run: EpisodeRun, frame: Frame) -> None:
+    """Passes to an episode what happened to it outside of its process."""
+    if frame.kind == "cancel":
+        run.cancel(frame.text)
+    elif frame.kind == "stop":
+        run.stop()
+    else:
+        assert isinstance(frame.event, GenerationCompleted | ObservationRecorded)
+        run.on_answer(frame.event)
 
 
 async def main() -> None:

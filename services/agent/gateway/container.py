@@ -19,10 +19,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import InfrastructureError
+from headrace.errors import InfrastructureError, UsageError
 from headrace.services.agent.gateway.program_process import TAIL_BYTES, Ended
 from headrace.services.base.clock import now
-from headrace.services.processes.docker.docker_engine import Engine, NotThere, Output
+from headrace.services.processes.docker.docker_engine import DockerEngine, NotThere, Output
 from headrace.services.processes.docker.hardened import (
     USER,
     WORK,
@@ -147,8 +147,12 @@ async def contained(
     The gateway must listen in the folder. Yields a task that returns how the command ended. Raises
     InfrastructureError if the engine can't run it.
     """
-    engine = Engine()
-    await engine.open()
+    engine = DockerEngine()
+    if not engine.local:
+        raise UsageError(
+            "the agent's option `container` shares a folder with the Docker engine. Use one on "
+            f"this host, by its Unix socket: DOCKER_HOST or the Docker context names {engine.host}"
+        )
     name = f"headrace-agent-{uuid.uuid4().hex}"
     relay, program = f"{name}-relay", f"{name}-program"
     watching: asyncio.Task[Ended] | None = None
@@ -171,7 +175,7 @@ async def contained(
         await engine.aclose()
 
 
-async def _have(engine: Engine, image: str) -> None:
+async def _have(engine: DockerEngine, image: str) -> None:
     try:
         await engine.image(image)
     except NotThere:
@@ -215,7 +219,7 @@ def _program(
     return body
 
 
-async def _watch(engine: Engine, name: str, command: Sequence[str], folder: str) -> Ended:
+async def _watch(engine: DockerEngine, name: str, command: Sequence[str], folder: str) -> Ended:
     """Runs the command, and keeps the end of its output."""
     given = f'exec "$@" <{MOUNTED}/{EPISODE}'
     async with engine.run(name, ("sh", "-c", given, "sh", *command), USER, folder) as (run, output):

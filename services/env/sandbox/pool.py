@@ -27,7 +27,7 @@ from headrace.services.env.sandbox.sandbox import Sandbox
 from headrace.services.env.sandbox.sandbox_environment import DockerEnvironment
 from headrace.services.env.sandbox.sandbox_settings import read_settings
 from headrace.services.env.sandbox.tools import Tool
-from headrace.services.processes.docker.docker_engine import Conflict, Engine, NotThere
+from headrace.services.processes.docker.docker_engine import Conflict, DockerEngine, NotThere
 from headrace.services.processes.docker.hardened import container
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class DockerSetup:
         slots: asyncio.Semaphore,
         namespace: str,
         instances: Instances,
-        engine: Engine | None = None,
+        engine: DockerEngine | None = None,
     ) -> None:
         """`key` is the environment's key in the recipe. Raises UsageError for wrong options."""
         self.options = options
@@ -98,7 +98,7 @@ class DockerSetup:
         self._namespace = namespace
         self._instances = instances
         self._make_tool: Callable[..., Tool] = load("tool", self.settings.tool, TOOLS)
-        self._engine = engine or Engine()
+        self._engine = engine or DockerEngine()
         self._idle: dict[str, str] = {}
         """Images of the idle containers that this worker pooled, by container name."""
 
@@ -107,7 +107,6 @@ class DockerSetup:
 
         Raises DependencyError if the engine can't be reached, UsageError if it is not suitable.
         """
-        await self._engine.open()
         try:
             _require_fit(await self._engine.info(), self.settings.runtime)
             for image in {self.settings.image, *self.settings.images}:
@@ -115,7 +114,8 @@ class DockerSetup:
         except InfrastructureError as error:
             raise DependencyError(
                 f"environments.{self._key}: the Docker engine at {self._engine.host} can't be "
-                f"used ({error}). Is it running, and may this user open its socket?"
+                f"used ({error}). Start it, and let this user open its socket; or name another one "
+                "by DOCKER_HOST or `docker context use`"
             ) from error
 
     async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:

@@ -10,7 +10,12 @@ from typing import NoReturn
 from headrace.errors import InfrastructureError
 from headrace.services.env.sandbox.container_names import InUse
 from headrace.services.env.sandbox.sandbox_settings import SandboxSettings
-from headrace.services.processes.docker.docker_engine import Conflict, Engine, NotThere, Output
+from headrace.services.processes.docker.docker_engine import (
+    Conflict,
+    DockerEngine,
+    NotThere,
+    Output,
+)
 from headrace.services.processes.docker.hardened import USER, WORK
 
 KILL_S = 30.0
@@ -54,7 +59,7 @@ class Result:
 class Sandbox:
     """A container in use. Its name says who may use it: see `container_names.py`."""
 
-    def __init__(self, engine: Engine, settings: SandboxSettings, name: InUse, instance: str):
+    def __init__(self, engine: DockerEngine, settings: SandboxSettings, name: InUse, instance: str):
         self.instance = instance
         """Its id in the topic `instances`."""
         self.name = name

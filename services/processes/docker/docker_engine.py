@@ -1,111 +1,133 @@
-"""The Docker engine, by its HTTP API on a Unix socket. Nothing else speaks to it.
+"""The Docker engine, through the Docker SDK for Python. Nothing else speaks to it.
 
-Spoken to directly: a command's output is a stream that must be readable in thousands at once and
-given up at any moment, which a blocking client can only do with a thread for each.
+The SDK blocks, so its calls run in a few threads. A command's output needs no thread: asyncio
+reads it from the socket that the SDK returns. Thousands can be open, and any of them can be given
+up at any time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import InfrastructureError, UsageError
+from headrace.services.processes.docker.docker_errors import Conflict, NotThere
+from headrace.services.processes.docker.docker_threads import Threads
 
-CALL_S = 60.0
+if TYPE_CHECKING:
+    from docker import APIClient
+
+__all__ = ["Conflict", "DockerEngine", "NotThere", "Output"]
+
+T = TypeVar("T")
+
+CALLS = 32
+"""Calls that are under way at once, each in a thread of its own."""
+CALL_S = 60
 """Seconds that the engine has for one call; a busy host takes several to start a container."""
-PULL_S = 900.0
+PULL_S = 900
 """Seconds that an image has to be pulled."""
+POLL_S = 0.1
 HEADER_BYTES = 8
 """Of one frame of a command's output: stream, three zeros, big-endian length."""
 CHUNK_BYTES = 64 * 1024
 
 
-class NotThere(InfrastructureError):
-    """No such container, image or command: or no longer, or not under that name."""
-
-
-class Conflict(InfrastructureError):
-    """It can't be done as things stand: a name is taken, a container doesn't run."""
-
-
-class Engine:
-    """A Docker engine. Open it before use. Its errors are InfrastructureErrors."""
+class DockerEngine:
+    """A Docker engine. The first call connects. Its errors are InfrastructureErrors."""
 
     def __init__(self, host: str | None = None) -> None:
-        """`host` as in DOCKER_HOST, which it defaults to. UsageError unless it's a Unix socket."""
-        self.host = host or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-        scheme, _, path = self.host.partition("://")
-        if scheme != "unix" or not path:
-            raise UsageError(
-                f"DOCKER_HOST={self.host}: sandboxes need the engine's Unix socket, as "
-                "unix:///var/run/docker.sock. Bring a remote one here: ssh -L "
-                "/run/remote.sock:/var/run/docker.sock HOST"
-            )
-        self._path = path
-        self._session: Any = None
+        """`host` as in DOCKER_HOST; without one, the engine that the command `docker` would use.
 
-    async def open(self) -> None:
-        """Makes the client. UsageError where the extra isn't installed."""
+        UsageError if the extra isn't installed, or the host can't be used.
+        """
         try:
-            import aiohttp
-        except ImportError:
-            raise UsageError("aiohttp is not installed: pip install 'headrace[docker]'") from None
-        # No limit here: the environments' slots are the bound of what runs at once.
-        connector = aiohttp.UnixConnector(path=self._path, limit=0)
-        self._session = aiohttp.ClientSession(connector=connector)
+            from headrace.services.processes.docker import docker_client as client
+        except ImportError as error:
+            raise UsageError(
+                f"{error.name} is not installed: pip install 'headrace[docker]'"
+            ) from None
+        found = client.find_host(host)
+        self.host = found.url
+        self.local = found.local
+        """Whether it listens at a Unix socket, so that it should see this host's files."""
+        self._connect = lambda: client.Client(found, CALLS, CALL_S, PULL_S)
+        self._client: APIClient | None = None
+        self._connecting = asyncio.Lock()
+        self._threads = Threads(CALLS, "docker")
+        self._closed = False
 
     async def aclose(self) -> None:
         """Closes its connections. What runs in containers goes on."""
-        if self._session is not None:
-            await self._session.close()
+        self._closed = True
+        self._threads.close()
+        if self._client is not None:
+            self._client.close()
 
     async def info(self) -> Mapping[str, Any]:
         """What the engine says of itself."""
-        found: Mapping[str, Any] = await self._call("GET", "/info")
+        found: Mapping[str, Any] = await self._call("info", lambda client: client.info())
         return found
 
     async def image(self, name: str) -> Mapping[str, Any]:
-        """An image's description. NotThere where the engine doesn't have it."""
-        found: Mapping[str, Any] = await self._call("GET", f"/images/{name}/json")
+        """An image's description. NotThere if the engine doesn't have it."""
+        found: Mapping[str, Any] = await self._call(
+            f"inspect image {name}", lambda client: client.inspect_image(name)
+        )
         return found
 
     async def pull(self, name: str) -> None:
-        """Pulls an image. InfrastructureError `pull_failed` says what the registry said."""
-        tagged = name if ":" in name.rpartition("/")[2] or "@" in name else f"{name}:latest"
+        """Pulls an image, with the credentials that the command `docker` would use.
+
+        InfrastructureError `pull_failed` says what the registry said.
+        """
+        given_up = threading.Event()
+
+        def pull(client: APIClient) -> None:
+            for line in client.pull(name, stream=True, decode=True):
+                if error := line.get("error"):
+                    raise InfrastructureError("pull_failed", str(error))
+                if given_up.is_set():
+                    return
+
         try:
-            async with self._stream(
-                "POST", "/images/create", query={"fromImage": tagged}, limit_s=PULL_S
-            ) as response:
-                async for line in response.content:
-                    if (said := json.loads(line)).get("error"):
-                        raise InfrastructureError("pull_failed", str(said["error"]))
+            await self._call(f"pull {name}", pull, PULL_S)
         except NotThere as error:
             raise InfrastructureError("pull_failed", error.message) from error
+        finally:
+            given_up.set()
 
     async def create(self, name: str, configuration: Mapping[str, Any]) -> None:
-        """Makes a container and starts it. Conflict where the name is taken."""
-        await self._call("POST", "/containers/create", query={"name": name}, body=configuration)
-        await self._call("POST", f"/containers/{name}/start")
+        """Makes a container and starts it. Conflict if the name is taken."""
+        body = dict(configuration)
+        await self._call(
+            f"create {name}", lambda client: client.create_container_from_config(body, name)
+        )
+        await self._call(f"start {name}", lambda client: client.start(name))
 
     async def restart(self, name: str) -> None:
         """Ends all that runs in a container and starts it anew: its tmpfs mounts are empty."""
-        await self._call("POST", f"/containers/{name}/restart", query={"t": "0"})
+        await self._call(f"restart {name}", lambda client: client.restart(name, timeout=0))
 
     async def rename(self, name: str, new: str) -> None:
-        """Renames a container. NotThere where it has that name no longer, Conflict if `new` is."""
-        await self._call("POST", f"/containers/{name}/rename", query={"name": new})
+        """Renames a container. NotThere if none has that name, Conflict if `new` is taken."""
+        await self._call(f"rename {name}", lambda client: client.rename(name, new))
 
     async def ended(self, name: str) -> None:
         """Waits until a container doesn't run. The caller bounds it."""
-        await self._call("POST", f"/containers/{name}/wait")
+        # By polling: a call that waits would hold a thread.
+        while (await self.inspect(name))["State"].get("Running"):
+            await asyncio.sleep(POLL_S)
 
     async def inspect(self, name: str) -> Mapping[str, Any]:
-        """A container's state. NotThere where there is none."""
-        found: Mapping[str, Any] = await self._call("GET", f"/containers/{name}/json")
+        """A container's state. NotThere if there is none."""
+        found: Mapping[str, Any] = await self._call(
+            f"inspect {name}", lambda client: client.inspect_container(name)
+        )
         return found
 
     async def containers(
@@ -114,90 +136,73 @@ class Engine:
         """Containers, running or not, by labels (an empty value: any) and a pattern of names."""
         wanted = [f"{key}={value}" if value else key for key, value in labels.items()]
         filters = {"label": wanted, **({"name": [name]} if name else {})}
-        query = {"all": "1", "filters": json.dumps(filters)}
-        found: list[Mapping[str, Any]] = await self._call("GET", "/containers/json", query=query)
+        found: list[Mapping[str, Any]] = await self._call(
+            "list containers", lambda client: client.containers(all=True, filters=filters)
+        )
         return found
 
     async def remove(self, name: str) -> None:
-        """Kills and removes a container with its volumes. Silent where it is gone or going."""
-        try:
-            await self._call("DELETE", f"/containers/{name}", query={"force": "1", "v": "1"})
-        except (NotThere, Conflict):
-            return
+        """Kills and removes a container with its volumes. It may be gone or going already."""
+        with suppress(NotThere, Conflict):
+            await self._call(
+                f"remove {name}", lambda client: client.remove_container(name, v=True, force=True)
+            )
 
     @asynccontextmanager
     async def run(
         self, name: str, command: Sequence[str], user: str, folder: str
     ) -> AsyncIterator[tuple[str, Output]]:
         """Begins a command in a container: its id, and its output, both streams as they come."""
-        made = await self._call(
-            "POST",
-            f"/containers/{name}/exec",
-            body={
-                "AttachStdout": True,
-                "AttachStderr": True,
-                "Cmd": list(command),
-                "User": user,
-                "WorkingDir": folder,
-            },
-        )
-        async with self._stream("POST", f"/exec/{made['Id']}/start", body={}) as response:
-            yield made["Id"], Output(response.content)
+        output = Output(self.host)
+
+        def begin(client: APIClient) -> str:
+            made = client.exec_create(name, list(command), user=user, workdir=folder)
+            output.open(client.exec_start(made["Id"], socket=True))
+            return str(made["Id"])
+
+        try:
+            yield await self._call(f"run a command in {name}", begin), output
+        finally:
+            output.close()
 
     async def exit_code(self, command: str) -> int | None:
-        """How a command ended; None where it still runs, or the engine doesn't know."""
-        found = await self._call("GET", f"/exec/{command}/json")
+        """How a command ended; None if it still runs, or the engine doesn't know."""
+        found = await self._call(
+            f"inspect command {command}", lambda client: client.exec_inspect(command)
+        )
         code = found.get("ExitCode")
         return None if found.get("Running") or code is None else int(code)
 
     async def processes(self, name: str) -> int:
         """How many processes and threads a container holds."""
-        query = {"stream": "false", "one-shot": "true"}
-        found = await self._call("GET", f"/containers/{name}/stats", query=query)
+        found = await self._call(
+            f"count processes of {name}",
+            lambda client: client.stats(name, stream=False, one_shot=True),
+        )
         return int(found.get("pids_stats", {}).get("current", 0))
 
     async def _call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-    ) -> Any:
-        async with self._stream(method, path, query=query, body=body, limit_s=CALL_S) as response:
-            text = await response.text()
-            return json.loads(text) if text.strip() else None
+        self, what: str, function: Callable[[APIClient], T], limit_s: float | None = None
+    ) -> T:
+        """Runs a function of the client in a thread, for CALL_S at most without `limit_s`.
 
-    @asynccontextmanager
-    async def _stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-        limit_s: float | None = None,
-    ) -> AsyncIterator[Any]:
-        """A call's response. Without `limit_s` the caller bounds how long it streams."""
-        import aiohttp
-
-        if self._session is None:
+        `what` names the call in errors.
+        """
+        limit_s = limit_s or CALL_S
+        if self._closed:
             raise InfrastructureError("engine_closed", "the worker is ending")
-        limit = aiohttp.ClientTimeout(total=limit_s)
-        url = f"http://engine{path}"
+        call = f"{self.host}: {what}"
         try:
-            async with self._session.request(
-                method, url, params=query, json=body, timeout=limit
-            ) as response:
-                if response.status >= 400:
-                    raise _refused(response.status, await response.text(), f"{method} {path}")
-                yield response
+            async with asyncio.timeout(limit_s):
+                async with self._connecting:
+                    if self._client is None:
+                        self._client = await self._threads.run(_explained(self._connect, call))
+                client = self._client
+                return await self._threads.run(_explained(lambda: function(client), call))
         except TimeoutError as error:
-            message = f"{self.host} did not answer {method} {path} in {limit_s} s"
-            raise InfrastructureError("engine_silent", message) from error
-        except (aiohttp.ClientError, OSError) as error:
-            message = f"{self.host}: {type(error).__name__}: {error}"
-            raise InfrastructureError("engine_unreachable", message) from error
+            raise InfrastructureError(
+                "engine_silent", f"{call}: no answer in {limit_s} s"
+            ) from error
 
 
 class Output:
@@ -206,21 +211,50 @@ class Output:
     https://docs.docker.com/reference/api/engine/version/v1.41/#tag/Container/operation/ContainerAttach
     """
 
-    def __init__(self, content: Any) -> None:
-        self._content = content
-        self._left = 0
+    def __init__(self, host: str) -> None:
         self.stream = 0
         """Where the bytes that were read last were written: 1 is stdout, 2 stderr."""
+        self._host = host
+        self._received = bytearray()
+        self._left = 0
+        """Bytes of the current frame that are still to be read."""
+        self._lock = threading.Lock()
+        self._response: Any = None
+        self._socket: Any = None
+        self._closed = False
+
+    def open(self, stream: Any) -> None:
+        """Takes what the SDK's `exec_start` returned. Called in a thread."""
+        with self._lock:
+            self._response = stream._response
+            self._socket = getattr(stream, "_sock", stream)  # with TLS, the socket is `stream`
+            self._socket.setblocking(False)
+            # The headers were read through a buffer, which may hold the stream's first bytes.
+            with suppress(ssl.SSLWantReadError):
+                self._received += self._response.raw._fp.fp.peek()
+            if self._closed:  # the caller gave up meanwhile
+                self._response.raw.close()
+
+    def close(self) -> None:
+        """Closes the connection. The command goes on."""
+        with self._lock:
+            self._closed = True
+            if self._response is not None:
+                self._response.raw.close()
 
     async def read(self) -> bytes:
         """The next bytes; none once the command has ended. May be given up and called again."""
-        if not self._left:
-            try:
-                header = await self._content.readexactly(HEADER_BYTES)
-            except asyncio.IncompleteReadError:
-                return b""
-            self.stream, self._left = header[0], int.from_bytes(header[4:], "big")
-        chunk: bytes = await self._content.read(min(self._left, CHUNK_BYTES))
+        while not self._left:
+            while len(self._received) < HEADER_BYTES:
+                if not await self._receive():
+                    return b""
+            self.stream = self._received[0]
+            self._left = int.from_bytes(self._received[4:HEADER_BYTES], "big")
+            del self._received[:HEADER_BYTES]
+        if not self._received and not await self._receive():
+            return b""
+        chunk = bytes(self._received[: self._left])
+        del self._received[: self._left]
         self._left -= len(chunk)
         return chunk
 
@@ -229,18 +263,62 @@ class Output:
         while await self.read():
             pass
 
+    async def _receive(self) -> int:
+        """Waits for bytes, and takes what is there. Returns how many; 0 at the end."""
+        await asyncio.sleep(0)  # a command that floods must not keep others from their turn
+        while True:
+            try:
+                received = self._socket.recv(CHUNK_BYTES)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                await _readable(self._socket.fileno())
+            except OSError as error:
+                message = f"{self._host}: a command's output: {type(error).__name__}: {error}"
+                raise InfrastructureError("engine_unreachable", message) from error
+            else:
+                self._received += received
+                return len(received)
 
-def _refused(status: int, text: str, call: str) -> InfrastructureError:
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
     try:
-        message = str(json.loads(text)["message"])
-    except (json.JSONDecodeError, KeyError, TypeError):
-        message = text
-    message = f"{call}: {message.strip()}"[:1000]
-    if "no space left on device" in message:
-        return InfrastructureError("no_space", message)
-    if status == 404:
-        return NotThere("sandbox_lost", message)
-    # A command that is to begin in a container while that is being removed: the engine's error 500.
-    if status in (400, 409) or "is not running" in message:
-        return Conflict("sandbox_conflict", message)
-    return InfrastructureError("engine_error", message)
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _explained(function: Callable[[], T], call: str) -> Callable[[], T]:
+    """A function whose errors are InfrastructureErrors that name the call."""
+
+    def explained() -> T:
+        from docker.errors import DockerException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return function()
+        except (DockerException, HTTPError, OSError) as error:
+            raise _failed(error, call) from error
+
+    return explained
+
+
+def _failed(error: Exception, call: str) -> InfrastructureError:
+    """The error for a call that got no answer, or that the SDK itself refuses."""
+    from requests import Timeout
+    from urllib3.exceptions import HTTPError
+
+    broken: BaseException | None = None
+    reason: BaseException | None = error
+    while reason is not None:
+        if isinstance(reason, InfrastructureError):  # the engine refused to tell its version
+            return reason
+        if isinstance(reason, (TimeoutError, Timeout)):
+            return InfrastructureError("engine_silent", f"{call}: no answer in its time")
+        if isinstance(reason, (HTTPError, OSError)):
+            broken = reason
+        reason = reason.__cause__ or reason.__context__
+    if broken is None:
+        return InfrastructureError("engine_error", f"{call}: {error}")
+    return InfrastructureError("engine_unreachable", f"{call}: {type(broken).__name__}: {broken}")

@@ -1,48 +1,235 @@
-"""What the Docker engine refuses, by an engine that says only that."""
+"""Calls of the Docker engine, to one that says only what a test has it say."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from aiohttp import web
 
+import headrace.services.processes.docker.docker_engine
 from headrace.errors import InfrastructureError
-from headrace.services.processes.docker.docker_engine import Conflict, Engine, NotThere
+from headrace.services.processes.docker.docker_engine import CALLS, Conflict, DockerEngine, NotThere
+from tests.unit.processes.docker_fake import (
+    BOUND_S,
+    EXEC,
+    START,
+    VERSION,
+    FakeEngine,
+    engine_threads,
+    fake,
+    hangs,
+    on,
+    says,
+    until,
+)
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "error", "kind"),
+    ("status", "said", "error", "kind"),
     [
-        (404, "No such container: a", NotThere, "sandbox_lost"),
-        (409, "Conflict. The name is already in use", Conflict, "sandbox_conflict"),
-        (500, "Container a is not running: Removal In Progress", Conflict, "sandbox_conflict"),
-        (500, "write /a: no space left on device", InfrastructureError, "no_space"),
-        (500, "something else", InfrastructureError, "engine_error"),
+        (404, {"message": "No such container: a"}, NotThere, "sandbox_lost"),
+        (409, {"message": "Conflict. The name is in use"}, Conflict, "sandbox_conflict"),
+        (500, {"message": "Container a is not running: Removal In Progress"}, Conflict, "conflict"),
+        (500, {"message": "write /a: no space left on device"}, InfrastructureError, "no_space"),
+        (500, {"message": "something else"}, InfrastructureError, "engine_error"),
+        (502, {"no": "message"}, InfrastructureError, 'engine_error: .*{"no": "message"}'),
+        (403, "Forbidden", InfrastructureError, "engine_error: .*Forbidden"),
     ],
 )
+@pytest.mark.parametrize("call", [EXEC, START])
 def test_a_refusal_is_typed(
-    tmp_path: Path, status: int, message: str, error: type[Exception], kind: str
+    tmp_path: Path, call: str, status: int, said: Any, error: type[Exception], kind: str
 ) -> None:
-    async def refuse(request: web.Request) -> web.Response:
-        return web.json_response({"message": message}, status=status)
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(error, match=kind) as raised:
+            async with engine.run("a", ("true",), "1", "/"):
+                pass
+        assert type(raised.value) is error
+
+    on(tmp_path, {call: says(said, status)}, test)
+
+
+def test_an_engine_that_refuses_to_tell_its_version_says_why(tmp_path: Path) -> None:
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(InfrastructureError, match=r"engine_error: .*still starting"):
+            await engine.info()
+
+    on(tmp_path, {VERSION: says({"message": "still starting"}, 503)}, test)
+
+
+def test_it_is_spoken_to_by_its_own_version_of_the_api(tmp_path: Path) -> None:
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(InfrastructureError, match=r"GET /v1\.43/containers/a/json"):
+            await engine.inspect("a")
+
+    answers = {VERSION: says({"ApiVersion": "1.43"}), "GET /containers/a/json": says({}, 500)}
+    on(tmp_path, answers, test)
+
+
+def test_an_engine_that_hangs_is_silent_and_may_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More calls than threads: none waits longer than one call may take."""
+    monkeypatch.setattr(headrace.services.processes.docker.docker_engine, "CALL_S", 1)
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        began = time.monotonic()
+        calls = [engine.rename("a", "b") for _ in range(3 * CALLS)]
+        refused = await asyncio.gather(*calls, return_exceptions=True)
+        assert time.monotonic() - began < 2.5
+        assert {str(each).partition(":")[0] for each in refused} == {"engine_silent"}
+        assert "rename a" in str(refused[0])
+        made.answers["POST /containers/a/rename"] = says({})
+        await until(lambda: made.open == 0)
+        await asyncio.gather(*(engine.rename("a", "b") for _ in range(CALLS)))
+
+    on(tmp_path, {"POST /containers/a/rename": hangs}, test)
+
+
+def test_an_engine_that_hangs_as_it_connects_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headrace.services.processes.docker.docker_engine, "CALL_S", 1)
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        began = time.monotonic()
+        refused = await asyncio.gather(*(engine.info() for _ in range(9)), return_exceptions=True)
+        assert time.monotonic() - began < 5
+        assert {str(each).partition(":")[0] for each in refused} == {"engine_silent"}
+        made.answers |= {VERSION: says({"ApiVersion": "1.30"}), "GET /info": says({"Name": "x"})}
+        assert (await engine.info())["Name"] == "x"
+
+    on(tmp_path, {VERSION: hangs}, test)
+
+
+def test_an_engine_that_was_away_is_found_again(tmp_path: Path) -> None:
+    """It restarts: the connections that were kept are of no use any more."""
 
     async def main() -> None:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", refuse)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.UnixSite(runner, str(tmp_path / "engine.sock")).start()
-        engine = Engine(f"unix://{tmp_path}/engine.sock")
-        await engine.open()
-        try:
-            with pytest.raises(error, match=kind) as raised:
-                async with engine.run("a", ("true",), "1", "/"):
-                    pass
-            assert type(raised.value) is error
-        finally:
-            await engine.aclose()
-            await runner.cleanup()
+        answers = {"GET /info": says({"Name": "x"})}
+        async with fake(tmp_path, answers) as (made, engine):
+            await asyncio.gather(*(engine.info() for _ in range(5)))
+            for writer in made.writers:
+                writer.close()
+            await until(lambda: made.open == 0)
+            (tmp_path / "engine.sock").rename(tmp_path / "away")
+            with pytest.raises(InfrastructureError, match=r"engine_unreachable: .*No such file"):
+                await engine.info()
+            (tmp_path / "away").rename(tmp_path / "engine.sock")
+            assert (await engine.info())["Name"] == "x"
+
+    asyncio.run(main())
+
+
+def test_what_waits_for_a_thread_is_not_done_once_it_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headrace.services.processes.docker.docker_engine, "CALLS", 1)
+    go_on = asyncio.Event()
+
+    async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await go_on.wait()
+        await says({})(reader, writer)
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        first = asyncio.create_task(engine.info())
+        await until(lambda: "GET /info" in made.asked)
+        second = asyncio.create_task(engine.rename("a", "b"))
+        await asyncio.sleep(0.1)
+        second.cancel()
+        await asyncio.wait({second})
+        go_on.set()
+        await first
+        await engine.info()
+        assert engine_threads() == 1
+        assert made.asked == [VERSION, "GET /info", "GET /info"]
+
+    on(tmp_path, {"GET /info": waits}, test)
+
+
+def test_a_pull_that_fails_says_why(tmp_path: Path) -> None:
+    async def fails(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines = (
+            b'{"status": "Pulling"}\r\n{"errorDetail": {}, "error": "toomanyrequests: wait"}\r\n'
+        )
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(lines), lines))
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(InfrastructureError, match=r"^pull_failed: toomanyrequests: wait$"):
+            await engine.pull("a/b")
+        made.answers["POST /images/create"] = says({"message": "no such manifest"}, 404)
+        with pytest.raises(InfrastructureError, match=r"^pull_failed: .*no such manifest"):
+            await engine.pull("a/b:1")
+        with pytest.raises(InfrastructureError, match=r"^engine_error: .*Repository name"):
+            await engine.pull("https://a/b")
+
+    on(tmp_path, {"POST /images/create": fails}, test)
+
+
+def test_an_engine_that_goes_amid_a_pull_is_infrastructure(tmp_path: Path) -> None:
+    async def goes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b'17\r\n{"status": "Waiting"}\r\n\r\n')
+        await writer.drain()
+        writer.close()
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(InfrastructureError, match=r"engine_unreachable: .*pull a: .*broken"):
+            await engine.pull("a")
+
+    on(tmp_path, {"POST /images/create": goes}, test)
+
+
+@pytest.mark.parametrize("progress", [True, False], ids=["drags on", "hangs"])
+def test_a_pull_that_takes_too_long_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: bool
+) -> None:
+    monkeypatch.setattr(headrace.services.processes.docker.docker_engine, "PULL_S", 1)
+
+    async def drags(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while progress:
+            writer.write(b'17\r\n{"status": "Waiting"}\r\n\r\n')
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        await hangs(reader, writer)
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(InfrastructureError, match=r"engine_silent: .*pull a"):
+            await engine.pull("a")
+        await until(lambda: made.open == 0)  # its thread has gone on
+
+    on(tmp_path, {"POST /images/create": drags}, test)
+
+
+ENDS = """
+import asyncio, sys
+from headrace.services.processes.docker.docker_engine import Engine
+
+async def main():
+    engine = Engine(sys.argv[1])
+    async with asyncio.timeout(2):
+        await engine.info()
+
+asyncio.run(main())
+"""
+
+
+def test_a_call_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fake(tmp_path, {"GET /info": hangs}) as (made, engine):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", ENDS, engine.host), stderr=subprocess.PIPE
+            )
+            async with asyncio.timeout(BOUND_S / 2):  # a call may take twice as long
+                _, said = await process.communicate()
+            assert b"TimeoutError" in said
+            assert made.asked == [VERSION, "GET /info"]
 
     asyncio.run(main())

@@ -1,0 +1,164 @@
+"""The Docker SDK's client, and which engine it speaks to. This module needs the extra `docker`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import docker
+import requests
+from docker.context import ContextAPI
+from docker.context.config import get_current_context_name
+from docker.errors import DockerException
+from docker.transport.unixconn import (
+    UnixHTTPAdapter,
+    UnixHTTPConnection,
+    UnixHTTPConnectionPool,
+)
+from docker.utils import kwargs_from_env, parse_host
+from requests.adapters import HTTPAdapter
+
+from headrace.errors import UsageError
+from headrace.services.processes.docker.docker_errors import refused
+
+UNIX = "http+docker://localhost"
+"""What the SDK's URLs begin with if the engine listens at a Unix socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """An engine's address, and what named it."""
+
+    url: str
+    """As in DOCKER_HOST, for example `unix:///var/run/docker.sock`."""
+    tls: docker.TLSConfig | bool
+    named_by: str
+
+    @property
+    def local(self) -> bool:
+        """Whether the engine listens at a Unix socket, so that it should see this host's files."""
+        return str(parse_host(self.url)).startswith("http+unix:")
+
+
+def find_host(url: str | None = None) -> Host:
+    """The engine at `url`; without one, the engine that the command `docker` would use.
+
+    UsageError if that can't be used.
+    """
+    host = _named(url)
+    try:
+        parse_host(host.url)
+    except DockerException as error:
+        raise UsageError(f"{host.named_by} names {host.url!r}: {error}") from error
+    if urlsplit(host.url).scheme == "ssh":
+        raise UsageError(
+            f"{host.named_by} names {host.url}: Headrace reaches an engine by a Unix socket, TCP "
+            "or TLS, not by SSH. Forward its socket with `ssh -NL "
+            f"/tmp/docker.sock:/var/run/docker.sock {host.url}`, and set "
+            "DOCKER_HOST=unix:///tmp/docker.sock"
+        )
+    return host
+
+
+def _named(url: str | None) -> Host:
+    environment = {**os.environ, **({"DOCKER_HOST": url} if url else {})}
+    if not environment.get("DOCKER_HOST"):
+        name = os.environ.get("DOCKER_CONTEXT") or get_current_context_name() or "default"
+        context = ContextAPI.get_context(name)
+        if context is None or not context.Host:
+            raise UsageError(
+                f"there is no Docker context {name!r}. `docker context ls` lists them; choose one "
+                "with `docker context use` or DOCKER_CONTEXT, or set DOCKER_HOST"
+            )
+        return Host(context.Host, context.TLSConfig or False, f"the Docker context {name!r}")
+    try:
+        found = kwargs_from_env(environment)
+    except DockerException as error:
+        raise UsageError(
+            "DOCKER_TLS_VERIFY or DOCKER_CERT_PATH asks for TLS, which needs ca.pem, cert.pem and "
+            f"key.pem in {environment.get('DOCKER_CERT_PATH') or '~/.docker'}: {error}"
+        ) from error
+    return Host(found["base_url"], found.get("tls", False), "DOCKER_HOST")
+
+
+class Client(docker.APIClient):
+    """The SDK's client. It raises the errors of `docker_errors.py`.
+
+    It speaks the engine's own version of the API, which it asks for as it is made.
+    """
+
+    def __init__(self, host: Host, connections: int, answer_s: int, longest_s: int) -> None:
+        """Keeps up to `connections` idle connections.
+
+        A call waits `answer_s` seconds for the engine's next bytes, and `longest_s` if the SDK sets
+        no limit to it.
+        """
+        self._adapter = (
+            UnixAdapter(str(parse_host(host.url)), answer_s, connections)
+            if host.local
+            else HTTPAdapter(pool_maxsize=connections)
+        )
+        self._longest_s = longest_s
+        super().__init__(base_url=host.url, tls=host.tls, version="auto", timeout=answer_s)
+        # A Unix socket has no proxy, whose settings requests would look for at each call.
+        self.trust_env = not host.local
+
+    def get_adapter(self, url: str) -> HTTPAdapter:
+        """Ours, for all that is sent."""
+        return self._adapter
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        self._adapter.close()
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        """Sends one request, as requests.Session has it."""
+        # The SDK sets no limit to a pull.
+        options["timeout"] = options.get("timeout") or self._longest_s
+        # Without this, requests checks an engine against REQUESTS_CA_BUNDLE if that is set.
+        options["verify"] = self.verify or False
+        response = super().send(request, **options)
+        if response.status_code >= 400:
+            call = f"{request.method} {request.path_url}"
+            raise refused(response.status_code, response.text, call)
+        return response
+
+
+class UnixAdapter(UnixHTTPAdapter):
+    """Sends everything through one pool of connections.
+
+    The SDK's own adapter has a pool for each URL and closes the oldest: it doesn't use connections
+    again, and a thread may find that its pool has just been closed.
+    """
+
+    def __init__(self, url: str, answer_s: int, connections: int) -> None:
+        super().__init__(url, answer_s)
+        self._pool = UnixPool(UNIX, self.socket_path, answer_s, connections)
+
+    def get_connection(self, url: str | bytes, proxies: Any = None) -> UnixPool:
+        """The pool."""
+        return self._pool
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        self._pool.close()
+
+
+class UnixPool(UnixHTTPConnectionPool):
+    """Connections to a Unix socket."""
+
+    def _new_conn(self) -> Any:
+        return UnixConnection(self.base_url, self.socket_path)
+
+
+class UnixConnection(UnixHTTPConnection):
+    """A connection that is closed if it can't be made: the SDK's own leaves its socket open."""
+
+    def connect(self) -> None:
+        """Connects."""
+        self.sock = socket.socket(socket.AF_UNIX)  # before it connects: urllib3 closes what is here
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.unix_socket)
