@@ -10,9 +10,10 @@ from headrace.errors import TooLarge
 from headrace.schemas.events import Event, Ref
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.agents import load_agents
+from headrace.services.agent.crash_isolation.episode_child import pass_on
+from headrace.services.agent.crash_isolation.frames import Frame
 from headrace.services.agent.crash_isolation.isolation import IsolatedEpisode
 from headrace.services.agent.episode_run import EpisodeRun
-from headrace.services.agent.requests import Answer
 
 child: ContextVar[LoopChild | None] = ContextVar("child", default=None)
 """The child that a task runs in."""
@@ -61,17 +62,9 @@ class LoopChild:
         await run.run()
         isolated.ended = True
 
-    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None:
-        """Hands an answer on."""
-        self._runs[isolated].on_answer(answer)
-
-    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None:
-        """Has an episode end as cancelled."""
-        self._runs[isolated].cancel(reason)
-
-    def stop(self, isolated: IsolatedEpisode) -> None:
-        """Has an episode end without a word."""
-        self._runs[isolated].stop()
+    def tell(self, isolated: IsolatedEpisode, frame: Frame) -> None:
+        """Passes on what happens to an episode from outside."""
+        pass_on(self._runs[isolated], frame)
 
     async def aclose(self) -> None:
         """Ends what runs."""
@@ -81,7 +74,7 @@ class LoopChild:
 
 class _Relay:
     def __init__(self, isolated: IsolatedEpisode) -> None:
-        self._suspect = isolated
+        self._isolated = isolated
 
     async def send(self, event: Event) -> Ref:
         sent: asyncio.Future[Ref] = asyncio.get_running_loop().create_future()
@@ -93,5 +86,5 @@ class _Relay:
                 else:
                     sent.set_exception(result)
 
-        self._suspect.relay(event, on_sent)
+        self._isolated.relay(event, on_sent)
         return await sent
