@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,9 @@ for command in COMMANDS:
 
 def main() -> None:
     """The entry point `headrace`."""
+    # A shell has its background jobs ignore SIGINT. One that is sent to this command all the same,
+    # as by `kill -INT`, ends it as Ctrl-C does.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(_run(sys.argv[1:]))
 
 

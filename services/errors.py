@@ -3,6 +3,7 @@
     HeadraceError                  exit 1
     ├── UsageError                 exit 2    a wrong flag, a wrong recipe
     ├── CheckFailed                exit 3    `--check` does not hold
+    ├── Interrupted                exit 130  Ctrl-C or SIGTERM ended the run
     ├── RecordsLost                exit 4    records that are needed were deleted from the log
     ├── DependencyError            exit 75   broker, registry or blob store out of reach: restart me
     │   └── Fenced                 exit 75   another process has taken over this writer
@@ -29,6 +30,7 @@ __all__ = [
     "Fenced",
     "HeadraceError",
     "InfrastructureError",
+    "Interrupted",
     "RecordsLost",
     "UsageError",
 ]
@@ -50,6 +52,12 @@ class CheckFailed(HeadraceError):
     """The run ended, and what `--check` demanded does not hold."""
 
     exit_code = 3
+
+
+class Interrupted(HeadraceError):
+    """Ctrl-C, or SIGTERM: the run was ended in order before its stop rule held."""
+
+    exit_code = 130
 
 
 class RecordsLost(HeadraceError):

@@ -37,7 +37,9 @@ def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> li
 @click.option(
     "--check", "checks", metavar="'reward>=0.95'", multiple=True, callback=_checks,
     help="Exit code 3 unless this holds at the end: reward, versions, episodes, seconds, failures "
-    "or restarts, then >=, <=, ==, > or <, then a number. Repeatable.",
+    "or restarts, then >=, <=, ==, > or <, then a number. If `stop.reward` or `stop.versions` "
+    "ended the run, reward and versions are those at which it held. All else counts until the last "
+    "task has ended. Repeatable.",
 )  # fmt: skip
 @click.option("--quiet", is_flag=True, help="No live view.")
 @json_option

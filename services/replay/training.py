@@ -14,11 +14,11 @@ from schemas.events import PolicyPublished
 from schemas.recipe import Recipe
 from schemas.topics import POLICIES
 from services.context import ServiceContext
+from services.errors import Interrupted
 from services.kafka.broker import Partition
 from services.log import EventLog
 from services.reader import CaughtUp, EventReader
 from services.run.life import enter
-from services.run.run import Interrupted
 from services.serve import SERVICES, ServeOptions, set_threads
 from services.settings import Where
 

@@ -15,7 +15,7 @@ from schemas.events import PolicyPublished
 from schemas.read_recipe import parse_recipe
 from schemas.recipe import Evaluation, Recipe
 from schemas.topics import POLICIES
-from services.errors import HeadraceError, UsageError
+from services.errors import Interrupted, UsageError
 from services.evaluation import Evaluations
 from services.inference.local_weights import LocalWeights
 from services.kafka.broker import Partition
@@ -113,6 +113,6 @@ async def evaluate(
         finally:
             view.close()
         if run.interrupted.is_set():
-            raise HeadraceError("interrupted before all was evaluated")
+            raise Interrupted("interrupted before all was evaluated")
         assert status.progress is not None
         return status.progress.evaluations

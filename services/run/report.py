@@ -21,9 +21,12 @@ class Summary:
     learned_s: float | None
     """Until the stop rule's reward was met."""
     versions: dict[str, int]
-    """Newest published, by policy."""
+    """By policy, those at which the stop rule held. The newest published, if no version decided the
+    run's end."""
+    published: dict[str, int]
+    """The newest published, by policy. Later than `versions` if training went on meanwhile."""
     rewards: dict[str, float | None]
-    """Mean of the last versions, by policy."""
+    """Mean of the last versions up to `versions`, by policy."""
     curves: dict[str, list[float]]
     """Mean reward of every version, by policy."""
     evaluations: dict[str, object]
@@ -37,16 +40,22 @@ class Summary:
 
     @classmethod
     def of(cls, status: Status, namespace: str, reason: str, progress: Progress) -> Summary:
-        """The figures as they stand."""
-        versions = progress.recipe.stop.reward_versions
+        """The figures as they stand; versions and rewards as the stop rule held."""
+        decision = progress.decision(reason)
+        versions = progress.versions() if decision is None else dict(decision.versions)
+        count = progress.recipe.stop.reward_versions
         return cls(
             namespace=namespace,
             reason=reason,
             seconds=status.elapsed_s(),
             first_step_s=status.since_start_s(progress.first_step_at()),
             learned_s=status.since_start_s(progress.learned_at()),
-            versions={name: policy.version for name, policy in progress.policies.items()},
-            rewards={name: policy.reward(versions) for name, policy in progress.policies.items()},
+            versions=versions,
+            published=progress.versions(),
+            rewards={
+                name: policy.reward(count, versions[name])
+                for name, policy in progress.policies.items()
+            },
             curves={name: policy.curve() for name, policy in progress.policies.items()},
             evaluations=progress.evaluations.to_tree(),
             evaluated={
@@ -64,8 +73,8 @@ class Summary:
     def measures(self, progress: Progress) -> dict[Measure, float | None]:
         """What `--check` compares."""
         return {
-            "reward": progress.reward(),
-            "versions": progress.version(),
+            "reward": progress.reward(self.versions),
+            "versions": progress.version(self.versions),
             "episodes": self.episodes,
             "seconds": self.seconds,
             "failures": self.failures,
@@ -82,9 +91,11 @@ class Summary:
         for name, version in self.versions.items():
             reward = self.rewards[name]
             shown = "-" if reward is None else f"{reward:.3f}"
+            later = self.published[name]
             lines.append(
                 f"  policy {name:<12} version {published(version)}   reward {shown}  "
                 f"{sparkline(self.curves[name], 32)}"
+                + (f"  version {later} was published later" if later > version else "")
             )
             lines += [f"    evaluated version {line}" for line in self.evaluated.get(name, ())]
         lines += [

@@ -20,7 +20,13 @@ from schemas.recipe import Recipe
 from schemas.topics import Topics
 from services.apply import apply, find_run, lags
 from services.connect import Connection, connect
-from services.errors import CheckFailed, DependencyError, HeadraceError, UsageError
+from services.errors import (
+    CheckFailed,
+    DependencyError,
+    HeadraceError,
+    Interrupted,
+    UsageError,
+)
 from services.log import EventLog
 from services.run.children import child_specs
 from services.run.life import RunLife, enter
@@ -44,12 +50,6 @@ TICK_S = 0.5
 """How often the clock is looked at where no event comes."""
 INTERRUPT = "interrupt"
 """The reason of a run that Ctrl-C or SIGTERM ended."""
-
-
-class Interrupted(HeadraceError):
-    """Ctrl-C, or SIGTERM: the run was ended in order before its stop rule held."""
-
-    exit_code = 130
 
 
 @dataclass
@@ -82,26 +82,23 @@ class Run:
         preloader = Preloader(path, [spec.command for spec in specs], on_change=self.view.note)
         supervisor = Supervisor(specs, launch, preloader=preloader, on_change=self.view.note)
         stack = Stack(self.where, on_progress=self._phase, on_restart=self.view.note)
-        self._supervisor = supervisor
+        self._on_signals(supervisor)
         try:
             await supervisor.start()
-            place = stack.up()
-            self._on_signals()
+            place = await stack.up(self.interrupted.is_set)
             return await self._run_on(place, supervisor, stack)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted before the run began") from None
         finally:
             self.status.phase = "ending the processes"
             await supervisor.stop()
             self.status.phase = "stopping the local stack"
             await stack.down()
 
-    def _on_signals(self) -> None:
+    def _on_signals(self, supervisor: Supervisor) -> None:
         """Ctrl-C ends the run in order; a second one at once."""
 
         def on_signal() -> None:
             if self.interrupted.is_set():
-                self._supervisor.kill()
+                supervisor.kill()
                 # What is left is the local stack, whose guard sees this process end.
                 os._exit(Interrupted.exit_code)
             self.view.note("ending in order; Ctrl-C again ends at once")
@@ -115,6 +112,8 @@ class Run:
             self._phase("preparing the namespace")
             namespace = await self._choose_namespace(connection)
             log = await connection.writing_log(self._topics(namespace))
+            if self.interrupted.is_set():
+                raise Interrupted("interrupted before the run began")
             life = await apply(log, self.recipe)
             self._settle_logs(supervisor, namespace)
             supervisor.place(replace(place, namespace=namespace).to_json())
@@ -186,11 +185,15 @@ class Run:
         supervisor: Supervisor,
         beside: Sequence[asyncio.Task[None]],
     ) -> str:
-        """Waits for the stop rule, or Ctrl-C. Why the run ends."""
+        """Waits for the stop rule, or Ctrl-C. Why the run ends.
+
+        Not before the whole log is read. The end that an earlier command recorded stays the end.
+        """
         if life.ending is not None:
+            await self._first_of((self._changed,), beside)
             return life.ending.reason
         events = (self._changed, self.interrupted)
-        await self._first_of(events, beside)  # caught up: the past is no reason by itself
+        await self._first_of(events, beside)
         while not self.interrupted.is_set():
             self._show(supervisor)
             reason = progress.stop_reason(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable
 
 from services.connect import locate
-from services.errors import DependencyError
+from services.errors import DependencyError, Interrupted
 from services.settings import Where
 
 WATCH_INTERVAL_S = 1.0
@@ -30,25 +29,26 @@ class Stack:
         self._local = where.bootstrap_servers is None
         self._ours = False
 
-    def up(self) -> Where:
-        """Where broker and registry are, once they answer. Blocks.
+    async def up(self, interrupted: Callable[[], bool]) -> Where:
+        """Where broker and registry are, once they answer.
 
-        Ctrl-C raises KeyboardInterrupt, and leaves nothing behind.
+        Raises Interrupted, and leaves nothing behind, once `interrupted()`.
         """
         if not self._local:
             return locate(self._where)
         from infra import local
 
-        # The loop's own handler would wait for the loop, which this call blocks.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            stack = local.up(
+            # A thread: on this one, the loop could not take the signal that interrupts the start.
+            stack = await asyncio.to_thread(
+                local.up,
                 self._where.state,
                 on_progress=self._on_progress,
                 owner_pid=os.getpid(),
+                cancelled=interrupted,
             )
-        finally:
-            signal.signal(signal.SIGINT, before)
+        except local.Cancelled:
+            raise Interrupted("interrupted before the run began") from None
         # One that was there already keeps its owner, and stays.
         self._ours = stack.owner_pid == os.getpid()
         return self._where.connected(stack.bootstrap_servers, stack.registry_url)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 
 import pytest
 
 from infra.local import jars
+from infra.local.processes import Cancelled, locked
 from services.errors import HeadraceError
 
 KAFKA = f"{'a' * 64}  org.apache.kafka:kafka_2.13:jar:4.3.1"
@@ -72,3 +74,15 @@ def test_cache_lies_outside_the_checkout(monkeypatch: pytest.MonkeyPatch) -> Non
     assert jars.cache_folder({}) == Path("/home/ada/.cache/headrace")
     assert jars.cache_folder({"XDG_CACHE_HOME": "/var/cache"}) == Path("/var/cache/headrace")
     assert jars.cache_folder({"XDG_CACHE_HOME": "here"}) == Path("/home/ada/.cache/headrace")
+
+
+def test_who_waits_for_another_to_fetch_can_give_up(tmp_path: Path) -> None:
+    pins = jars.parse_pins(f"{KAFKA}\n{REGISTRY}\n{TREE}\n")
+    cancelled = threading.Event()
+    cancelled.set()
+    for fetch, folder in (
+        (jars.kafka_jars, f"kafka-{jars.KAFKA_VERSION}"),
+        (jars.registry_jars, jars.REGISTRY_FOLDER),
+    ):
+        with locked(tmp_path / f"{folder}.lock", 1), pytest.raises(Cancelled):
+            fetch(pins, tmp_path, print, cancelled)
