@@ -13,10 +13,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from headrace.errors import DependencyError
 
@@ -25,7 +27,40 @@ _SIGKILL_BOUND_S = 10.0
 
 
 class Cancelled(Exception):
-    """The start was given up, by Ctrl-C or because its other half failed."""
+    """The start was given up: it was interrupted, or its other half failed."""
+
+
+class Interrupts:
+    """Whether Ctrl-C was pressed within `with`, which postpones KeyboardInterrupt to its end.
+
+    KeyboardInterrupt can be raised between any two instructions of the main thread, so also
+    between the start of a process and the line that records it, or within the standard library's
+    own locks. Code inside asks `noted` instead, at places where it can end in order.
+
+    Does nothing outside the main thread, or if the program has a SIGINT handler of its own.
+    """
+
+    def __init__(self) -> None:
+        self.noted = False
+        self._handles = False
+
+    def __enter__(self) -> Interrupts:
+        self._handles = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
+        if self._handles:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handles:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.noted:
+            raise KeyboardInterrupt
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.noted = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +176,13 @@ def _send(process: ProcessId, number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, bound_s: float) -> Iterator[None]:
+def locked(
+    path: Path, bound_s: float, cancelled: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Hold an exclusive lock on `path`, which the kernel frees should this process die.
 
-    Raises DependencyError if another process or thread holds it for `bound_s` seconds.
+    Raises DependencyError if another process or thread holds it for `bound_s` seconds, and
+    Cancelled if `cancelled()` becomes true meanwhile.
     """
     deadline = time.monotonic() + bound_s
     with path.open("ab") as opened:
@@ -153,6 +191,8 @@ def locked(path: Path, bound_s: float) -> Iterator[None]:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError as error:
+                if cancelled():
+                    raise Cancelled from None
                 if time.monotonic() > deadline:
                     raise DependencyError(
                         f"another process has held {path} for {bound_s:.0f} s: "

@@ -158,7 +158,7 @@ def kafka_jars(
     """Kafka's class path, with what is absent or damaged fetched. Raises DependencyError."""
     folder = cache / f"kafka-{KAFKA_VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
-    with _sole_fetcher(folder):
+    with _sole_fetcher(folder, cancelled):
         wanted = [jar for jar in pins.kafka if file_sha256(folder / jar.file_name) != jar.sha256]
         if wanted:
             on_progress(f"fetching Apache Kafka {KAFKA_VERSION} (44 MB, once)")
@@ -183,7 +183,7 @@ def registry_jars(
     """The registry's runner jar, whose manifest names the rest. Raises DependencyError."""
     folder = cache / REGISTRY_FOLDER
     cache.mkdir(parents=True, exist_ok=True)
-    with _sole_fetcher(folder):
+    with _sole_fetcher(folder, cancelled):
         fetched = tree_sha256(folder) != pins.registry_tree
         if fetched:
             on_progress(f"fetching Apicurio Registry {REGISTRY_VERSION} (109 MB, once)")
@@ -211,9 +211,9 @@ def maven_context(repository: Path, cancelled: threading.Event) -> MavenContext:
 
 
 @contextmanager
-def _sole_fetcher(folder: Path) -> Iterator[None]:
+def _sole_fetcher(folder: Path, cancelled: threading.Event) -> Iterator[None]:
     """Hold the lock of `folder`, and sweep away what a killed fetcher left beside it."""
-    with locked(folder.with_name(f"{folder.name}.lock"), _LOCK_BOUND_S):
+    with locked(folder.with_name(f"{folder.name}.lock"), _LOCK_BOUND_S, cancelled.is_set):
         for stale in folder.parent.glob(f"{_SCRATCH}{folder.name}-*"):
             shutil.rmtree(stale, ignore_errors=True)
         yield

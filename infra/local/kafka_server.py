@@ -5,17 +5,20 @@ from __future__ import annotations
 import base64
 import shutil
 import subprocess
+import threading
+import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
 
 from headrace.errors import DependencyError
-from headrace.infra.local.detached import describe_log
+from headrace.infra.local.detached import Cancelled, describe_log
 from headrace.infra.local.java_runtime import JavaRuntime
 
 HEAP = ("-Xms256m", "-Xmx512m")
 MESSAGE_BYTES = 8 * 1024 * 1024
 _FORMAT_BOUND_S = 60
+_FORMAT_POLL_S = 0.02
 # But for what went wrong, and the line that tells that the broker is up.
 _QUIET = tuple(
     f"-Dorg.slf4j.simpleLogger.{setting}"
@@ -85,8 +88,11 @@ def render_properties(port: int, controller_port: int, log_folder: str) -> str:
     return "".join(f"{key}={value}\n" for key, value in settings.items())
 
 
-def format_log(runtime: JavaRuntime, state: Path, log: Path) -> None:
-    """Make the empty log folder `<state>/kafka`, unless there is one. Raises DependencyError."""
+def format_log(runtime: JavaRuntime, state: Path, log: Path, cancelled: threading.Event) -> None:
+    """Make the empty log folder `<state>/kafka`, unless there is one.
+
+    Raises DependencyError, and Cancelled once `cancelled` is set.
+    """
     folder = state / "kafka"
     if folder.exists():
         return
@@ -98,22 +104,28 @@ def format_log(runtime: JavaRuntime, state: Path, log: Path) -> None:
     # With "=", for an id may begin with a dash. Formatting uses a start-up archive, it makes none.
     tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(properties)]
     command = replace(runtime, recording=None).command(state, "kafka", [*_QUIET, *tool])
-    try:
-        with log.open("ab") as output:
-            done = subprocess.run(
-                command,
-                cwd=state,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                timeout=_FORMAT_BOUND_S,
-                check=False,
-            )
-    except subprocess.TimeoutExpired as error:
-        raise DependencyError(
-            f"formatting Kafka's log took over {_FORMAT_BOUND_S} s; {describe_log(log)}"
-        ) from error
-    if done.returncode != 0:
+    deadline = time.monotonic() + _FORMAT_BOUND_S
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(
+            command,
+            cwd=state,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # a terminal's Ctrl-C is for this process to act on
+        ) as process,
+    ):
+        while process.poll() is None:
+            if cancelled.wait(_FORMAT_POLL_S):
+                process.kill()
+                raise Cancelled
+            if time.monotonic() > deadline:
+                process.kill()
+                raise DependencyError(
+                    f"formatting Kafka's log took over {_FORMAT_BOUND_S} s; {describe_log(log)}"
+                )
+    if process.returncode != 0:
         raise DependencyError(f"formatting Kafka's log failed; {describe_log(log)}")
     # Whole or not at all, whatever is killed in between.
     unfinished.rename(folder)

@@ -17,7 +17,7 @@ from headrace.errors import DependencyError, HeadraceError
 from headrace.infra.local import detached as processes
 from headrace.infra.local import registry_server as registry
 from headrace.infra.local import stack_record as record
-from headrace.infra.local.detached import ProcessId
+from headrace.infra.local.detached import Interrupts, ProcessId
 from headrace.infra.local.start import Start
 from headrace.infra.local.stop import take_down
 
@@ -44,6 +44,7 @@ def up(
     kafka_port: int | None = None,
     registry_port: int | None = None,
     owner_pid: int | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> LocalStack:
     """Find the stack of `state`, or start what is missing of it, on the data of the last one.
 
@@ -52,21 +53,37 @@ def up(
     process does, however it does; one found running keeps the owner it has, or none.
 
     Raises UsageError if an asked port is taken or the extra isn't installed, DependencyError if
-    jars can't be fetched or a server doesn't start. Then nothing is left that was started here.
+    jars can't be fetched or a server doesn't start, Cancelled once `cancelled()` is true, and
+    KeyboardInterrupt after Ctrl-C. Then nothing is left that was started here.
     """
     state = state.resolve()
     for folder in (state, state / "logs"):
         folder.mkdir(parents=True, exist_ok=True)
     owner = _find_owner(owner_pid)
-    with processes.locked(state / "stack.lock", _LOCK_BOUND_S):
-        asked: Mapping[record.ServerName, int | None] = {
-            "kafka": kafka_port,
-            "registry": registry_port,
-        }
-        found = _describe(state, Start(state, on_progress, asked, owner).run())
-    if found is None:
-        raise DependencyError(f"the local stack ended right after its start; see {state / 'logs'}")
-    return found
+    asked: Mapping[record.ServerName, int | None] = {
+        "kafka": kafka_port,
+        "registry": registry_port,
+    }
+    interrupts = Interrupts()
+
+    def interrupted() -> bool:
+        return interrupts.noted or cancelled()
+
+    start = Start(state, on_progress, asked, owner, interrupted)
+    try:
+        with interrupts, processes.locked(state / "stack.lock", _LOCK_BOUND_S, interrupted):
+            start.run()
+            found = _describe(state, start.stack)
+        if found is None:
+            raise DependencyError(
+                f"the local stack ended right after its start; see {state / 'logs'}"
+            )
+        return found
+    except KeyboardInterrupt:
+        if start.missing:  # it came after all was up
+            with processes.locked(state / "stack.lock", _LOCK_BOUND_S):
+                start.undo()
+        raise
 
 
 def find(state: Path) -> LocalStack | None:

@@ -6,8 +6,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ USUAL_PORTS: dict[record.ServerName, int] = {"kafka": 9092, "registry": 8081}
 _TITLES: dict[record.ServerName, str] = {"kafka": "Kafka", "registry": "the registry"}
 _READY_BOUND_S = 120.0  # a broker that was killed re-reads its newest segments first
 _READY_POLL_S = 0.02
+_CANCEL_POLL_S = 0.05
 _PORT_ATTEMPTS = 3
 
 
@@ -38,25 +39,38 @@ class Start:
         on_progress: Callable[[str], None],
         asked: Mapping[record.ServerName, int | None],
         owner: ProcessId | None,
+        interrupted: Callable[[], bool],
     ) -> None:
         self.state = state
         self.on_progress = on_progress
         self.asked = asked
         self.owner = owner
-        self.stack = record.load(state)
+        self.interrupted = interrupted  # asked by this thread only
+        self.stack = record.Stack()
+        self.missing: list[record.ServerName] = []
         self.changing = threading.Lock()
-        self.cancelled = threading.Event()
+        self.cancelled = threading.Event()  # tells the threads to give up
         self.cache = jars.cache_folder()
         self.java = jars.java()  # if it isn't there, nothing need be fetched first
 
-    def run(self) -> record.Stack:
-        """Start what is missing, or raise and leave nothing behind that was started here."""
+    def run(self) -> None:
+        """Start what is missing, or raise and leave nothing behind that was started here.
+
+        Raises Cancelled once `interrupted()`.
+        """
+        if self.interrupted():
+            raise Cancelled
+        self.stack = record.load(self.state)
         self._refuse_other_ports()
         missing = [name for name in USUAL_PORTS if not self._serves(name)]
         self._settle_owner(fresh=len(missing) == len(USUAL_PORTS))
         if missing:
-            self._start_all(missing)
-        return self.stack
+            self.missing = missing
+            try:
+                self._start_all()
+            except BaseException:
+                self.undo()
+                raise
 
     def _serves(self, name: record.ServerName) -> bool:
         server = self.stack.servers.get(name)
@@ -88,32 +102,39 @@ class Start:
             guard = processes.spawn([*command, str(owner.pid), owner.started], log=log)
         self._save(replace(self.stack, owner=owner, guard=guard))
 
-    def _start_all(self, missing: list[record.ServerName]) -> None:
+    def _start_all(self) -> None:
         start = {"kafka": self._start_kafka, "registry": self._start_registry}
-        try:
-            with ThreadPoolExecutor(len(missing), thread_name_prefix="up") as pool:
-                futures = [pool.submit(start[name]) for name in missing]
-                try:
-                    wait(futures, return_when=FIRST_EXCEPTION)
-                finally:
-                    self.cancelled.set()
-            failures = [failure for future in futures if (failure := future.exception())]
-            # The cause, rather than the other half's giving up because of it.
-            for failure in sorted(failures, key=lambda failure: isinstance(failure, Cancelled)):
-                raise failure
-        except BaseException:
-            self._undo(missing)
-            raise
+        with ThreadPoolExecutor(len(self.missing), thread_name_prefix="up") as pool:
+            futures = [pool.submit(start[name]) for name in self.missing]
+            try:
+                self._wait_for(futures)
+            finally:
+                self.cancelled.set()
+        if self.interrupted():
+            raise Cancelled
+        failures = [failure for future in futures if (failure := future.exception())]
+        # The cause, rather than the other half's giving up because of it.
+        for failure in sorted(failures, key=lambda failure: isinstance(failure, Cancelled)):
+            raise failure
 
-    def _undo(self, started: list[record.ServerName]) -> None:
-        """End what this call started; what ran before it runs on."""
+    def _wait_for(self, futures: Sequence[Future[None]]) -> None:
+        """Until all are done, one has failed, or the start was interrupted."""
+        while not self.interrupted():
+            done, running = wait(futures, timeout=_CANCEL_POLL_S, return_when=FIRST_EXCEPTION)
+            if not running or any(future.exception() for future in done):
+                return
+
+    def undo(self) -> None:
+        """End what this call started; what ran before it runs on. The lock must be held."""
+        self.stack = record.load(self.state)
         servers = self.stack.servers
-        others = {name: server for name, server in servers.items() if name not in started}
-        stop_servers([servers[name] for name in started if name in servers])
+        others = {name: server for name, server in servers.items() if name not in self.missing}
+        stop_servers([servers[name] for name in self.missing if name in servers])
         if others:
             self._save(replace(self.stack, servers=others))
         else:
             take_down(self.state, replace(self.stack, servers={}))
+        self.missing = []
 
     def _save(self, stack: record.Stack) -> None:
         self.stack = stack
@@ -127,7 +148,7 @@ class Start:
         found = jars.kafka_jars(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
         run = self._runtime("kafka", found, kafka.HEAP)
         log = self._clear("kafka")
-        kafka.format_log(run, self.state, log)
+        kafka.format_log(run, self.state, log, self.cancelled)
         self._start(
             "kafka",
             run,

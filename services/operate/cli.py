@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,9 @@ def preload(channel: int, recipe: str, room: str) -> None:
 
 def main() -> None:
     """Runs the command of `sys.argv` and exits."""
+    # A shell makes its background jobs ignore SIGINT. If a user sends it nevertheless, for example
+    # by `kill -INT`, it must end the command as Ctrl-C does.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(_run(sys.argv[1:]))
 
 

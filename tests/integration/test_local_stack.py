@@ -24,11 +24,13 @@ from headrace.infra.local import stack_record as record
 from headrace.infra.local.detached import ProcessId, free_port, wait_for_exit
 
 OWNER = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from headrace.infra.local import up
 from headrace.infra.local.detached import free_port
 
+# A test run in the background ignores SIGINT, and what it starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 up(
     Path(sys.argv[1]),
     on_progress=lambda line: print(line, flush=True),
@@ -49,6 +51,42 @@ from headrace.infra.local import hold
 hold(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
+"""
+
+
+CTRL_C_AS_IT_IS_UP = """
+import signal, sys
+from pathlib import Path
+from headrace.infra.local import stack
+from headrace.infra.local.detached import free_port
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+describe = stack._describe
+
+def ctrl_c_then_describe(*arguments):
+    print("up", flush=True)
+    signal.raise_signal(signal.SIGINT)
+    return describe(*arguments)
+
+stack._describe = ctrl_c_then_describe
+stack.up(Path(sys.argv[1]), kafka_port=free_port(), registry_port=free_port())
+"""
+
+
+CTRL_C_BEFORE_THE_STACK = """
+import os, signal, sys
+from services import cli
+from headrace.services.operate.run.run_stack import Stack
+
+up = Stack.up
+
+def ctrl_c_then_up(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+    return up(*arguments)
+
+Stack.up = ctrl_c_then_up
+sys.argv = ["headrace", "run", "null", "--state", sys.argv[1]]
+cli.main()
 """
 
 
@@ -261,6 +299,57 @@ def test_ctrl_c_while_starting_leaves_no_process(state: Path) -> None:
     assert not any(server.process.alive for server in stack.servers.values())
     assert stack.guard is not None
     assert not stack.guard.alive
+    assert not (state / record.FILE).exists()
+
+
+def test_ctrl_c_as_the_stack_is_up_leaves_nothing(state: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C_AS_IT_IS_UP, str(state)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert done.stdout == "up\n", done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+    assert not (state / record.FILE).exists()
+    assert find(state) is None
+    assert not down(state)
+
+
+def test_headrace_up_ends_on_sigint_even_if_started_with_it_ignored(state: Path) -> None:
+    ports = "--kafka-port", str(free_port()), "--registry-port", str(free_port())
+    command = [
+        sys.executable,
+        "-m",
+        "headrace",
+        "up",
+        "--state",
+        str(state),
+        *ports,
+    ]
+    # As a shell starts a job in the background.
+    with subprocess.Popen(
+        ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", *command],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as started:  # fmt: skip
+        assert started.stderr is not None
+        assert any(line.startswith("starting") for line in started.stderr)
+        started.send_signal(signal.SIGINT)
+        out, errors = started.communicate(timeout=60)
+
+    assert (started.returncode, out) == (130, ""), errors
+    assert errors.splitlines()[-1] == "interrupted"
+    assert not (state / record.FILE).exists()
+
+
+def test_ctrl_c_before_the_stack_starts_ends_the_run_without_it(state: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C_BEFORE_THE_STACK, str(state)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 130, done.stderr
+    assert "starting Kafka" not in done.stderr
+    assert "interrupted" in done.stderr.splitlines()[-1]
     assert not (state / record.FILE).exists()
 
 

@@ -40,23 +40,38 @@ class PolicyProgress:
     """Versions that were published without training because of a poison batch."""
     first_step_at: float | None = None
     """When version 1 was published, in epoch seconds."""
-    reward_reached_at: float | None = None
-    """When the stop rule's reward was first reached, in epoch seconds."""
     cross_entropy: float | None = None
     """Cross-entropy of the newest version's demonstrated tokens, in nats per token. None if it had
     no such tokens."""
 
-    def reward(self, versions: int) -> float | None:
-        """Returns the mean reward of the last `versions` published versions that have one.
+    def reward(self, versions: int, newest: int | None = None) -> float | None:
+        """Mean over the last `versions` versions that have a reward; None before.
 
-        None if there are fewer.
+        The last of them is at most version `newest`, by default the newest published.
         """
-        known = [self.rewards[n] for n in sorted(self.rewards) if n <= self.version]
+        last = self.version if newest is None else newest
+        known = [self.rewards[n] for n in sorted(self.rewards) if n <= last]
         return sum(known[-versions:]) / versions if len(known) >= versions else None
 
     def curve(self) -> list[float]:
         """Returns the rewards of the published versions, sorted by version."""
         return [self.rewards[n] for n in sorted(self.rewards) if n <= self.version]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """That a stop rule held, at the first published version at which it did.
+
+    The log alone decides it: whatever is published later, or read in another order, a second `run`
+    of the same namespace finds the same.
+    """
+
+    reason: str
+    """The rule, as the run's end gives it."""
+    versions: Mapping[str, int]
+    """Newest published at that moment, by policy; -1 before version 0."""
+    at: float
+    """When the last of them was published, in epoch seconds."""
 
 
 class Progress:
@@ -75,6 +90,12 @@ class Progress:
         self.evaluations = Evaluations(
             recipe.evaluation.passing if recipe.evaluation is not None else 1.0
         )
+        self._by_reward: Decision | None = None
+        self._by_versions: Decision | None = None
+        self._judged = dict.fromkeys(self.policies, -1)
+        """The versions at which the stop rule's reward was looked at last."""
+        self._unjudged: deque[tuple[str, int, float]] = deque()
+        """Policy, version and time of the publications after them, in order."""
         self._to_evaluate: list[int] = []
         """Numbers of evaluation tasks, which need no batch."""
         self._last_task = -1
@@ -145,6 +166,7 @@ class Progress:
         policy.staleness = 0 if oldest is None else batch.version - 1 - oldest
         if batch.reward_mean is not None:
             policy.rewards[batch.version] = batch.reward_mean
+        self._judge_reward()
 
     def _on_published(self, event: PolicyPublished, at: float) -> None:
         policy = self.policies.get(event.policy)
@@ -156,59 +178,83 @@ class Progress:
         if event.version >= 1 and policy.first_step_at is None:
             policy.first_step_at = at
         stop = self.recipe.stop
-        if stop.reward is not None and policy.reward_reached_at is None:
-            reward = policy.reward(stop.reward_versions)
-            if reward is not None and reward >= stop.reward:
-                policy.reward_reached_at = at
+        version = self.version()
+        if stop.versions is not None and self._by_versions is None and version >= stop.versions:
+            self._by_versions = Decision(f"version {version} published", self.versions(), at)
+        if stop.reward is not None and self._by_reward is None:
+            self._unjudged.append((event.policy, event.version, at))
+            self._judge_reward()
+
+    def _judge_reward(self) -> None:
+        """Looks at every published version in turn whether the stop rule's reward is met.
+
+        Not before the version's batch, which has its reward, was read from another partition.
+        """
+        stop = self.recipe.stop
+        while self._unjudged:
+            name, version, at = self._unjudged[0]
+            if self.policies[name].newest_batch < version:
+                return
+            self._unjudged.popleft()
+            self._judged[name] = version
+            reward = self.reward(self._judged)
+            if reward is not None and stop.reward is not None and reward >= stop.reward:
+                reason = f"reward {reward:.3f} over {stop.reward_versions} versions"
+                self._by_reward = Decision(reason, self._judged, at)
+                self._unjudged.clear()
 
     def episodes_per_s(self, now: float) -> float:
         """Returns the mean over the last 10 s."""
         return sum(n for at, n in self._ends if at >= now - RATE_WINDOW_S) / RATE_WINDOW_S
 
-    def version(self) -> int:
-        """Returns the newest version that every trained policy has published; -1 if none."""
-        return min((policy.version for policy in self._trained()), default=-1)
+    def versions(self) -> dict[str, int]:
+        """The newest published, by policy; -1 before version 0."""
+        return {name: policy.version for name, policy in self.policies.items()}
 
-    def reward(self) -> float | None:
-        """Returns the lowest reward of the trained policies. None until all have a reward."""
-        rewards = [policy.reward(self.recipe.stop.reward_versions) for policy in self._trained()]
+    def version(self, versions: Mapping[str, int] | None = None) -> int:
+        """The least version of the trained policies, by default of the newest; -1 before."""
+        at = self.versions() if versions is None else versions
+        return min((at[name] for name in self._trained()), default=-1)
+
+    def reward(self, versions: Mapping[str, int] | None = None) -> float | None:
+        """The lowest reward of the trained policies at these versions, by default the newest.
+
+        None while one has none.
+        """
+        at = self.versions() if versions is None else versions
+        count = self.recipe.stop.reward_versions
+        rewards = [policy.reward(count, at[name]) for name, policy in self._trained().items()]
         known = [reward for reward in rewards if reward is not None]
         return min(known) if known and len(known) == len(rewards) else None
 
     def first_step_at(self) -> float | None:
-        """Returns when the first version of any policy was trained; None before that."""
-        return min(
-            (p.first_step_at for p in self._trained() if p.first_step_at is not None), default=None
-        )
+        """When the first policy was first trained."""
+        times = (policy.first_step_at for policy in self._trained().values())
+        return min((at for at in times if at is not None), default=None)
 
     def learned_at(self) -> float | None:
-        """Returns when the last policy first reached the stop rule's reward.
-
-        None before that, or if the stop rule has no reward.
-        """
-        times = [policy.reward_reached_at for policy in self._trained()]
-        known = [at for at in times if at is not None]
-        return max(known) if known and len(known) == len(times) else None
+        """When the stop rule's reward was first met; None before, or without one."""
+        return None if self._by_reward is None else self._by_reward.at
 
     def stop_reason(self, *, seconds: float, exhausted: bool) -> str | None:
-        """Returns why the run ends now, or None if it continues.
-
-        `exhausted` means that the source will submit no more tasks.
-        """
+        """Why the run ends now, or None. `exhausted`: the source will submit no more tasks."""
+        for decision in (self._by_reward, self._by_versions):
+            if decision is not None:
+                return decision.reason
         stop = self.recipe.stop
-        reward = self.reward()
-        if stop.reward is not None and reward is not None and reward >= stop.reward:
-            return f"reward {reward:.3f} over {stop.reward_versions} versions"
-        if stop.versions is not None and self._trained() and self.version() >= stop.versions:
-            return f"version {self.version()} published"
         if stop.seconds is not None and seconds >= stop.seconds:
             return f"{stop.seconds:g} seconds"
         if exhausted and self.published:
             return "all tasks published"
         return None
 
-    def _trained(self) -> list[PolicyProgress]:
-        return [policy for policy in self.policies.values() if policy.trained]
+    def decision(self, reason: str) -> Decision | None:
+        """The decision that ended a run for `reason`; None if no version decided its end."""
+        decisions = (self._by_reward, self._by_versions)
+        return next((one for one in decisions if one is not None and one.reason == reason), None)
+
+    def _trained(self) -> dict[str, PolicyProgress]:
+        return {name: policy for name, policy in self.policies.items() if policy.trained}
 
 
 Measure = Literal["reward", "versions", "episodes", "seconds", "failures", "restarts"]

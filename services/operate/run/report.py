@@ -22,9 +22,12 @@ class Summary:
     learned_s: float | None
     """Until the stop rule's reward was reached."""
     versions: dict[str, int]
-    """Newest published version of each policy."""
+    """By policy, those at which the stop rule held. The newest published, if no version decided the
+    run's end."""
+    published: dict[str, int]
+    """The newest published, by policy. Later than `versions` if training went on meanwhile."""
     rewards: dict[str, float | None]
-    """Mean reward of each policy's last versions."""
+    """Mean of the last versions up to `versions`, by policy."""
     curves: dict[str, list[float]]
     """Mean reward of every version of each policy."""
     evaluations: dict[str, object]
@@ -38,16 +41,22 @@ class Summary:
 
     @classmethod
     def of(cls, status: Status, namespace: str, reason: str, progress: Progress) -> Summary:
-        """Returns the current figures."""
-        versions = progress.recipe.stop.reward_versions
+        """The figures as they stand; versions and rewards as the stop rule held."""
+        decision = progress.decision(reason)
+        versions = progress.versions() if decision is None else dict(decision.versions)
+        count = progress.recipe.stop.reward_versions
         return cls(
             namespace=namespace,
             reason=reason,
             seconds=status.elapsed_s(),
             first_step_s=status.since_start_s(progress.first_step_at()),
             learned_s=status.since_start_s(progress.learned_at()),
-            versions={name: policy.version for name, policy in progress.policies.items()},
-            rewards={name: policy.reward(versions) for name, policy in progress.policies.items()},
+            versions=versions,
+            published=progress.versions(),
+            rewards={
+                name: policy.reward(count, versions[name])
+                for name, policy in progress.policies.items()
+            },
             curves={name: policy.curve() for name, policy in progress.policies.items()},
             evaluations=progress.evaluations.to_tree(),
             evaluated={
@@ -65,8 +74,8 @@ class Summary:
     def measures(self, progress: Progress) -> dict[Measure, float | None]:
         """Returns the measures that `--check` compares."""
         return {
-            "reward": progress.reward(),
-            "versions": progress.version(),
+            "reward": progress.reward(self.versions),
+            "versions": progress.version(self.versions),
             "episodes": self.episodes,
             "seconds": self.seconds,
             "failures": self.failures,
@@ -81,7 +90,11 @@ class Summary:
         """Returns lines for people."""
         lines = [f"{self.namespace}: ended by {self.reason}"]
         for name, version in self.versions.items():
-            lines.append(policy_line(name, version, self.rewards[name], self.curves[name]))
+            line = policy_line(name, version, self.rewards[name], self.curves[name])
+            later = self.published[name]
+            lines.append(
+                line + (f"  version {later} was published later" if later > version else "")
+            )
             lines += [f"    evaluated version {line}" for line in self.evaluated.get(name, ())]
         lines += [
             f"  episodes {self.episodes:,} of {self.tasks:,} tasks   failed {self.failures}   "

@@ -43,7 +43,7 @@ MOST_RUNS = 10_000
 TICK_S = 0.5
 """Seconds between two checks of the stop rule if no event arrives."""
 INTERRUPT = "interrupt"
-"""Why a run ended that Ctrl-C or SIGTERM ended."""
+"""The reason of a run that Ctrl-C or SIGTERM ended."""
 
 
 @dataclass
@@ -69,26 +69,23 @@ class LocalRun:
         preloader = Preloader(path, [spec.command for spec in specs], on_change=self.view.note)
         supervisor = Supervisor(specs, launch, preloader=preloader, on_change=self.view.note)
         stack = RunStack(self.cluster, on_progress=self._phase, on_restart=self.view.note)
-        self._supervisor = supervisor
+        self._on_signals(supervisor)
         try:
             await supervisor.start()
-            cluster = stack.up()
-            self._on_signals()
+            cluster = await stack.up(self.interrupted.is_set)
             return await self._run_on(cluster, supervisor, stack)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted before the run began") from None
         finally:
             self.status.phase = "ending the processes"
             await supervisor.stop()
             self.status.phase = "stopping the local stack"
             await stack.down()
 
-    def _on_signals(self) -> None:
+    def _on_signals(self, supervisor: Supervisor) -> None:
         """Lets Ctrl-C end the run cleanly, and a second Ctrl-C at once."""
 
         def on_signal() -> None:
             if self.interrupted.is_set():
-                self._supervisor.kill()
+                supervisor.kill()
                 # Only the local stack is left, and its guard stops it when this process ends.
                 os._exit(Interrupted.exit_code)
             self.view.note("ending cleanly; press Ctrl-C again to end at once")
@@ -104,6 +101,8 @@ class LocalRun:
             self._phase("preparing the namespace")
             namespace = await self._choose_namespace(connection)
             log = await connection.writing_log(self._topics(namespace))
+            if self.interrupted.is_set():
+                raise Interrupted("interrupted before the run began")
             life = await apply(log, self.recipe)
             self._settle_logs(supervisor, namespace)
             supervisor.send_cluster(replace(cluster, namespace=namespace).to_json())
@@ -183,8 +182,13 @@ class LocalRun:
         supervisor: Supervisor,
         beside: Sequence[asyncio.Task[None]],
     ) -> str:
-        """Waits for the stop rule or Ctrl-C. Returns why the run ends."""
+        """Waits for the stop rule or Ctrl-C. Returns why the run ends.
+
+        Returns only after it has read the whole log. If an earlier command recorded the end, that
+        end stays.
+        """
         if life.ending is not None:
+            await self._first_of((self._changed,), beside)
             return life.ending.reason
         events = (self._changed, self.interrupted)
         await self._first_of(events, beside)  # Decide only after reading the past.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable
 
-from headrace.errors import DependencyError
+from headrace.errors import DependencyError, Interrupted
 from headrace.infra import local
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import locate
@@ -33,21 +32,24 @@ class RunStack:
         self._on_restart = on_restart
         self._ours = False
 
-    def up(self) -> ClusterConfig:
-        """Returns the addresses of broker and registry once they answer. Blocks.
+    async def up(self, interrupted: Callable[[], bool]) -> ClusterConfig:
+        """Returns the addresses of broker and registry once they answer.
 
-        Ctrl-C raises KeyboardInterrupt and leaves nothing behind.
+        Raises Interrupted, and leaves nothing behind, as soon as `interrupted()` is true.
         """
         if self._cluster.bootstrap_servers is not None:
             return locate(self._cluster)
-        # The event loop's own signal handler would wait for the loop, which this call blocks.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            stack = local.up(
-                self._cluster.state, on_progress=self._on_progress, owner_pid=os.getpid()
+            # In a thread, so that the loop can take the signal that interrupts the start.
+            stack = await asyncio.to_thread(
+                local.up,
+                self._cluster.state,
+                on_progress=self._on_progress,
+                owner_pid=os.getpid(),
+                cancelled=interrupted,
             )
-        finally:
-            signal.signal(signal.SIGINT, before)
+        except local.Cancelled:
+            raise Interrupted("interrupted before the run began") from None
         # A stack that was already there keeps its owner.
         self._ours = stack.owner_pid == os.getpid()
         return self._cluster.connected(stack.bootstrap_servers, stack.registry_url)

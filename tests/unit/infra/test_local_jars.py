@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import HeadraceError
 from headrace.infra.local import jars
+from headrace.infra.local.detached import Cancelled, locked
 
 KAFKA = f"{'a' * 64}  org.apache.kafka:kafka_2.13:jar:4.3.1"
 REGISTRY = f"{'b' * 64}  io.apicurio:apicurio-registry-app:tar.gz:all:3.0.9"
@@ -72,3 +74,15 @@ def test_cache_lies_outside_the_checkout(monkeypatch: pytest.MonkeyPatch) -> Non
     assert jars.cache_folder({}) == Path("/home/ada/.cache/headrace")
     assert jars.cache_folder({"XDG_CACHE_HOME": "/var/cache"}) == Path("/var/cache/headrace")
     assert jars.cache_folder({"XDG_CACHE_HOME": "here"}) == Path("/home/ada/.cache/headrace")
+
+
+def test_who_waits_for_another_to_fetch_can_give_up(tmp_path: Path) -> None:
+    pins = jars.parse_pins(f"{KAFKA}\n{REGISTRY}\n{TREE}\n")
+    cancelled = threading.Event()
+    cancelled.set()
+    for fetch, folder in (
+        (jars.kafka_jars, f"kafka-{jars.KAFKA_VERSION}"),
+        (jars.registry_jars, jars.REGISTRY_FOLDER),
+    ):
+        with locked(tmp_path / f"{folder}.lock", 1), pytest.raises(Cancelled):
+            fetch(pins, tmp_path, print, cancelled)

@@ -15,6 +15,8 @@ import pytest
 
 from headrace.errors import DependencyError
 from headrace.infra.local.detached import (
+    Cancelled,
+    Interrupts,
     ProcessId,
     describe_log,
     free_port,
@@ -102,6 +104,52 @@ def test_lock_is_exclusive_between_threads_and_bounded(tmp_path: Path) -> None:
     assert str(path) in str(errors[0])
     with locked(path, 0.1):
         pass
+
+
+def test_who_waits_for_a_lock_can_give_up(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    polls = iter([False, False, True])
+    with locked(path, 1), pytest.raises(Cancelled), locked(path, 60, lambda: next(polls)):
+        pass
+    assert next(polls, None) is None
+
+
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Python's own handler, which a test run in the background does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint")
+def test_ctrl_c_is_noted_and_raised_at_the_end() -> None:
+    interrupts = Interrupts()
+
+    def ctrl_c_twice() -> None:
+        with interrupts:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            noted.append(interrupts.noted)
+
+    noted: list[bool] = []
+    with pytest.raises(KeyboardInterrupt):
+        ctrl_c_twice()
+
+    assert noted == [True]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("sigint")
+def test_a_handler_of_the_programs_own_stays() -> None:
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    with Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+
+    assert received == [signal.SIGINT]
+    assert not interrupts.noted
 
 
 def test_lock_is_freed_by_kill_9(tmp_path: Path) -> None:

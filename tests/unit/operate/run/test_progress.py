@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.schemas.events import (
     BatchAssembled,
@@ -17,7 +19,9 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.operate.run.live_view import Status
 from headrace.services.operate.run.progress import Check, Progress, violations
+from headrace.services.operate.run.report import Summary
 
 REF = Ref(topic="t", partition=0, offset=0, digest=b"0" * 16)
 
@@ -44,21 +48,23 @@ def ended(task: int, endings: Sequence[str] = ("finished",)) -> TaskEnded:
     )
 
 
-def batch(version: int, reward: float | None = None, low_mark: int = 0) -> BatchAssembled:
+def batch(
+    version: int, reward: float | None = None, low_mark: int = 0, policy: str = "default"
+) -> BatchAssembled:
     sample = BatchSample(
         task=0, sample=0, trajectory=REF, advantages=b"", tokens=1, longest=1,
         oldest_version=max(0, version - 3),
     )  # fmt: skip
     return BatchAssembled(
-        policy="default", version=version, recipe=b"0" * 32, seed=0, samples=(sample,),
+        policy=policy, version=version, recipe=b"0" * 32, seed=0, samples=(sample,),
         sampled_tokens=1, reward_mean=reward, low_mark=low_mark, groups_read=0,
     )  # fmt: skip
 
 
-def published(version: int, status: str = "trained") -> PolicyPublished:
+def published(version: int, status: str = "trained", policy: str = "default") -> PolicyPublished:
     return PolicyPublished.model_validate(
         {
-            "policy": "default", "version": version, "status": status,
+            "policy": policy, "version": version, "status": status,
             "digest": bytes([version]) * 32, "full_version": version,
         }
     )  # fmt: skip
@@ -85,6 +91,92 @@ def test_reward_counts_only_published_versions() -> None:
     assert reason(progress) == "reward 0.900 over 2 versions"
     assert progress.learned_at() == 100.0
     assert progress.first_step_at() == 103.0
+
+
+def ended_by_reward() -> Progress:
+    """Version 2 meets the stop rule's reward; version 3, published later, would not."""
+    progress = Progress(recipe(reward=0.95, reward_versions=2))
+    return fold(
+        progress, published(0, "initial"), batch(1, 0.9), published(1), batch(2, 1.0),
+        published(2), batch(3, 0.8), published(3),
+    )  # fmt: skip
+
+
+def test_a_version_published_later_does_not_change_what_ended_the_run() -> None:
+    progress = ended_by_reward()
+
+    assert progress.reward() == pytest.approx(0.9)
+    assert reason(progress) == "reward 0.950 over 2 versions"
+    assert progress.learned_at() == 104.0
+
+
+def test_summary_and_checks_are_of_the_version_that_ended_the_run() -> None:
+    progress = ended_by_reward()
+    summary = Summary.of(Status("r"), "r", "reward 0.950 over 2 versions", progress)
+
+    checks = [Check.parse("reward>=0.95"), Check.parse("versions==2")]
+    assert violations(checks, summary.measures(progress)) == []
+    assert (summary.versions, summary.published) == ({"default": 2}, {"default": 3})
+    assert summary.rewards == {"default": pytest.approx(0.95)}
+    assert "version 3 was published later" in "\n".join(summary.lines())
+
+
+def test_summary_of_a_run_that_no_version_ended_is_of_the_newest() -> None:
+    progress = ended_by_reward()
+    summary = Summary.of(Status("r"), "r", "60 seconds", progress)
+
+    assert summary.versions == summary.published == {"default": 3}
+    assert summary.measures(progress)["reward"] == pytest.approx(0.9)
+    assert "later" not in "\n".join(summary.lines())
+
+
+def test_summary_of_a_run_that_its_versions_ended_is_of_that_version() -> None:
+    progress = fold(Progress(recipe(versions=2, reward=0.95)), batch(1, 0.5), published(1))
+    fold(progress, batch(2, 0.5), published(2), batch(3, 0.5), published(3))
+    summary = Summary.of(Status("r"), "r", "version 2 published", progress)
+
+    assert reason(progress) == "version 2 published"
+    assert summary.measures(progress)["versions"] == 2
+    assert summary.measures(progress)["reward"] is None  # as it was then: three are needed
+    assert progress.learned_at() is None
+
+
+REWARDS = st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), max_size=5)
+
+
+@given(st.data(), st.fixed_dictionaries({"default": REWARDS, "other": REWARDS}))
+def test_the_order_of_reading_does_not_change_what_ends_a_run(
+    data: st.DataObject, rewards: dict[str, list[float | None]]
+) -> None:
+    """Partitions are read side by side: a version may come before its batch, or long after it."""
+    policies = {name: {"model": "tiny-llama"} for name in rewards}
+    stop = {"reward": 0.75, "reward_versions": 2}
+    two = parse_recipe({"name": "r", "stop": stop, "policies": policies}, "test")
+    turns = data.draw(st.permutations([name for name in rewards for _ in rewards[name]]))
+    newest = dict.fromkeys(rewards, 0)
+    publications: list[Event] = []
+    expected: dict[str, int] | None = None
+    for name in turns:
+        newest[name] += 1
+        publications.append(published(newest[name], policy=name))
+        seen = [
+            [one for one in rewards[each][: newest[each]] if one is not None] for each in newest
+        ]
+        if expected is None and all(len(one) > 1 and sum(one[-2:]) >= 1.5 for one in seen):
+            expected = dict(newest)
+    streams = {"published": publications}
+    for name in rewards:
+        streams[name] = [batch(n, one, policy=name) for n, one in enumerate(rewards[name], 1)]
+    order = data.draw(st.permutations([name for name in streams for _ in streams[name]]))
+    places = {name: iter(stream) for name, stream in streams.items()}
+    progress = fold(Progress(two), *(next(places[name]) for name in order))
+
+    ended_by = reason(progress)
+    assert (ended_by is None) == (expected is None)
+    if ended_by is not None:
+        decision = progress.decision(ended_by)
+        assert decision is not None
+        assert (decision.versions, decision.reason) == (expected, ended_by)
 
 
 def test_a_batch_without_reward_is_passed_over() -> None:
