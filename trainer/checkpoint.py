@@ -7,7 +7,6 @@ either the whole checkpoint is there or the one before. No torch here.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import DependencyError
-from headrace.services.models.blobs import sync_folder
+from headrace.services.base.files import file_digest, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +109,7 @@ def _write_manifest(checkpoint: Checkpoint, folder: Path) -> None:
         "version": checkpoint.version,
         "offset": checkpoint.offset,
         "digest": checkpoint.digest.hex(),
-        "state": _digest(folder / STATE),
+        "state": file_digest(folder / STATE).hex(),
     }
     with (folder / STATE).open("rb") as state:
         os.fsync(state.fileno())
@@ -122,13 +121,8 @@ def _write_manifest(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _read(folder: Path) -> Checkpoint:
     manifest = json.loads((folder / MANIFEST).read_text())
-    if _digest(folder / STATE) != manifest["state"]:
+    if file_digest(folder / STATE).hex() != manifest["state"]:
         raise ValueError(f"{STATE} is not what {MANIFEST} says")
     return Checkpoint(
         int(manifest["version"]), int(manifest["offset"]), bytes.fromhex(manifest["digest"])
     )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import DependencyError, HeadraceError, UsageError
 from headrace.infra.local.detached import Cancelled, locked
+from headrace.services.base.files import file_digest
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext
@@ -133,8 +134,7 @@ def java() -> Path:
 def file_sha256(path: Path) -> str | None:
     """The hex SHA-256 of a file's bytes, None if there is no such file."""
     try:
-        with path.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+        return file_digest(path).hex()
     except FileNotFoundError:
         return None
 

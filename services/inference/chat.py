@@ -1,9 +1,9 @@
-"""Messages to token ids, by the chat template that a model's folder brings.
+"""Turns messages into token ids with the chat template of a model's folder.
 
-What was said before is never rendered again, so it is never retokenized: a template may rewrite
-history (drop earlier reasoning, shorten old turns), and the ids that the policy has seen and drawn
-stay what they were. New messages are rendered behind a stand-in for all that came before, and what
-the template says after it is appended.
+Earlier messages are never rendered again, so they are never retokenized. A template may rewrite
+history (drop earlier reasoning, shorten old turns), but the ids that the policy has seen and drawn
+must not change. So new messages are rendered after a marker that represents everything before them,
+and the text after the marker is appended.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 from headrace.errors import UsageError
 
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""What templates call the tokens of `tokenizer_config.json`."""
+"""The tokens of `tokenizer_config.json` that templates use by name."""
 
 
 class ChatTemplate:
-    """A template of Jinja, as Hugging Face's models bring it; sandboxed."""
+    """A Jinja chat template of a Hugging Face model. It runs in a sandbox."""
 
     def __init__(self, folder: Path, encode: Callable[[str], list[int]]) -> None:
-        """`encode` makes ids of text. UsageError where the folder's template is none."""
+        """`encode` tokenizes text. Raises UsageError if the template has a syntax error."""
         self._encode = encode
         self._folder = folder
         configuration = _configuration(folder)
@@ -34,38 +34,38 @@ class ChatTemplate:
         self._template = None if source is None else _compile(folder, source)
 
     def ids(self, chat: str, context: Sequence[int]) -> list[int]:
-        """The ids that new messages add to a context, up to where the policy begins to speak.
+        """Returns the ids that new messages add to a context, including the generation prompt.
 
-        `chat` is JSON: `messages`, and `tools` where there are any; these count in an empty
-        context alone. ValueError where the template can't render it.
+        `chat` is JSON: `messages`, and optionally `tools`, which are used only if the context is
+        empty. Raises ValueError if the template can't render it.
         """
         messages, tools = _parse(chat)
         if not context:
             return self._encode(self._render(messages, tools))
-        mark = f"said-{hashlib.sha256(chat.encode()).hexdigest()[:24]}"
-        before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
-        _, *after = self._render([*before, *messages], ()).split(mark)
+        marker = f"said-{hashlib.sha256(chat.encode()).hexdigest()[:24]}"
+        before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
+        _, *after = self._render([*before, *messages], ()).split(marker)
         if len(after) != 1:
             raise ValueError(
-                f"the chat template of {self._folder} says an assistant's message {len(after)} "
-                "times, so nothing can be appended to it: append text instead"
+                f"the chat template of {self._folder} renders an assistant's message {len(after)} "
+                "times, so messages can't be appended to a context: append text instead"
             )
         ids = self._encode(after[0])
-        # The policy may have ended its turn itself, by the token that the template ends it with.
+        # The policy may have drawn the token with which the template ends its turn.
         return ids[1:] if ids and ids[0] == context[-1] else ids
 
     def _render(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
         if self._template is None:
             raise ValueError(
-                f"the model {self._folder} has no chat template (chat_template.jinja, or "
-                "chat_template in tokenizer_config.json): send text instead"
+                f"model {self._folder} has no chat template. Add chat_template.jinja, or "
+                "chat_template in tokenizer_config.json, to its folder, or send text instead"
             )
         try:
             text: str = self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=True, **self._special
             )
         except Exception as error:
-            # A template is code: whatever it raises says that it can't render these messages.
+            # A template is code and may raise anything.
             raise ValueError(f"the chat template can't render these messages: {error}") from error
         return text
 
@@ -73,10 +73,10 @@ class ChatTemplate:
 def _parse(chat: str) -> tuple[list[Any], list[Any]]:
     tree = json.loads(chat)
     if not isinstance(tree, dict) or set(tree) - {"messages", "tools"}:
-        raise ValueError("a chat needs `messages`, may have `tools`, and no more")
+        raise ValueError("a chat needs `messages`, may have `tools`, and nothing else")
     messages, tools = tree.get("messages"), tree.get("tools", [])
     if not isinstance(messages, list) or not messages or not isinstance(tools, list):
-        raise ValueError("`messages` must be a list that is not empty, `tools` a list")
+        raise ValueError("`messages` must be a list that is not empty, and `tools` must be a list")
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError("each message must be an object with a role")
@@ -90,12 +90,12 @@ def _configuration(folder: Path) -> dict[str, Any]:
     try:
         tree = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} can't be read: {error}") from error
+        raise UsageError(f"can't read {path}: {error}") from error
     return tree if isinstance(tree, dict) else {}
 
 
 def _source(folder: Path, configuration: dict[str, Any]) -> str | None:
-    """The template's text; of several named ones, `default`."""
+    """The template's text. If the configuration names several, the one named `default`."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text("utf-8")
@@ -109,7 +109,7 @@ def _source(folder: Path, configuration: dict[str, Any]) -> str | None:
 
 
 def _spelling(token: Any) -> str:
-    """A token of the configuration as text: there it is text, or an object around it."""
+    """The text of a token. The configuration holds the text or an object that contains it."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
@@ -120,14 +120,14 @@ def _compile(folder: Path, source: str) -> Any:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    # What transformers gives to templates, so that they say the same here.
+    # Give templates what transformers gives them, so that they render the same text.
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         return environment.from_string(source)
     except TemplateSyntaxError as error:
-        raise UsageError(f"the chat template of {folder} is none: {error}") from error
+        raise UsageError(f"the chat template of {folder} has a syntax error: {error}") from error
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:

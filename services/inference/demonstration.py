@@ -1,4 +1,4 @@
-"""What the policy should have said, as an answer: the ids that it would have had to draw."""
+"""Turns a demonstration, a text that the policy should have generated, into an answer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from headrace.services.inference.engine import EngineOutput, EnginePrompt
 
 
 def demonstrate(prompt: EnginePrompt, said: Sequence[int], context: int) -> EngineOutput:
-    """The answer to a prompt that says `said`, ended as the prompt's sampling would end it.
+    """Returns the ids `said` as the answer to a prompt, ended as its sampling would end it.
 
-    It has neither logprobs nor versions: nobody's weights drew it. `context` is the most tokens of
-    prompt and answer together. ValueError where the sampling could not draw it: it says why.
+    The answer has no logprobs and no versions, because no weights drew it. `context` is the
+    maximum of prompt and answer in tokens. Raises ValueError with the reason if the prompt's
+    sampling could not have drawn these ids.
     """
     if not prompt.tokens:
         raise ValueError("a demonstration needs at least one token of context before it")
@@ -20,8 +21,8 @@ def demonstrate(prompt: EnginePrompt, said: Sequence[int], context: int) -> Engi
         stop = next((one for one in prompt.stop_ids if _may_draw(prompt, one)), None)
         if stop is None:
             raise ValueError(
-                f"the demonstration ends after {len(tokens)} tokens, where the policy would go on: "
-                f"its sampling has no stop token that it may draw, and allows {prompt.max_tokens}"
+                f"the demonstration ends after {len(tokens)} tokens, but its sampling has no stop "
+                f"token that ends the answer before {prompt.max_tokens} tokens: add a stop token"
             )
         tokens.append(stop)
     _require_drawable(prompt, tokens)
@@ -33,12 +34,13 @@ def demonstrate(prompt: EnginePrompt, said: Sequence[int], context: int) -> Engi
 def _require_drawable(prompt: EnginePrompt, tokens: Sequence[int]) -> None:
     if len(tokens) > prompt.max_tokens:
         raise ValueError(
-            f"the demonstration is of {len(tokens)} tokens, its sampling allows {prompt.max_tokens}"
+            f"the demonstration has {len(tokens)} tokens, but its sampling allows "
+            f"{prompt.max_tokens}"
         )
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if not _may_draw(prompt, token):
             raise ValueError(f"the demonstration has token {token}, which is not allowed")
-        if token in prompt.stop_ids and place < len(tokens) - 1:
+        if token in prompt.stop_ids and index < len(tokens) - 1:
             raise ValueError(f"the demonstration goes on after the stop token {token}")
 
 

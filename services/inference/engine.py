@@ -1,9 +1,9 @@
-"""The public Engine API: continuous batching of one base model, for one or more policies.
+"""The public Engine API: continuous batching of one base model for one or more policies.
 
-Built-ins: `torch_engine.py` (transformers, seconds to start on a laptop's CPU), `vllm_engine.py`
-(vLLM, on its CPU build or a GPU) and `scripted.py` (answers by rule, for tests and benchmarks). An
-engine of your own is a class of this protocol, named in the recipe as `package.module:Class`, made
-as `Class(EngineSetup(...))`.
+The built-in engines are `torch_engine.py` (transformers; starts in seconds on a laptop's CPU),
+`vllm_engine.py` (vLLM, on its CPU build or a GPU) and `scripted.py` (fixed answers, for tests and
+benchmarks). Your own engine is a class that implements `Engine`. The recipe names it as
+`package.module:Class`, and the worker makes it as `Class(EngineSetup(...))`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What the worker tells an engine at its making."""
+    """The settings of an engine, from the recipe."""
 
     model: Path
     """Folder with `config.json` and `tokenizer.json`."""
@@ -27,23 +27,23 @@ class EngineSetup:
     dtype: str = "float32"
     options: Mapping[str, Any] = field(default_factory=dict)
     adapters: int = 0
-    """Most policies whose weights are adapters; 0 where weights are whole models."""
+    """Maximum number of policies whose weights are adapters; 0 if weights are whole models."""
     rank: int = 0
-    """The highest of the adapters."""
+    """The highest rank of the adapters."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """What weights are that are no whole model: pairs of matrices beside a frozen one's (LoRA)."""
+    """Describes weights that are a LoRA adapter: pairs of matrices added to a frozen base."""
 
     base: Path
     """A safetensors file of the frozen model, verified."""
     digest: bytes
-    """The base's: equal ones are the same base, and an engine keeps one copy of it."""
+    """Digest of the base. An engine keeps one copy of bases with equal digests."""
     rank: int
     alpha: float
     targets: tuple[str, ...]
-    """The layers that have a pair, by their full names."""
+    """The full names of the layers that have a pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,104 +55,103 @@ class Weights:
     path: Path
     """A safetensors file."""
     adapter: AdapterWeights | None = None
-    """None: the weights are a whole model. All versions of a policy are of one adapter, or none."""
+    """None if the weights are a whole model. It is the same for all versions of a policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePrompt:
-    """What to continue."""
+    """The tokens to continue, and how to draw the next ones."""
 
     policy: str
     tokens: Sequence[int]
     """The whole context, as ids. Never empty."""
     max_tokens: int
     temperature: float = 1.0
-    """0 is greedy; its logprobs are those at temperature 1."""
+    """0 is greedy. Logprobs of greedy tokens are those at temperature 1."""
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     stop_ids: Sequence[int] = ()
-    """End the generation, and belong to it."""
+    """These end the generation and are its last token."""
     allowed: Sequence[int] = ()
     """The only ids that may be drawn; empty allows all."""
     seed: int | None = None
     json_schema: str = ""
-    """The JSON schema that the text follows, up to a stop id. Empty leaves the text free."""
+    """The JSON schema that the text up to a stop id follows. Empty leaves the text free."""
     around: tuple[str, str] = ("", "")
-    """What comes before the JSON, and after it; nothing without a schema."""
+    """The texts before and after the JSON. Ignored without a schema."""
     priority: int = 0
-    """Of prompts that wait for a slot, the higher goes first; in no other way does it count."""
+    """If prompts wait for a slot, the highest priority goes first. It has no other effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """What an engine drew."""
+    """The tokens that an engine drew."""
 
     tokens: list[int]
     logprobs: list[float]
-    """Of each token, in nats, float32, after temperature and masks."""
+    """Of each token: in nats, float32, after temperature and masks."""
     versions: list[int]
     """Of each token: the version whose weights drew it."""
     finish: Literal["stop", "length", "overflow", "interrupted"]
     """`overflow`: the context is full. `interrupted`: the engine closed before the end."""
     mixed: bool = False
-    """True where part of the KV cache was computed by an older version than the last token's."""
+    """True if an older version than the last token's computed a part of the KV cache."""
     cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine can take now."""
+    """The prompts that an engine can accept now."""
 
     free_slots: int
     context: int
-    """Most tokens of prompt and generation together; 0 where unknown: then nothing is sent."""
+    """Maximum tokens of prompt and generation together. If 0, it is unknown: send no prompts."""
 
 
 class Engine(Protocol):
-    """The same contract for every engine; `tests/contract/` holds them to it.
+    """The contract of every engine; `tests/contract/` tests it.
 
-    All methods are called from one asyncio loop and must not block it; making one may.
+    All methods are called from one asyncio loop and must not block it. The constructor may block.
     """
 
     def capacity(self) -> Capacity: ...
 
     async def generate(self, prompt: EnginePrompt) -> EngineOutput:
-        """Continues a prompt; beyond the free slots it waits for one. Cancelling it frees its slot.
+        """Continues a prompt. Waits for a slot if none is free. Cancelling it frees its slot.
 
-        ValueError where no engine could ever continue it (`check_prompt`), or this one can't follow
-        its `json_schema`, InfrastructureError
-        where the engine broke, or has no weights of the prompt's policy; HeadraceError where
-        it can't go on: the process must end then.
+        Raises ValueError if no engine could continue the prompt (`check_prompt`), or if this engine
+        can't follow its `json_schema`; InfrastructureError if the engine failed, or has no weights
+        of the prompt's policy; HeadraceError if the engine can't recover, so the process must end.
         """
 
     async def load(self, weights: Weights) -> None:
-        """Changes a policy's weights between two tokens: nothing in flight is lost.
+        """Changes a policy's weights between two tokens. Sequences in flight continue.
 
-        All or nothing: BlobError where the file does not fit the model, or is an adapter of another
-        base or shape than the policy's before. The old weights stay then.
+        Raises BlobError if the file does not fit the model, or if it is an adapter of another base
+        or shape than the policy's earlier weights. Then the earlier weights stay.
         """
 
     async def close(self, drain_s: float) -> None:
-        """Ends within `drain_s` seconds; what is unfinished comes back `interrupted`."""
+        """Ends within `drain_s` seconds. Unfinished sequences come back `interrupted`."""
 
 
 def check_prompt(prompt: EnginePrompt, vocabulary: int) -> None:
-    """ValueError where no engine could ever continue this prompt: it says why."""
+    """Raises ValueError with the reason if no engine could ever continue this prompt."""
     if not prompt.tokens:
         raise ValueError("a prompt needs at least one token")
     if prompt.max_tokens < 1:
-        raise ValueError(f"max_tokens is {prompt.max_tokens}; ask for at least 1")
+        raise ValueError(f"max_tokens is {prompt.max_tokens}: ask for at least 1")
     for name, ids in (("token", prompt.tokens), ("allowed", prompt.allowed)):
         if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
             wrong = next(i for i in ids if not 0 <= i < vocabulary)
-            raise ValueError(f"{name} id {wrong} is outside the vocabulary of {vocabulary}")
+            raise ValueError(f"{name} id {wrong} is outside the vocabulary of {vocabulary} tokens")
     if not (prompt.temperature >= 0 and 0 < prompt.top_p <= 1 and 0 <= prompt.min_p <= 1):
         raise ValueError(
             f"temperature {prompt.temperature}, top_p {prompt.top_p}, min_p {prompt.min_p}: "
-            "they must be at least 0, within (0, 1], within [0, 1]"
+            "temperature must be at least 0, top_p within (0, 1], and min_p within [0, 1]"
         )
     if prompt.top_k < 0:
-        raise ValueError(f"top_k is {prompt.top_k}; 0 is off")
+        raise ValueError(f"top_k is {prompt.top_k}: give 0 (off) or more")
     if prompt.json_schema and prompt.allowed:
-        raise ValueError("json_schema and allowed ids exclude each other")
+        raise ValueError("json_schema and allowed ids exclude each other: give one of them")

@@ -1,4 +1,4 @@
-"""Published weights as a file of this process's own, brought from version to version by deltas."""
+"""Keeps published weights in a file of this process, and updates that file with deltas."""
 
 from __future__ import annotations
 
@@ -22,36 +22,41 @@ logger = logging.getLogger(__name__)
 
 
 class LocalWeights:
-    """One policy's weights. A delta changes the file in place: only one version is kept."""
+    """One policy's weights. Deltas overwrite the file, so it holds only one version."""
 
     def __init__(self, blobs: BlobStore, folder: Path) -> None:
         self._blobs = blobs
         self._path = folder.with_name(f"{folder.name}.safetensors")
         self._version = -1
-        """What the file holds; -1 where that is nothing of use."""
+        """The version that the file holds; -1 if the file is missing or not verified."""
         self._digest = b""
-        """Its weights', verified."""
+        """The verified digest of the file's weights."""
         self._base: tuple[Blob, Path] | None = None
-        """What the newest version is an adapter of."""
+        """The base of the newest version, if that is an adapter: its blob and its file."""
 
     def weights(self, published: PolicyPublished) -> Weights:
-        """What an engine needs of a version, verified: `fetch`, and the base of an adapter."""
+        """Fetches a version, and the base if it is an adapter. Both are verified. Blocks."""
         path = self.fetch(published)
         if published.adapter is None:
             return Weights(published.policy, published.version, path)
-        said = published.adapter
-        base = self._base_of(said, published)
-        adapter = AdapterWeights(base, said.base_digest, said.rank, said.alpha, said.targets)
-        return Weights(published.policy, published.version, path, adapter)
+        adapter = published.adapter
+        base = self._base_of(adapter, published)
+        rank, alpha, targets = adapter.rank, adapter.alpha, adapter.targets
+        weights = AdapterWeights(base, adapter.base_digest, rank, alpha, targets)
+        return Weights(published.policy, published.version, path, weights)
 
     def fetch(self, published: PolicyPublished) -> Path:
-        """A local file of a version's weights, verified. Valid until the next call. Blocks.
+        """Returns a local file with a version's verified weights, valid until the next call.
 
-        Applies the deltas that are missing here; where that fails, begins with the whole weights.
-        BlobError where the store can't give them, DependencyError where it can't be reached.
+        Applies the deltas that the file lacks; if that fails, starts from the whole weights.
+        Blocks. Raises BlobError if the store lacks a blob or holds a damaged one, and
+        DependencyError if the store can't be reached.
         """
         if published.full is None:
-            raise BlobError(f"version {published.version} was published without its whole weights")
+            raise BlobError(
+                f"version {published.version} of policy {published.policy!r} was published without "
+                "whole weights: publish it again, whole"
+            )
         if self._version >= 0 and self._digest == published.digest:
             return self._path
         if not published.deltas:
@@ -64,8 +69,8 @@ class LocalWeights:
                 return self._build(missing, published)
             except BlobError as error:
                 logger.warning(
-                    "policy %s: version %d can't be made of version %d, and is made anew of the "
-                    "whole weights of version %d: %s",
+                    "policy %s: version %d can't be built from version %d, so it is built again "
+                    "from the whole weights of version %d: %s",
                     *(published.policy, published.version, missing[0].from_version),
                     *(published.full_version, error),
                 )
@@ -73,7 +78,7 @@ class LocalWeights:
         return self._build(published.deltas, published)
 
     def _base_of(self, adapter: events.Adapter, published: PolicyPublished) -> Path:
-        """The base's file. It is read whole only where it is another than before, or gone."""
+        """The verified file of the base. It is fetched only if it changed or is gone."""
         if self._base is None or self._base[0] != adapter.base or not self._base[1].exists():
             path = self._blobs.get(adapter.base)
             digest = weights_digest(path)
@@ -87,24 +92,26 @@ class LocalWeights:
         return self._base[1]
 
     def _missing(self, published: PolicyPublished) -> Sequence[WeightsDelta]:
-        """The deltas from the file's version on; none where it is not on the way."""
+        """The deltas from the file's version on; empty if no delta starts at that version."""
         starts = [delta.from_version for delta in published.deltas]
         if self._version not in starts:
             return ()
         return published.deltas[starts.index(self._version) :]
 
     def _begin(self, full: Blob) -> None:
-        """Makes the file anew of the whole weights."""
+        """Replaces the file by the whole weights."""
         self._version = -1
         whole = self._blobs.get(full)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(whole, self._path)
         except OSError as error:
-            raise DependencyError(f"can't write weights to {self._path}: {error}") from error
+            raise DependencyError(
+                f"can't write weights to {self._path}: {error}. Free some space, or repair the disk"
+            ) from error
 
     def _build(self, deltas: Sequence[WeightsDelta], published: PolicyPublished) -> Path:
-        self._version = -1  # until it is verified: a delta that fails spoils the file
+        self._version = -1  # until it is verified: a delta that fails damages the file
         for delta in deltas:
             apply(self._path, self._blobs.get(delta.blob))
         _verify(self._path, published)
@@ -117,25 +124,28 @@ def _verify(path: Path, published: PolicyPublished) -> None:
     if digest != published.digest:
         raise BlobError(
             f"the weights in {path} have the digest {digest.hex()}, but version "
-            f"{published.version} was published as {published.digest.hex()}"
+            f"{published.version} of policy {published.policy!r} was published as "
+            f"{published.digest.hex()}"
         )
 
 
 class ScratchFolder:
-    """A folder for one process, which the next one removes where this one could not."""
+    """A folder of one process. If the process dies, the next one removes the folder."""
 
     def __init__(self, parent: Path) -> None:
-        """Makes it under `parent`, and clears away what processes that died have left there.
+        """Makes the folder in `parent`, and removes the folders that dead processes left there.
 
-        DependencyError where the disk can't take it.
+        Raises DependencyError if the disk can't take it.
         """
         try:
             self._handle = self._make(parent)
         except OSError as error:
-            raise DependencyError(f"can't make a folder in {parent}: {error}") from error
+            raise DependencyError(
+                f"can't make a folder in {parent}: {error}. Free some space, or repair the disk"
+            ) from error
 
     def _make(self, parent: Path) -> int:
-        """Returns the handle that locks it."""
+        """Returns the handle that locks the folder."""
         parent.mkdir(parents=True, exist_ok=True)
         for left in parent.glob("at-*"):
             handle = _locked(left)
@@ -149,13 +159,16 @@ class ScratchFolder:
                 return handle
 
     def remove(self) -> None:
-        """Removes it, with all that it holds."""
+        """Removes the folder and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._handle)
 
 
 def _locked(folder: Path) -> int | None:
-    """A handle of the folder, locked until it is closed or its process ends; None: another's."""
+    """Locks a folder until the returned handle is closed or the process ends.
+
+    Returns None if another process holds the lock, or if the folder is gone.
+    """
     try:
         handle = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:

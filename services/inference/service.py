@@ -1,7 +1,7 @@
-"""The inference worker: one process, the engines that its policies need, prompts in, answers out.
+"""The inference worker: one process that answers prompts with the engines of its policies.
 
-Policies of the same model and engine settings share an engine. The worker joins the consumer
-group only once it serves, for every policy, a version that was newest when it began to load.
+Policies with the same model and engine settings share an engine. The worker joins the consumer
+group once every policy serves a version that was the newest when its load began.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ BUILTIN: dict[str, Loader] = {
 
 
 async def run(context: ServiceContext, policy: str | None = None) -> None:
-    """Serves one policy, or all of the recipe, until `context.stopping` is set."""
+    """Serves one policy, or all policies of the recipe, until `context.stopping` is set."""
     names = tuple(context.recipe.policies) if policy is None else (policy,)
     engines = await asyncio.to_thread(make_engines, context.recipe, names)
     slots = {id(engine): Slots(engine) for engine in engines.values()}
@@ -99,7 +99,7 @@ def _pinned(context: ServiceContext, name: str, scratch: Path) -> PinnedVersions
 
 
 async def find_published(log: EventLog, policy: str, version: int) -> PolicyPublished | None:
-    """The publication of a version that counts: its last record. None where it has none."""
+    """Returns the last publication of a version, which is the valid one. None if there is none."""
     found = None
     async with aclosing(read_events(log, {log.topics.partition(POLICIES): WHOLE})) as deliveries:
         async for delivery in deliveries:
@@ -110,26 +110,26 @@ async def find_published(log: EventLog, policy: str, version: int) -> PolicyPubl
 
 
 def prepare(recipe: Recipe) -> None:
-    """Imports what the recipe's engines need: seconds, for torch. `run` does so too, but later.
+    """Imports the recipe's engines, so that `run` starts faster. torch takes seconds.
 
-    UsageError where an engine can't be imported.
+    Raises UsageError if an engine can't be imported.
     """
     for policy in recipe.policies.values():
         load("engine", policy.engine.use, BUILTIN)
 
 
 def make_engines(recipe: Recipe, names: Sequence[str]) -> dict[str, Engine]:
-    """Each policy's engine. Blocks: it imports torch, and makes one engine for equal settings.
+    """Makes the engine of each policy. Policies with equal settings share one. Blocks.
 
-    UsageError where a policy is unknown, or its model or engine is none.
+    Raises UsageError if a policy is unknown, or if its model or engine can't be used.
     """
     alike: dict[str, list[str]] = {}
     for name in names:
         if name not in recipe.policies:
-            raise UsageError(f"no policy {name!r} in the recipe, but {sorted(recipe.policies)}")
+            raise UsageError(f"no policy {name!r} in the recipe: use {sorted(recipe.policies)}")
         policy = recipe.policies[name]
-        learns = "weights" if policy.lora is None else "an adapter"
-        kind = f"{policy.model} {policy.dtype} {learns} {policy.engine.model_dump_json()}"
+        trains = "weights" if policy.lora is None else "an adapter"
+        kind = f"{policy.model} {policy.dtype} {trains} {policy.engine.model_dump_json()}"
         alike.setdefault(kind, []).append(name)
     engines: dict[str, Engine] = {}
     for group in alike.values():
@@ -138,7 +138,7 @@ def make_engines(recipe: Recipe, names: Sequence[str]) -> dict[str, Engine]:
 
 
 def _make_engine(policies: Sequence[Policy]) -> Engine:
-    """One for policies that differ in nothing that matters to it."""
+    """Makes one engine for policies with equal engine settings."""
     policy = policies[0]
     ranks = [one.lora.rank for one in policies if one.lora is not None]
     settings = policy.engine
@@ -162,9 +162,9 @@ async def _serve(
     pinned: dict[str, PinnedVersions],
     scratch: Path,
 ) -> None:
-    """Follows the weights and answers prompts; what fails of the two, ends both."""
+    """Follows the weights and answers prompts. If one of the two fails, both end."""
     topics = context.log.topics
-    # One policy's newest version is at the end; of several, one may have been quiet for long.
+    # With one policy its newest version is at the end. With several it may be far from the end.
     start: Start = "tail" if len(topics.policies) == 1 else "first"
     publications = follow_events(context.log, {topics.partition(POLICIES): start})
     follower = WeightsFollower(publications, context.blobs, served, scratch)

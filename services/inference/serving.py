@@ -1,4 +1,4 @@
-"""What lies between a GenerationRequested and its answer: tokenizing, slots, failures as values."""
+"""Turns a GenerationRequested into its answer: tokenizes, takes a slot, and reports failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 from headrace.errors import InfrastructureError
 from headrace.schemas import packed
@@ -15,45 +15,34 @@ from headrace.services.base import clock
 from headrace.services.inference.demonstration import demonstrate
 from headrace.services.inference.engine import Engine, EngineOutput, EnginePrompt
 from headrace.services.inference.inference_metrics import PolicyMetrics
+from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.tokens import single_ids
 
 RECHECK_S = 1.0
-"""An engine's capacity is asked again after this long, lest it change by itself."""
-
-
-class TextCodec(Protocol):
-    """Text to token ids and back: `tokenizer.Tokenizer`."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def chat(self, chat: str, context: Sequence[int]) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def token_id(self, spelling: str) -> int | None: ...
+"""After this time an engine's capacity is read again: it may change without a notification."""
 
 
 class Slots:
-    """The free slots of one engine, given out in turn."""
+    """The slots of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._freed = asyncio.Event()
         self.starting = 0
-        """Slots given out whose prompts the engine has not seen yet."""
+        """Slots that were taken and whose prompts the engine has not received yet."""
 
     async def take(self) -> Slot:
-        """Waits for a free slot. None is free where the engine doesn't know its context."""
+        """Waits for a free slot. No slot is free while the engine's context is unknown."""
         while not self._any_free():
             self._freed.clear()
-            # Not `wait_for`: before Python 3.12 it may swallow the cancellation of a shard.
+            # `wait_for` may swallow the cancellation of a shard before Python 3.12.
             with suppress(TimeoutError):
                 async with asyncio.timeout(RECHECK_S):
                     await self._freed.wait()
         return Slot(self)
 
     def notify(self) -> None:
-        """Says that capacity may have grown."""
+        """Wakes the waiting prompts: the capacity may have grown."""
         self._freed.set()
 
     def _any_free(self) -> bool:
@@ -62,7 +51,7 @@ class Slots:
 
 
 class Slot:
-    """One slot, from its giving out to `free`. Both methods may be called again."""
+    """One slot, from `Slots.take` to `free`. Both methods may be called more than once."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -70,28 +59,28 @@ class Slot:
         slots.starting += 1
 
     def start(self) -> None:
-        """The engine counts it from here on."""
+        """Records that the engine received the prompt and counts it in its capacity."""
         if self._starting:
             self._starting = False
             self._slots.starting -= 1
 
     def free(self) -> None:
-        """The engine is done with it, or was never asked."""
+        """Returns the slot, whether or not the engine received a prompt."""
         self.start()
         self._slots.notify()
 
 
 @dataclass(eq=False)
 class ServedPolicy:
-    """One policy, as this worker serves it."""
+    """One policy that this worker serves."""
 
     name: str
     engine: Engine
     slots: Slots
-    codec: TextCodec
+    tokenizer: Tokenizer
     worker_id: str
     version: int = -1
-    """The version that the engine draws with; -1 before the first."""
+    """The version that the engine draws with; -1 before the first load."""
     metrics: PolicyMetrics = field(init=False)
     _stops: dict[tuple[str, ...], tuple[int, ...]] = field(init=False, default_factory=dict)
 
@@ -101,7 +90,7 @@ class ServedPolicy:
     async def complete(
         self, request: GenerationRequested, slot: Slot, queue_s: float
     ) -> GenerationCompleted | None:
-        """Answers a request; a failure is an answer too. None where the engine was closed."""
+        """Answers a request. A failure is an answer too. Returns None if the engine was closed."""
         began = asyncio.get_running_loop().time()
         prompt: EnginePrompt | None = None
         added: list[int] = []
@@ -109,25 +98,27 @@ class ServedPolicy:
             if request.pinned is not None and request.pinned != self.version:
                 raise InfrastructureError(
                     "version_unavailable",
-                    f"version {request.pinned} was asked for, {self.version} is served",
+                    f"the request is pinned to version {request.pinned}, but the worker serves "
+                    f"version {self.version}",
                 )
             prompt, added = self._prompt(request)
             if request.demonstration is None:
                 generation = await self._generate(prompt, request.expires_at, slot)
             else:
-                said = self.codec.encode(request.demonstration)
+                said = self.tokenizer.encode(request.demonstration)
                 generation = demonstrate(prompt, said, self.engine.capacity().context)
         except InfrastructureError as error:
             return self.failed(request, error, queue_s)
         except ValueError as error:
-            return self._failed(request, _failure("operator", "bad_tokens", str(error)), queue_s)
+            failure = Failure(origin="operator", code="bad_tokens", message=str(error))
+            return self._failed(request, failure, queue_s)
         if generation.finish == "interrupted":
             return None
         run_s = asyncio.get_running_loop().time() - began
         return self._answer(request, prompt, added, generation, (queue_s, run_s))
 
     def _prompt(self, request: GenerationRequested) -> tuple[EnginePrompt, list[int]]:
-        """The prompt and the ids of its new text. ValueError where it can't be one."""
+        """Returns the prompt and the ids of its new text. Raises ValueError if it is invalid."""
         if request.kind != "generate":
             raise ValueError(f"this worker doesn't answer requests of kind {request.kind!r}")
         sampling = request.sampling
@@ -151,19 +142,19 @@ class ServedPolicy:
         return prompt, added
 
     def _added(self, request: GenerationRequested, context: Sequence[int]) -> list[int]:
-        """The ids of what is new. ValueError where it can't be tokenized."""
+        """Returns the ids of the new text. Raises ValueError if it can't be tokenized."""
         if request.chat and request.text:
-            raise ValueError("a request has text or messages to append, not both")
+            raise ValueError("a request may append text or messages, not both")
         if request.chat:
-            return self.codec.chat(request.chat, context)
-        return self.codec.encode(request.text) if request.text else []
+            return self.tokenizer.chat(request.chat, context)
+        return self.tokenizer.encode(request.text) if request.text else []
 
     def _stop_ids(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        """The tokens that stop texts are. ValueError where one is more than a token."""
+        """Returns the ids of stop texts. Raises ValueError if one is not exactly one token."""
         if not texts:
             return ()
         if texts not in self._stops:
-            ids = single_ids(self.codec, texts)
+            ids = single_ids(self.tokenizer, texts)
             if len(self._stops) >= 64:
                 self._stops.clear()
             self._stops[texts] = ids
@@ -197,38 +188,43 @@ class ServedPolicy:
         self.metrics.generated_tokens.inc(len(generation.logprobs))
         self.metrics.queue_seconds.observe(queue_s)
         self.metrics.run_seconds.observe(run_s)
-        return GenerationCompleted(
-            task=request.task,
-            sample=request.sample,
-            attempt=request.attempt,
-            call=request.call,
-            digest=request.digest,
-            policy=self.name,
-            worker=self.worker_id,
+        return self._completed(
+            request,
+            queue_s,
             finish=generation.finish,
             prompt_added=packed.pack_i32(added),
             tokens=packed.pack_i32(tokens),
-            text=self.codec.decode(shown),
+            text=self.tokenizer.decode(shown),
             logprobs=packed.pack_f32(generation.logprobs),
             versions=packed.pack_spans(generation.versions),
             kv="mixed" if generation.mixed else "fresh",
             prompt_tokens=len(prompt.tokens),
             cached_tokens=generation.cached_tokens,
-            queue_ms=int(queue_s * 1000),
             run_ms=int(run_s * 1000),
         )
 
     def failed(
         self, request: GenerationRequested, error: InfrastructureError, queue_s: float
     ) -> GenerationCompleted:
-        """The answer to a request that the infrastructure can't serve."""
-        failure = _failure("infrastructure", error.code, error.message, error.retryable)
+        """Returns the answer to a request that the infrastructure can't serve."""
+        failure = Failure(
+            origin="infrastructure",
+            code=error.code,
+            message=error.message,
+            retryable=error.retryable,
+        )
         return self._failed(request, failure, queue_s)
 
     def _failed(
         self, request: GenerationRequested, failure: Failure, queue_s: float
     ) -> GenerationCompleted:
         self.metrics.answered(failure.code)
+        return self._completed(request, queue_s, finish="failed", failure=failure)
+
+    def _completed(
+        self, request: GenerationRequested, queue_s: float, **fields: Any
+    ) -> GenerationCompleted:
+        """Returns the answer to a request: the fields that every answer has, and `fields`."""
         return GenerationCompleted(
             task=request.task,
             sample=request.sample,
@@ -237,12 +233,6 @@ class ServedPolicy:
             digest=request.digest,
             policy=self.name,
             worker=self.worker_id,
-            finish="failed",
             queue_ms=int(queue_s * 1000),
-            failure=failure,
+            **fields,
         )
-
-
-def _failure(origin: str, code: str, message: str, retryable: bool = False) -> Failure:
-    fields = {"origin": origin, "code": code, "message": message, "retryable": retryable}
-    return Failure.model_validate(fields)

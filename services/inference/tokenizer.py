@@ -1,4 +1,4 @@
-"""Text to token ids and back, by a model folder's `tokenizer.json`."""
+"""Turns text into token ids and back, with the `tokenizer.json` of a model's folder."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ from headrace.services.inference.chat import ChatTemplate
 
 
 class Tokenizer:
-    """A `tokenizer.json` as it is: it adds no special tokens, and drops none."""
+    """The tokenizer of a model. It neither adds nor drops special tokens."""
 
     def __init__(self, folder: Path) -> None:
-        """UsageError where the folder has no usable `tokenizer.json`."""
+        """Raises UsageError if the folder has no usable `tokenizer.json`."""
         try:
-            # Imported here: the library comes with the extra `torch`, and few processes need it.
+            # Imported here because the library comes with the extra `torch`.
             from tokenizers import Tokenizer as Library
         except ImportError as error:
-            raise UsageError("tokenizing needs the extra: pip install 'headrace[torch]'") from error
+            raise UsageError(
+                "to tokenize, the package tokenizers is needed: pip install 'headrace[torch]'"
+            ) from error
         try:
             self._library = Library.from_str((folder / "tokenizer.json").read_text("utf-8"))
         except Exception as error:
-            # The library raises bare Exception for whatever is wrong with the file.
+            # The library raises a plain Exception for any problem with the file.
             raise UsageError(f"{folder} has no usable tokenizer.json: {error}") from error
         self._chat = ChatTemplate(folder, self.encode)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it. ValueError where it has none."""
+        """Returns the ids of a text, without special tokens. Raises ValueError if it has no ids."""
         try:
             ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         except Exception as error:
-            # The library raises bare Exception, as for an unknown word without a token for it.
+            # The library raises a plain Exception, for example for a word outside the vocabulary.
             raise ValueError(f"can't tokenize {text[:80]!r}: {error}") from error
         return ids
 
     def chat(self, chat: str, context: Sequence[int]) -> list[int]:
-        """The ids that new messages add to a context, by the model's own template.
+        """Returns the ids that new messages add to a context, by the model's chat template.
 
-        ValueError where it has none, or can't render them. See `chat.py`.
+        Raises ValueError if the model has no template or if it can't render them. See `chat.py`.
         """
         return self._chat.ids(chat, context)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens spelled out. Ids that it doesn't know are left out."""
+        """Returns the text of ids, with special tokens. Ids outside the vocabulary are left out."""
         text: str = self._library.decode(list(ids), skip_special_tokens=False)
         return text
 
     def token_id(self, spelling: str) -> int | None:
-        """The id of one token as the vocabulary spells it; None where it has no such token."""
+        """Returns the id of a token as the vocabulary spells it, None if there is no such token."""
         found: int | None = self._library.token_to_id(spelling)
         return found

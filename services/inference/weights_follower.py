@@ -1,7 +1,7 @@
-"""Follows `policies` and loads the newest version of each policy that is served.
+"""Follows `policies` and loads the newest version of each policy that the worker serves.
 
-Nothing is served that was not verified: a blob that is absent, or not what the publication says,
-is logged and tried again, and the version before it serves on.
+Only verified weights are served. If a blob is absent or does not match its publication, this is
+logged and tried again, and the worker keeps serving the version before it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAST_RETRY_S = 30.0
 
 
 class WeightsFollower:
-    """Keeps engines at the newest published version; versions in between are passed over."""
+    """Keeps engines at the newest published version. It may skip versions in between."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class WeightsFollower:
         served: Mapping[str, ServedPolicy],
         scratch: Path,
     ) -> None:
-        """`publications` yields what `policies` holds, CaughtUp where it has come to the end.
+        """`publications` yields the events of `policies`, and CaughtUp at the end of the topic.
 
-        Weights that come by deltas are put together in the folder `scratch`, this process's own.
+        Deltas are applied to files in the folder `scratch`, which belongs to this process alone.
         """
         self.ready = asyncio.Event()
-        """Set once every policy serves a version that was the newest when it began to load."""
+        """Set when every policy serves a version that was the newest when its load began."""
         self._publications = publications
         self._served = served
         self._local = {name: LocalWeights(blobs, scratch / name) for name in served}
@@ -50,7 +50,7 @@ class WeightsFollower:
         self._caught_up = False
 
     async def run(self) -> None:
-        """Follows until cancelled. DependencyError where the log is out of reach."""
+        """Follows until cancelled. Raises DependencyError if the log can't be reached."""
         tasks = [asyncio.create_task(self._read(), name="policies")]
         for policy in self._served.values():
             tasks.append(asyncio.create_task(self._keep_newest(policy), name=policy.name))
@@ -71,7 +71,7 @@ class WeightsFollower:
                 self._on_published(item.event)
 
     def _on_published(self, published: PolicyPublished) -> None:
-        """Of the newest version, the last record counts."""
+        """If the newest version has several records, the last one is valid."""
         known = self._newest.get(published.policy)
         if known is None or published.version >= known.version:
             self._newest[published.policy] = published
@@ -90,8 +90,8 @@ class WeightsFollower:
             except (BlobError, DependencyError, InfrastructureError) as error:
                 policy.metrics.load_failed.inc()
                 logger.error(
-                    "policy %s: version %d can't be served, version %d serves on; "
-                    "next try in %.1f s or with the next version: %s",
+                    "policy %s: version %d can't be served, so version %d stays in use. "
+                    "Trying again in %.1f s, or with the next version: %s",
                     *(policy.name, published.version, policy.version, retry_s, error),
                 )
                 with suppress(TimeoutError):
@@ -109,6 +109,6 @@ class WeightsFollower:
         policy.slots.notify()
         policy.metrics.loaded.inc()
         policy.metrics.version.set(published.version)
-        logger.info("policy %s: version %d is served", policy.name, published.version)
+        logger.info("policy %s: serving version %d", policy.name, published.version)
         if all(served.version >= 0 for served in self._served.values()):
             self.ready.set()

@@ -1,7 +1,7 @@
-"""Bytes named by their SHA-256: weights and other large things that records only name.
+"""Blobs: weights and other large data that events name by their SHA-256.
 
-A blob is written whole or not at all (a temporary file, fsync, atomic rename), before the event
-that names it. All functions block: call them with `asyncio.to_thread`.
+A blob is written before the event that names it, and either whole or not at all: into a temporary
+file, which is synced and then renamed. All functions block. Call them with `asyncio.to_thread`.
 """
 
 from __future__ import annotations
@@ -14,76 +14,59 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, Protocol
-from urllib.parse import unquote, urlsplit
 
-from headrace.errors import BlobError, DependencyError, UsageError
+from headrace.errors import BlobError, DependencyError
 from headrace.schemas.events import Blob
+from headrace.services.base.files import file_digest, sync_folder
 
 CHUNK_BYTES = 1 << 20
 _HEX = "[0-9a-f]"
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """A blob that a store holds, or the unfinished file of a writer that died."""
+
+    name: str
+    """SHA-256 in hex; empty for an unfinished file."""
+    size: int
+    put_at: float
+    """When it was last put, in seconds since the epoch."""
+    path: PurePath
+    """Its path in the store."""
+
+
 class BlobStore(Protocol):
-    """Bytes named by their SHA-256."""
+    """A store of blobs."""
 
     def put(self, data: bytes | Path, media: str = "") -> Blob:
-        """Stores bytes, or a file's content; the same content again changes nothing.
+        """Stores bytes, or the content of a file. To store the same content again is harmless.
 
-        Durable on return. DependencyError where the store can't take it: nothing partial stays.
+        `media` is the media type that the returned Blob carries. The blob is durable on return.
+        Raises DependencyError if the store can't take the blob; then no part of it remains.
         """
 
     def get(self, blob: Blob) -> Path:
-        """A local file with the blob's bytes, verified; not to be written to.
+        """Returns a local file with the blob's bytes, verified. Do not write to it.
 
-        BlobError where the blob is absent, or is not what its name says.
+        Raises BlobError if the blob is absent, or if its bytes do not match its SHA-256.
         """
 
     def holds(self, blob: Blob) -> bool:
-        """Whether the blob is there, by name and size alone: `get` verifies its bytes."""
+        """Whether the store has a blob of this name and size. Only `get` verifies the bytes."""
 
     def verify(self, blob: Blob) -> None:
-        """BlobError where `get` would raise it, as far as the store tells without moving bytes."""
+        """Raises BlobError if `get` would, as far as the store can tell without a transfer."""
 
     def stored(self) -> Iterator[StoredBlob]:
-        """All blobs, and what writers that died have left."""
+        """Yields all blobs, and the unfinished files of writers that died."""
 
     def remove(self, blob: StoredBlob, put_before: float) -> bool:
-        """Removes a blob. False where it was put again after that time (epoch s), or is gone.
+        """Removes a blob. Returns False if it is gone, or was put at or after `put_before`.
 
-        A writer that puts the same content at the same moment does not lose it.
+        `put_before` is in seconds since the epoch. A writer that puts the same content at the same
+        moment does not lose it.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlob:
-    """What a store holds."""
-
-    name: str
-    """SHA-256 in hex; empty for what a writer left unfinished."""
-    size: int
-    put_at: float
-    """When it was last put, in epoch seconds."""
-    path: PurePath
-    """Where the store has it."""
-
-
-def open_blob_store(url: str, cache: Path) -> BlobStore:
-    """The store at a path, a `file://` URL, or any URL that fsspec serves.
-
-    `cache` is a folder for what is got from afar. UsageError for a URL that nothing here serves.
-    """
-    parts = urlsplit(url)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
-        return LocalBlobStore(Path(unquote(parts.path)))
-    if not url or parts.scheme == "file":
-        raise UsageError(f"blob store {url!r}: give a folder, as a path or as file:///path")
-    if "://" in url:
-        from headrace.services.models.remote_blobs import (
-            RemoteBlobStore,  # its library comes with an extra
-        )
-
-        return RemoteBlobStore(url, cache)
-    return LocalBlobStore(Path(url).expanduser())
 
 
 class LocalBlobStore:
@@ -94,7 +77,7 @@ class LocalBlobStore:
 
     def put(self, data: bytes | Path, media: str = "") -> Blob:
         """See BlobStore."""
-        with _unreachable(f"write a blob to {self._root}"):
+        with _dependency_errors(f"write a blob to {self._root}"):
             self._root.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._root, prefix="put-")
             temporary = Path(name)
@@ -105,7 +88,7 @@ class LocalBlobStore:
                         return blob
                     file.flush()
                     os.fsync(file.fileno())
-                self._place(temporary, self._path(blob))
+                self._move_in(temporary, self._path(blob))
             finally:
                 temporary.unlink(missing_ok=True)
         return blob
@@ -116,16 +99,15 @@ class LocalBlobStore:
         try:
             size, digest = path.stat().st_size, file_digest(path)
         except FileNotFoundError:
-            raise BlobError(
-                f"blob {blob.sha256.hex()} is not in {self._root}: "
-                "was it pruned, or is this another store than its writer's?"
-            ) from None
+            raise absent(blob, self._root) from None
         except OSError as error:
-            raise DependencyError(f"can't read blob {path}: {error}") from error
+            raise DependencyError(
+                f"can't read blob {path}: {error}. Check the disk and the file's permissions"
+            ) from error
         if (size, digest) != (blob.size, blob.sha256):
             raise BlobError(
-                f"blob {path} has {size} bytes of SHA-256 {digest.hex()}, but should have "
-                f"{blob.size} bytes of {blob.sha256.hex()}: the file is damaged, remove it"
+                f"blob {path} is damaged: it has {size} bytes of SHA-256 {digest.hex()}, but "
+                f"should have {blob.size} bytes of SHA-256 {blob.sha256.hex()}. Remove the file"
             )
         return path
 
@@ -135,7 +117,7 @@ class LocalBlobStore:
         return path.is_file() and path.stat().st_size == blob.size
 
     def verify(self, blob: Blob) -> None:
-        """See BlobStore. Reads the blob whole."""
+        """See BlobStore. Reads the whole blob."""
         self.get(blob)
 
     def stored(self) -> Iterator[StoredBlob]:
@@ -144,20 +126,20 @@ class LocalBlobStore:
         left = [(at, "") for prefix in ("put-", "gone-") for at in self._root.glob(f"{prefix}*")]
         for path, name in sorted(blobs + left):
             if len(name) not in (0, 64):
-                continue  # none of ours
-            with suppress(FileNotFoundError):  # just removed, or put in its place
+                continue  # not a file of this store
+            with suppress(FileNotFoundError):  # it was removed or renamed meanwhile
                 stat = path.stat()
                 yield StoredBlob(name, stat.st_size, stat.st_mtime, path)
 
     def remove(self, blob: StoredBlob, put_before: float) -> bool:
         """See BlobStore."""
-        with _unreachable(f"remove {blob.path}"):
+        with _dependency_errors(f"remove {blob.path}"):
             path, aside = Path(blob.path), self._root / f"gone-{blob.path.name}"
             try:
                 if path.stat().st_mtime >= put_before:
                     return False
                 path.rename(aside)
-                if aside.stat().st_mtime >= put_before:  # put again in this very moment
+                if aside.stat().st_mtime >= put_before:  # put again after the first check
                     aside.replace(path)
                     return False
             except FileNotFoundError:
@@ -166,7 +148,7 @@ class LocalBlobStore:
             return True
 
     def _touch(self, blob: Blob) -> bool:
-        """Says that a blob was put again. False where it was removed in this very moment."""
+        """Records that a blob was put again. Returns False if it was removed meanwhile."""
         try:
             os.utime(self._path(blob))
         except FileNotFoundError:
@@ -178,10 +160,10 @@ class LocalBlobStore:
         return self._root / name[:2] / name[2:]
 
     def _holds_whole(self, blob: Blob) -> bool:
-        """Whether the blob is there and whole; a damaged one is to be written again."""
+        """Whether the blob is there and undamaged. A damaged blob is written again."""
         return self.holds(blob) and file_digest(self._path(blob)) == blob.sha256
 
-    def _place(self, temporary: Path, path: Path) -> None:
+    def _move_in(self, temporary: Path, path: Path) -> None:
         new_folder = not path.parent.is_dir()
         path.parent.mkdir(exist_ok=True)
         temporary.replace(path)
@@ -190,13 +172,12 @@ class LocalBlobStore:
             sync_folder(self._root)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes a folder's entries (names made, renamed, removed) durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def absent(blob: Blob, store: object) -> BlobError:
+    """The error of a blob that a store does not have."""
+    return BlobError(
+        f"blob {blob.sha256.hex()} is not in {store}. It was pruned, or its writer uses another "
+        "blob store: check that --blobs is the same for all processes"
+    )
 
 
 def _copy(data: bytes | Path, target: BinaryIO, media: str) -> Blob:
@@ -208,14 +189,6 @@ def _copy(data: bytes | Path, target: BinaryIO, media: str) -> Blob:
     return Blob(sha256=sha256.digest(), size=size, media=media)
 
 
-def file_digest(path: Path) -> bytes:
-    """The SHA-256 of a file's bytes."""
-    sha256 = hashlib.sha256()
-    for chunk in _chunks(path):
-        sha256.update(chunk)
-    return sha256.digest()
-
-
 def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -223,8 +196,11 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 @contextmanager
-def _unreachable(action: str) -> Iterator[None]:
+def _dependency_errors(action: str) -> Iterator[None]:
+    """Raises DependencyError if the file system fails at `action`."""
     try:
         yield
     except OSError as error:
-        raise DependencyError(f"can't {action}: {error}. Free space or mend it") from error
+        raise DependencyError(
+            f"can't {action}: {error}. Free some space, or repair the disk"
+        ) from error

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub, as folders: fetched once into its cache, then read from there."""
+"""Models of the Hugging Face Hub as local folders. The Hub's own cache keeps them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Any
 from headrace.errors import DependencyError, UsageError
 
 HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
-"""`owner/name`, or `owner/name@revision`: a branch, a tag or a commit."""
+"""`owner/name`, or `owner/name@revision`. A revision is a branch, a tag or a commit."""
 DESCRIPTION = ("config.json", "generation_config.json", "tokenizer*", "*.jinja")
-"""What makes prompts and an empty model."""
+"""The files that are needed to make prompts and a model without weights."""
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 REFUSALS = (400, 401, 403, 404, 410)
-"""HTTP statuses by which the hub says that asking again won't help."""
+"""HTTP statuses after which a second request to the Hub can't succeed."""
 
 
 def hub_folder(model: str, *, weights: bool = False) -> Path:
-    """The folder of a model named by its `HUB_ID`, with its safetensors where `weights` is set.
+    """Returns the folder of a model named by its `HUB_ID`, with safetensors if `weights` is set.
 
-    What the cache holds is taken as it is: a revision that moves is fetched once. UsageError where
-    the hub has no such model, or none in this form; DependencyError where it is out of reach.
+    A model in the cache is used as it is, even if its branch has moved since. Raises UsageError if
+    the Hub has no such model or the model lacks files, and DependencyError if the Hub can't be
+    reached.
     """
     named = HUB_ID.fullmatch(model)
     if named is None:
-        raise UsageError(f"model {model!r} is neither a folder nor owner/name of the hub")
+        raise UsageError(f"model {model!r} is neither a folder nor owner/name of the Hub")
     files = [*DESCRIPTION, *(WEIGHTS if weights else ())]
     folder = _snapshot(named["repository"], named["revision"], files)
     found = [file.name for file in folder.iterdir()]
@@ -34,18 +35,22 @@ def hub_folder(model: str, *, weights: bool = False) -> Path:
     if weights and not any(name.endswith(".safetensors") for name in found):
         missing.append("*.safetensors")
     if missing:
-        raise UsageError(f"model {model!r} of the Hugging Face Hub has no {', no '.join(missing)}")
+        raise UsageError(
+            f"model {model!r} of the Hugging Face Hub has no {', no '.join(missing)}. Choose a "
+            "model or a revision that has these files"
+        )
     return folder
 
 
 def _snapshot(repository: str, revision: str | None, files: list[str]) -> Path:
-    """The files of a repository that match, from the cache where it has them all."""
+    """Fetches the files of a repository that match, unless the cache has all of them."""
     try:
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError as error:
         raise UsageError(
-            f"to fetch {repository}, install headrace[torch]; or give the path of a model folder"
+            f"can't fetch model {repository}: pip install 'headrace[torch]', or give the path of "
+            "a model folder"
         ) from error
     snapshot: Any = partial(
         huggingface_hub.snapshot_download, repository, revision=revision, allow_patterns=files
@@ -58,15 +63,17 @@ def _snapshot(repository: str, revision: str | None, files: list[str]) -> Path:
             return Path(snapshot())
     except HfHubHTTPError as error:
         if error.response.status_code not in REFUSALS:
-            raise DependencyError(f"the Hugging Face Hub failed: {error}") from error
+            raise DependencyError(
+                f"the Hugging Face Hub failed to send model {repository}{at}: {error}. Try again"
+            ) from error
         raise UsageError(
-            f"the Hugging Face Hub has no model {repository}{at} for you: {error}; what is not "
-            "public needs HF_TOKEN"
+            f"the Hugging Face Hub has no model {repository}{at} that you may read: {error}. Check "
+            "its name, or set HF_TOKEN if it is not public"
         ) from error
     except ValueError as error:
-        raise UsageError(f"{repository}{at} can't be a model of the hub: {error}") from error
+        raise UsageError(f"{repository}{at} can't be a model of the Hub: {error}") from error
     except OSError as error:
         raise DependencyError(
-            f"model {repository}{at} is not in the Hugging Face cache, and the hub is out of "
-            f"reach: {error}; bring the model's folder here, and give its path"
+            f"model {repository}{at} is not in the Hugging Face cache, and the Hub can't be "
+            f"reached: {error}. Copy the model's folder to this machine, and give its path"
         ) from error

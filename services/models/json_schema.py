@@ -1,7 +1,8 @@
-"""JSON schemas as masks over a vocabulary: which ids may come next, token by token.
+"""Turns JSON schemas into masks over a vocabulary: which ids may come next, token by token.
 
-Engines draw under these masks, and the trainer computes logprobs under the same ones: so what was
-drawn by a schema can be trained on exactly. By xgrammar (Dong et al. 2024, arXiv 2411.15100).
+Engines draw under these masks and the trainer computes logprobs under the same masks, so training
+on answers that follow a schema is exact. The masks come from xgrammar (Dong et al. 2024,
+arXiv:2411.15100).
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from headrace.errors import UsageError
 from headrace.services.models.tokens import end_ids
 
 MAX_SCHEMA = 65_536
-"""Most characters of a schema."""
+"""Maximum characters of a schema and of the texts around it."""
 CACHE_BYTES = 64 << 20
-"""Of compiled schemas."""
+"""Memory for compiled schemas."""
 
 
 class Schemas:
-    """Compiles JSON schemas for one model. One thread at a time may compile."""
+    """Compiles JSON schemas for one model. Only one thread at a time may use it."""
 
     def __init__(self, folder: Path, vocabulary: int) -> None:
-        """UsageError where the library is not installed, or the folder's tokenizer is none."""
+        """Raises UsageError if xgrammar is not installed. `folder` holds the model's tokenizer."""
         try:
             import xgrammar
             from transformers import PreTrainedTokenizerFast
         except ImportError as error:
             raise UsageError(
-                "answers by a JSON schema need the extra: pip install 'headrace[structured]'"
+                "to follow a JSON schema, xgrammar is needed: pip install 'headrace[structured]'"
             ) from error
         self._library: Any = xgrammar
         self.vocabulary = vocabulary
@@ -46,40 +47,40 @@ class Schemas:
         )
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it."""
+        """Returns the ids of a text, without special tokens around it."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def token_id(self, spelling: str) -> int | None:
-        """The id of one token as the vocabulary spells it; None where it has no such token."""
+        """Returns the id of a token as the vocabulary spells it, None if there is no such token."""
         found: int | None = self._tokenizer.backend_tokenizer.token_to_id(spelling)
         return found
 
     def begin(
         self, schema: str, stop_ids: Sequence[int], around: tuple[str, str] = ("", "")
     ) -> GrammarState:
-        """The beginning of a text by `schema`, which one of `stop_ids` ends.
+        """Returns the state at the start of a text that follows `schema` and ends with a stop id.
 
-        `around` is spelled before the JSON and after it, as it is.
-
-        JSON is written as `json.dumps` does, a space after comma and colon and none besides; but
-        whole objects that an `enum` or `const` has are without any. Properties come in the schema's
-        order.
-        ValueError where it is no JSON schema that can be followed: it says why.
+        The text starts with `around[0]` and ends with `around[1]`, character by character.
+        JSON is written as `json.dumps` writes it, with a space after each comma and colon and
+        nowhere else. Objects inside an `enum` or `const` have no spaces. Properties come in the
+        order of the schema. Raises ValueError with the reason if no text can follow the schema.
         """
         length = len(schema) + sum(map(len, around))
         if length > MAX_SCHEMA:
-            raise ValueError(f"json_schema: {length} characters, at most {MAX_SCHEMA} are read")
+            raise ValueError(
+                f"json_schema has {length} characters, but at most {MAX_SCHEMA} are allowed"
+            )
         if not stop_ids:
-            raise ValueError("json_schema: the sampling needs a stop token, to end with")
+            raise ValueError("json_schema needs a stop token in the sampling, to end the answer")
         try:
             compiled = self._compile(schema, around)
-        except RuntimeError as error:  # so the library calls whatever it can't compile
+        except RuntimeError as error:  # the library's error if it can't compile a schema
             raise ValueError(f"json_schema: {str(error).rpartition(': ')[2].strip()}") from error
         matcher = self._library.GrammarMatcher(compiled, override_stop_tokens=list(stop_ids))
         grammar = GrammarState(self._library, matcher, self.vocabulary)
         if not grammar.allowed().any():
-            raise ValueError("json_schema: no text follows it")
+            raise ValueError("json_schema: no text can follow this schema")
         return grammar
 
     def _compile(self, schema: str, around: tuple[str, str]) -> Any:
@@ -97,7 +98,7 @@ class Schemas:
 
 
 class GrammarState:
-    """One text in the making."""
+    """The grammar state of one text: which ids may come next."""
 
     def __init__(self, library: Any, matcher: Any, vocabulary: int) -> None:
         self._matcher = matcher
@@ -105,7 +106,7 @@ class GrammarState:
         self._words: Tensor = library.allocate_token_bitmask(1, vocabulary)
 
     def allowed(self) -> Tensor:
-        """[V] bool: the ids that may come next. After the end, all."""
+        """Returns the ids that may come next, [V] bool. After the end of the text, all of them."""
         if self._matcher.is_terminated():
             return torch.ones(self._vocabulary, dtype=torch.bool)
         self._matcher.fill_next_token_bitmask(self._words, 0)
@@ -113,13 +114,16 @@ class GrammarState:
         return bits.flatten()[: self._vocabulary].bool()
 
     def accept(self, token: int) -> None:
-        """Takes the next token. ValueError where it may not come next."""
+        """Advances by the next token. Raises ValueError if the token may not come next."""
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token):
             raise ValueError(f"token {token} does not follow the JSON schema")
 
 
 def masked(logits: Tensor, grammars: Sequence[GrammarState | None]) -> Tensor:
-    """Logits [n, V or more] with what each row's walk forbids at -inf; None forbids nothing."""
+    """Sets the logits [n, V or more] that each row's grammar state forbids to -inf, in place.
+
+    A row whose state is None allows every id.
+    """
     if not any(grammars):
         return logits
     for row, grammar in enumerate(grammars):

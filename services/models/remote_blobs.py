@@ -1,12 +1,12 @@
-"""Blobs in whatever fsspec reaches: `s3://bucket/prefix`, `gs://…`, `memory://` and more.
+"""A blob store on any file system that fsspec serves: `s3://bucket/prefix`, `gs://…`, `memory://`.
 
-Named and laid out as in a folder: `<prefix>/<2 hex digits>/<62 more>`. What is got is kept in a
-folder of this machine, verified, for as long as it is in use. An object store takes an object
-whole or not at all; where another kind of store may leave a part of one, its size and digest give
-it away, and the next `put` replaces it.
+Blobs are named as in a local folder: `<prefix>/<2 hex digits>/<62 more>`. A blob that was read is
+kept in a local folder, verified, for as long as it is in use. An object store takes an object whole
+or not at all. Another kind of store may keep a part of a blob after a failed upload: then the size
+and the digest show the damage, and the next `put` replaces the part.
 
-Every call has a time limit and is tried again a few times. Credentials, endpoints and the like are
-fsspec's own settings (https://filesystem-spec.readthedocs.io/en/latest/features.html#configuration).
+Every call has a time limit and is tried several times. Credentials and endpoints are settings of
+fsspec (https://filesystem-spec.readthedocs.io/en/latest/features.html#configuration).
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -25,42 +23,45 @@ from typing import Any, TypeVar
 
 from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.schemas.events import Blob
-from headrace.services.models.blobs import StoredBlob, file_digest
+from headrace.services.base.concurrency import in_daemon_thread
+from headrace.services.base.files import file_digest
+from headrace.services.models.blobs import StoredBlob, absent
 
 T = TypeVar("T")
 
 ATTEMPTS = 4
 RETRY_S = 0.5
-"""Before the second attempt; twice as long before each further one."""
+"""Wait before the second attempt. It doubles before each further attempt."""
 CALL_S = 30.0
-"""Time limit of a call that moves no blob."""
+"""Time limit of a call that transfers no blob."""
 SLOWEST_BYTES_PER_S = 1_000_000
-"""A transfer slower than that is given up."""
+"""A slower transfer fails."""
 UNUSED_S = 3600.0
-"""What nobody got for so long is removed from the local folder."""
+"""A blob that was not read for this long is removed from the local folder."""
 
 
 class RemoteBlobStore:
-    """A BlobStore on any file system that fsspec knows."""
+    """A BlobStore on any file system that fsspec serves."""
 
     def __init__(self, url: str, cache: Path) -> None:
-        """`cache` is a folder of this machine. UsageError where fsspec can't serve the URL."""
+        """`cache` is a local folder. Raises UsageError if fsspec can't serve the URL."""
         self._url = url
         self._cache = cache
         try:
+            # Imported here because the library comes with an extra.
             import fsspec  # type: ignore[import-untyped]
 
             self._files, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:
             raise UsageError(
-                f"blob store {url!r} needs more packages: pip install 'headrace[remote]', and what "
-                f"the scheme asks for, as 'fsspec[s3]': {error}"
+                f"blob store {url!r} needs more packages: {error}. Run pip install "
+                "'headrace[remote]', and fsspec's extra for the scheme, such as 'fsspec[s3]'"
             ) from error
         except ValueError as error:
             raise UsageError(f"blob store {url!r}: {error}") from error
 
     def put(self, data: bytes | Path, media: str = "") -> Blob:
-        """See BlobStore. Always uploads: what is there may be damaged, or about to be pruned."""
+        """See BlobStore. Always uploads: an existing blob may be damaged, or about to be pruned."""
         if isinstance(data, bytes):
             blob = Blob(sha256=hashlib.sha256(data).digest(), size=len(data), media=media)
         else:
@@ -80,14 +81,14 @@ class RemoteBlobStore:
         return blob
 
     def get(self, blob: Blob) -> Path:
-        """See BlobStore. From the local folder, where it was got before and still is whole."""
+        """See BlobStore. Returns the local copy if there is one and it is undamaged."""
         path = self._cache / blob.sha256.hex()
-        with suppress(OSError):  # what can't be read here is got anew
+        with suppress(OSError):  # if the copy can't be read, the blob is fetched again
             if path.stat().st_size == blob.size and file_digest(path) == blob.sha256:
                 os.utime(path)
                 return path
         self.verify(blob)
-        self._make_room()
+        self._remove_unused()
         handle, name = tempfile.mkstemp(dir=self._cache, prefix="get-")
         os.close(handle)
         temporary = Path(name)
@@ -95,7 +96,10 @@ class RemoteBlobStore:
             key = self._key(blob)
             self._call(f"read blob {key}", lambda: self._files.get_file(key, name), moves=blob.size)
             if file_digest(temporary) != blob.sha256:
-                raise BlobError(f"blob {key} of {self._url} is damaged: other bytes than its name")
+                raise BlobError(
+                    f"blob {key} of {self._url} is damaged: its bytes have another SHA-256 than "
+                    "its name. Remove it from the store"
+                )
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -107,16 +111,16 @@ class RemoteBlobStore:
         return self._call(f"look for blob {key}", lambda: self._size(key)) == blob.size
 
     def verify(self, blob: Blob) -> None:
-        """See BlobStore. By name and size: the bytes stay where they are."""
+        """See BlobStore. Compares name and size, and transfers no bytes."""
         key = self._key(blob)
         size = self._call(f"look for blob {key}", lambda: self._size(key))
         if size is None:
-            raise BlobError(
-                f"blob {blob.sha256.hex()} is not in {self._url}: "
-                "was it pruned, or is this another store than its writer's?"
-            )
+            raise absent(blob, self._url)
         if size != blob.size:
-            raise BlobError(f"blob {key} of {self._url} is damaged: {size} of {blob.size} bytes")
+            raise BlobError(
+                f"blob {key} of {self._url} is damaged: it has {size} of {blob.size} bytes. "
+                "Remove it from the store"
+            )
 
     def stored(self) -> Iterator[StoredBlob]:
         """See BlobStore."""
@@ -132,7 +136,7 @@ class RemoteBlobStore:
                 yield StoredBlob(name, int(entry["size"]), self._put_at(key, entry), path)
 
     def remove(self, blob: StoredBlob, put_before: float) -> bool:
-        """See BlobStore. Most stores can't tell a put in the very moment of the removal."""
+        """See BlobStore. Most stores do not notice a put at the very moment of the removal."""
         key = str(blob.path)
 
         def remove() -> bool:
@@ -147,7 +151,7 @@ class RemoteBlobStore:
         return self._call(f"remove blob {key}", remove)
 
     def _put_at(self, key: str, entry: dict[str, Any]) -> float:
-        """When an object was last written; now, where the store doesn't say: it is left alone."""
+        """When an object was last written; now if the store does not say, so that it is kept."""
         for name in ("LastModified", "last_modified", "updated", "mtime", "created"):
             match entry.get(name):
                 case datetime() as moment:
@@ -163,53 +167,42 @@ class RemoteBlobStore:
         return f"{self._root.rstrip('/')}/{name[:2]}/{name[2:]}"
 
     def _size(self, key: str) -> int | None:
-        """Bytes of an object, past any listing that was kept; None where there is none."""
+        """Bytes of an object, None if it does not exist. Ignores listings that fsspec cached."""
         self._files.invalidate_cache()
         try:
             return int(self._files.info(key)["size"])
         except FileNotFoundError:
             return None
 
-    def _make_room(self) -> None:
-        """Removes from the local folder what has not been got for long."""
+    def _remove_unused(self) -> None:
+        """Removes blobs from the local folder that were not read for UNUSED_S."""
         try:
             self._cache.mkdir(parents=True, exist_ok=True)
             for path in self._cache.iterdir():
-                with suppress(FileNotFoundError):  # another process's doing
+                with suppress(FileNotFoundError):  # another process removed it
                     if path.stat().st_mtime < time.time() - UNUSED_S:
                         path.unlink()
         except OSError as error:
-            raise DependencyError(f"can't keep blobs in {self._cache}: {error}") from error
+            raise DependencyError(
+                f"can't keep blobs in {self._cache}: {error}. Free some space, or repair the disk"
+            ) from error
 
-    def _call(self, what: str, work: Callable[[], T], moves: int = 0) -> T:
-        """Does work against the store, which moves so many bytes; a few times where it fails."""
+    def _call(self, action: str, work: Callable[[], T], moves: int = 0) -> T:
+        """Runs `work`, which transfers `moves` bytes. If it fails, tries again a few times."""
         limit_s = CALL_S + moves / SLOWEST_BYTES_PER_S
         for attempt in range(ATTEMPTS):
             try:
-                return _within(limit_s, work)
+                # After a timeout the thread goes on, and its result is ignored.
+                return in_daemon_thread(work, "blobs").result(limit_s)
             except Exception as error:
-                # Each backend raises what its own libraries do: there is no type for "failed".
+                # Each backend raises the errors of its own libraries: they have no common type.
                 failed = error
             if attempt + 1 < ATTEMPTS:
                 time.sleep(RETRY_S * 2**attempt)
-        told = str(failed) or type(failed).__name__
+        reason = str(failed) or type(failed).__name__
         if isinstance(failed, TimeoutError):
-            told = f"no answer within {limit_s:.0f} s"
+            reason = f"no answer within {limit_s:.0f} s"
         raise DependencyError(
-            f"can't {what} of the blob store {self._url}, {ATTEMPTS} times: {told}. Is it "
-            "reachable, and are the credentials right?"
+            f"can't {action} of the blob store {self._url}, {ATTEMPTS} times: {reason}. Check that "
+            "the store is reachable and that the credentials are right"
         ) from failed
-
-
-def _within(seconds: float, work: Callable[[], T]) -> T:
-    """Does work in a thread of its own. TimeoutError: then the thread is left to itself."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="blobs").start()
-    return future.result(seconds)

@@ -1,4 +1,4 @@
-"""Facts of a model folder's tokenizer that need no tokenizer library: ids and digest."""
+"""Reads token ids and digests from a model folder, without a tokenizer library."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from headrace.errors import UsageError
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """SHA-256 of the folder's `tokenizer.json`, as hex: two equal ones give the same ids."""
+    """SHA-256 of the folder's `tokenizer.json`, in hex. Equal files give equal token ids."""
     return hashlib.sha256(_read(folder / "tokenizer.json")).hexdigest()
 
 
 def token_ids(folder: Path, spellings: Sequence[str]) -> list[int]:
-    """The ids of tokens as the tokenizer spells them. UsageError names one that it lacks."""
+    """The ids of tokens, spelled as in the vocabulary. Raises UsageError if a token is missing."""
     tree = json.loads(_read(folder / "tokenizer.json"))
     vocabulary = tree["model"]["vocab"]
-    if isinstance(vocabulary, list):  # Unigram: [token, score] by id
+    if isinstance(vocabulary, list):  # a Unigram model lists [token, score] by id
         vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
     vocabulary |= {token["content"]: token["id"] for token in tree.get("added_tokens", ())}
     missing = [spelling for spelling in spellings if spelling not in vocabulary]
@@ -30,29 +30,29 @@ def token_ids(folder: Path, spellings: Sequence[str]) -> list[int]:
 
 
 def end_ids(folder: Path) -> list[int]:
-    """The ids that end a generation, by the model's `config.json`; none where it names none."""
+    """The ids that end a generation, from the model's `config.json`. May be empty."""
     end = json.loads(_read(folder / "config.json")).get("eos_token_id")
     if end is None:
         return []
     return list(end) if isinstance(end, list) else [end]
 
 
-class Spells(Protocol):
-    """What knows its tokens: a Tokenizer."""
+class TokenEncoder(Protocol):
+    """The part of a tokenizer that `single_ids` needs."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def token_id(self, spelling: str) -> int | None: ...
 
 
-def single_ids(tokenizer: Spells, texts: Sequence[str]) -> tuple[int, ...]:
-    """The tokens that stop texts are. ValueError where one is more than a token."""
+def single_ids(tokenizer: TokenEncoder, texts: Sequence[str]) -> tuple[int, ...]:
+    """The token id of each stop text. Raises ValueError if a text is not exactly one token."""
     ids: list[int] = []
     for text in texts:
         token = tokenizer.token_id(text)
         spelled = [token] if token is not None else tokenizer.encode(text)
         if len(spelled) != 1:
-            raise ValueError(f"stop text {text!r} is {len(spelled)} tokens; it must be one")
+            raise ValueError(f"stop text {text!r} has {len(spelled)} tokens, but must be one token")
         ids += spelled
     return tuple(ids)
 

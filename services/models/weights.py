@@ -1,8 +1,8 @@
-"""Model weights as files: the safetensors container, read without torch, and model folders.
+"""Reads safetensors files without torch, and finds model folders.
 
-The container (https://github.com/huggingface/safetensors#format): 8 bytes of header length,
-little-endian; a JSON header of name to {dtype, shape, data_offsets}; then the tensors' bytes,
-without gaps. A file comes from the log's writers, so its bounds are checked before it is trusted.
+A safetensors file (https://github.com/huggingface/safetensors#format) has the header's length (8
+bytes, little-endian), a JSON header that maps each name to {dtype, shape, data_offsets}, and the
+tensors' bytes without gaps. Other processes write these files, so all bounds are checked here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.errors import BlobError, UsageError
 from headrace.services.models.hub import HUB_ID, hub_folder
 
 ADAPTER = "adapter_model.safetensors"
-"""What a model's folder calls an adapter beside its base, as PEFT does."""
+"""The file of an adapter in a model folder. PEFT uses this name."""
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 MAX_DIMENSIONS = 16
 CHUNK_BYTES = 1 << 20
@@ -48,7 +48,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies: `start` and `end` are byte offsets in the file."""
+    """A tensor of a file. `start` and `end` are byte offsets in that file."""
 
     name: str
     dtype: str
@@ -57,25 +57,38 @@ class TensorEntry:
     end: int
 
 
-def read_header(file: BinaryIO, cluster: str) -> list[TensorEntry]:
-    """The tensors of a safetensors file, by name. BlobError where it is not sound.
+def read_header(file: BinaryIO, name: str) -> list[TensorEntry]:
+    """Returns the tensors of a safetensors file, sorted by name.
 
-    `cluster` is what the message calls the file.
+    Raises BlobError if the file is damaged. The message calls the file `name`.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-        raise _unsound(cluster, f"its header says {length} bytes, the file has {size}")
-    entries = _parse(cluster, file.read(length), first=8 + length)
-    _check_cover(cluster, entries, first=8 + length, size=size)
+        raise _damaged(name, f"its header says {length} bytes, but the file has {size} bytes")
+    entries = _parse(name, file.read(length), first=8 + length)
+    _check_cover(name, entries, first=8 + length, size=size)
     return sorted(entries, key=lambda entry: entry.name)
 
 
-def weights_digest(source: Path | bytes) -> bytes:
-    """SHA-256 over a safetensors file's tensors: names, dtypes, shapes and bytes, sorted by name.
+def read_entries(path: Path) -> dict[str, TensorEntry]:
+    """Returns the tensors of a safetensors file by name.
 
-    How the file lays them out has no part in it. BlobError where it is not sound.
+    Raises BlobError if the file can't be read or is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            return {entry.name: entry for entry in read_header(file, str(path))}
+    except OSError as error:
+        raise BlobError(f"can't read weights {path}: {error}") from error
+
+
+def weights_digest(source: Path | bytes) -> bytes:
+    """SHA-256 over the names, dtypes, shapes and bytes of a file's tensors, sorted by name.
+
+    The digest does not depend on the layout of the file. Raises BlobError if the file can't be
+    read or is damaged.
     """
     if isinstance(source, bytes):
         return _tensors_digest(io.BytesIO(source), "in memory")
@@ -86,9 +99,9 @@ def weights_digest(source: Path | bytes) -> bytes:
         raise BlobError(f"can't read weights {source}: {error}") from error
 
 
-def _tensors_digest(file: BinaryIO, cluster: str) -> bytes:
+def _tensors_digest(file: BinaryIO, name: str) -> bytes:
     sha256 = hashlib.sha256()
-    for entry in read_header(file, cluster):
+    for entry in read_header(file, name):
         head = json.dumps([entry.name, entry.dtype, entry.shape]).encode()
         sha256.update(len(head).to_bytes(8, "little") + head)
         file.seek(entry.start)
@@ -96,18 +109,18 @@ def _tensors_digest(file: BinaryIO, cluster: str) -> bytes:
         while left:
             chunk = file.read(min(left, CHUNK_BYTES))
             if not chunk:
-                raise _unsound(cluster, f"it ends within tensor {entry.name!r}")
+                raise _damaged(name, f"it ends inside tensor {entry.name!r}")
             sha256.update(chunk)
             left -= len(chunk)
     return sha256.digest()
 
 
 def model_folder(model: str, *, weights: bool = False) -> Path:
-    """The folder of a recipe's `model`: a path, the name of one shipped in `infra/models`, or one
-    of the Hugging Face Hub, as `owner/name@revision`.
+    """Returns the folder of a recipe's `model`.
 
-    `weights` says that its weights are wanted, where it has any: the hub's are fetched only then.
-    UsageError where it lacks `config.json` or `tokenizer.json`; `hub_folder` raises more.
+    `model` is a path, the name of a model in `infra/models`, or `owner/name@revision` of the
+    Hugging Face Hub. Weights are fetched from the Hub only if `weights` is set. Raises UsageError
+    if the folder lacks `config.json` or `tokenizer.json`, and what `hub_folder` raises.
     """
     shipped = Path(str(files("headrace.infra"))) / "models"
     named = Path(model).name == model
@@ -118,21 +131,21 @@ def model_folder(model: str, *, weights: bool = False) -> Path:
     if missing:
         names = sorted(config.parent.name for config in shipped.glob("*/config.json"))
         raise UsageError(
-            f"model {model!r}: {folder} has no {' and no '.join(missing)}; give the path of a "
+            f"model {model!r}: {folder} has no {' and no '.join(missing)}. Give the path of a "
             f"model folder, owner/name of the Hugging Face Hub, or one of: {', '.join(names)}"
         )
     return folder
 
 
-def _parse(cluster: str, header: bytes, first: int) -> list[TensorEntry]:
+def _parse(file: str, header: bytes, first: int) -> list[TensorEntry]:
     try:
         tree = json.loads(header, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise _unsound(cluster, f"its header is no JSON: {error}") from error
+        raise _damaged(file, f"its header is not JSON: {error}") from error
     if not isinstance(tree, dict):
-        raise _unsound(cluster, "its header is no JSON object")
+        raise _damaged(file, "its header is not a JSON object")
     tree.pop("__metadata__", None)
-    return [_entry(cluster, name, fields, first) for name, fields in tree.items()]
+    return [_entry(file, name, fields, first) for name, fields in tree.items()]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,18 +155,22 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return tree
 
 
-def _entry(cluster: str, name: str, fields: Any, first: int) -> TensorEntry:
+def _entry(file: str, name: str, fields: Any, first: int) -> TensorEntry:
     if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-        raise _unsound(cluster, f"tensor {name!r} needs dtype, shape and data_offsets, and no more")
+        raise _damaged(
+            file, f"tensor {name!r} must have dtype, shape and data_offsets, and nothing else"
+        )
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise _unsound(cluster, f"tensor {name!r} has an unknown dtype")
+        raise _damaged(file, f"tensor {name!r} has an unknown dtype")
     if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
-        raise _unsound(cluster, f"tensor {name!r} has no usable shape")
+        raise _damaged(file, f"tensor {name!r} has no usable shape")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _unsound(cluster, f"tensor {name!r} has no usable data_offsets")
+        raise _damaged(file, f"tensor {name!r} has no usable data_offsets")
     if offsets[1] - offsets[0] != prod(shape) * DTYPE_BYTES[dtype]:
-        raise _unsound(cluster, f"tensor {name!r} has other bytes than its shape and dtype take")
+        raise _damaged(
+            file, f"tensor {name!r} has more or fewer bytes than its shape and dtype need"
+        )
     return TensorEntry(name, dtype, tuple(shape), first + offsets[0], first + offsets[1])
 
 
@@ -163,16 +180,18 @@ def _naturals(value: Any) -> bool:
     )
 
 
-def _check_cover(cluster: str, entries: list[TensorEntry], first: int, size: int) -> None:
-    """The tensors' bytes follow one another without gap or overlap, to the file's end."""
+def _check_cover(file: str, entries: list[TensorEntry], first: int, size: int) -> None:
+    """Raises BlobError unless the tensors fill the file to its end without gap or overlap."""
     expected = first
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.end)):
         if entry.start != expected:
-            raise _unsound(cluster, f"tensor {entry.name!r} overlaps another, or leaves a gap")
+            raise _damaged(
+                file, f"tensor {entry.name!r} overlaps another tensor, or a gap precedes it"
+            )
         expected = entry.end
     if expected != size:
-        raise _unsound(cluster, f"its tensors end at byte {expected}, the file at {size}")
+        raise _damaged(file, f"its tensors end at byte {expected}, but the file ends at {size}")
 
 
-def _unsound(cluster: str, reason: str) -> BlobError:
-    return BlobError(f"weights {cluster} are no sound safetensors file: {reason}")
+def _damaged(file: str, reason: str) -> BlobError:
+    return BlobError(f"weights {file} are not a valid safetensors file: {reason}")

@@ -36,7 +36,7 @@ VLLM = [
 ]
 """vLLM's build must be for the device."""
 KINDS = ["torch", pytest.param("torch-cuda", marks=needs_gpu), *VLLM]
-"""Engine, and device where it is not the CPU."""
+"""The engine, and its device if that is not the CPU."""
 
 
 def make_engine_of(
@@ -61,48 +61,48 @@ def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 300))
 
 
-def hold(engine: Engine, *turns: int) -> None:
-    """Has the engine wait, before these turns from now, until weights are brought to it; and
-    weights, until the first of these turns is there.
+def hold(engine: Engine, *steps: int) -> None:
+    """Has the engine wait, before these steps from now, until weights are brought to it; and
+    weights, until the first of these steps is there.
 
     However busy the machine, they come while what is under way is under way. The scripted engine
     draws by a clock, and isn't held.
     """
     if not isinstance(engine, ThreadedEngine):
         return
-    take_turn, load, done, change = engine._turn, engine.load, 0, engine._changing
+    advance, load, done, change = engine._advance, engine.load, 0, engine._changing
     there = threading.Event()
 
-    def turn(joining: list[Row]) -> list[Outcome]:
+    def step(joining: list[Row]) -> list[Outcome]:
         nonlocal done, change
-        if done in turns:
+        if done in steps:
             there.set()
             given_up = time.monotonic() + 60
             while engine._changing is change and time.monotonic() < given_up:
                 time.sleep(0.001)
             change = engine._changing
         done += 1
-        return take_turn(joining)
+        return advance(joining)
 
     async def bring(weights: Weights) -> None:
         await asyncio.to_thread(there.wait, 60)
         await load(weights)
 
-    engine._turn = turn  # type: ignore[method-assign]
+    engine._advance = step  # type: ignore[method-assign]
     engine.load = bring  # type: ignore[method-assign]
 
 
 def slow(engine: Engine) -> None:
-    """Has every turn of the engine take a millisecond and more, however quick the machine."""
+    """Has every step of the engine take a millisecond and more, however quick the machine."""
     if not isinstance(engine, ThreadedEngine):
         return
-    take_turn = engine._turn
+    advance = engine._advance
 
-    def turn(joining: list[Row]) -> list[Outcome]:
+    def step(joining: list[Row]) -> list[Outcome]:
         time.sleep(0.001)
-        return take_turn(joining)
+        return advance(joining)
 
-    engine._turn = turn  # type: ignore[method-assign]
+    engine._advance = step  # type: ignore[method-assign]
 
 
 def make_model(folder: Path, **settings: Any) -> Path:

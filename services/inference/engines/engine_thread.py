@@ -1,7 +1,8 @@
-"""What engines share that run a model in a thread of their own: all that lies around its steps.
+"""The common part of engines that run a model in a thread of their own.
 
-One thread runs the models, of every policy one. Between two steps it takes what has come in:
-prompts join, cancelled ones leave, weights change. The asyncio loop never waits for the model.
+One thread runs the models of all policies. Between two steps it accepts what came in meanwhile:
+new prompts join, cancelled prompts leave, and weights change. The asyncio loop never waits for the
+model.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """New weights of a policy, read and checked; `state` is the engine's own."""
+class WeightsChange:
+    """New weights of a policy, read and checked. `state` is what the engine's `_read` returned."""
 
     weights: Weights
     state: Any
@@ -42,29 +43,29 @@ class Change:
 
 
 class ThreadedEngine(ABC):
-    """An Engine whose model runs in a thread. An engine says how to step, and what weights are."""
+    """An Engine whose model runs in a thread. Subclasses define a step and the form of weights."""
 
     name: ClassVar[str]
-    """As messages and the thread call it."""
-    turn_tokens: ClassVar[int]
-    """Most prompt tokens that join between two steps, unless one prompt is longer."""
+    """The engine's name in messages."""
+    prefill_tokens: ClassVar[int]
+    """Maximum prompt tokens that join in one step, unless a single prompt is longer."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
         self._context = 0
-        """Most tokens of a sequence. An engine sets both before it takes prompts."""
+        """Maximum tokens of a sequence. Subclasses set it and `_vocabulary` in `__init__`."""
         self._vocabulary = 0
         self._policies: dict[str, tuple[object, ...]] = {}
-        """Those that have weights, and of what kind these are."""
+        """The policies that have weights, and the kind of these weights."""
         self._grammars: GrammarCompiler | None = None
         self._in_flight: set[asyncio.Future[EngineOutput]] = set()
         self._loading = asyncio.Lock()
         self._changing: asyncio.Future[None] | None = None
         self._closed = False
         self._death: HeadraceError | None = None
-        self._inbox: queue.SimpleQueue[Row | Change | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Row | WeightsChange | None] = queue.SimpleQueue()
         self._waiting: list[tuple[int, int, Row]] = []
-        """A heap: by priority, then in the order of arrival."""
+        """A heap, ordered by priority and then by arrival."""
         self._arrivals = itertools.count()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -81,10 +82,7 @@ class ThreadedEngine(ABC):
         if prompt.json_schema:
             self._grammars = self._grammars or GrammarCompiler(self._setup.model, self._vocabulary)
             grammar = await self._grammars.begin(prompt)
-        if self._closed:
-            raise InfrastructureError("engine_closed", "the engine takes no prompts any more")
-        if self._death is not None:
-            raise self._death
+        self._require_alive("prompts")
         if prompt.policy not in self._policies:
             raise InfrastructureError("no_weights", f"no weights of policy {prompt.policy!r} yet")
         room = self._context - len(prompt.tokens)
@@ -111,12 +109,9 @@ class ThreadedEngine(ABC):
         async with self._loading:
             self._check_kind(weights)
             state = await asyncio.to_thread(self._read, weights)
-            if self._closed:
-                raise InfrastructureError("engine_closed", "the engine takes no weights any more")
-            if self._death is not None:
-                raise self._death
+            self._require_alive("weights")
             self._changing = asyncio.get_running_loop().create_future()
-            self._put(Change(weights, state, self._changing))
+            self._put(WeightsChange(weights, state, self._changing))
             await self._changing
             self._policies[weights.policy] = _kind(weights)
 
@@ -129,24 +124,30 @@ class ThreadedEngine(ABC):
             self._inbox.put(None)
             await asyncio.to_thread(self._thread.join)
 
+    def _require_alive(self, what: str) -> None:
+        if self._closed:
+            raise InfrastructureError("engine_closed", f"the engine is closed: it takes no {what}")
+        if self._death is not None:
+            raise self._death
+
     def _check_kind(self, weights: Weights) -> None:
-        """BlobError where a policy's weights are of another kind than before."""
+        """Raises BlobError if a policy's weights are of another kind than before."""
         was = self._policies.get(weights.policy, kind := _kind(weights))
         if was != kind:
             raise BlobError(
-                f"version {weights.version} of policy {weights.policy!r} is "
-                f"{_named(kind)}, but those before it are {_named(was)}: a worker serves "
-                f"one of them, start it anew"
+                f"version {weights.version} of policy {weights.policy!r} is {_describe(kind)}, but "
+                f"the versions before it are {_describe(was)}. A worker serves only one kind: "
+                "restart it"
             )
 
-    def _put(self, item: Row | Change) -> None:
+    def _put(self, item: Row | WeightsChange) -> None:
         self._loop = asyncio.get_running_loop()
         self._start()
         self._inbox.put(item)
 
     def _start(self) -> None:
         if self._thread is None:
-            # A daemon: a process that ends without close() must not hang on it.
+            # A daemon thread does not block the exit of a process that never calls close().
             self._thread = threading.Thread(
                 target=self._run, name=f"{self.name}-engine", daemon=True
             )
@@ -154,55 +155,57 @@ class ThreadedEngine(ABC):
 
     @abstractmethod
     def _read(self, weights: Weights) -> Any:
-        """What `_change` needs of the weights. BlobError where they do not fit the model.
+        """Reads what `_change` needs. Raises BlobError if the weights do not fit the model.
 
-        Called in a thread of its own, of which there is one at a time.
+        It runs in a thread of its own, one call at a time.
         """
 
     def _die(self, reason: str) -> None:
-        """Whoever waits for the thread learns that it is gone: a new process must take over."""
-        self._death = HeadraceError(f"the {self.name} engine's thread ended: {reason}")
+        """Fails all waiting callers: the thread has ended, and only a new process can go on."""
+        self._death = HeadraceError(
+            f"the thread of the {self.name} engine ended: {reason}. Restart the worker"
+        )
         for future in (*self._in_flight, self._changing):
-            if future is not None and not future.done():
-                future.set_exception(self._death)
+            if future is not None:
+                _settle(future, self._death)
 
-    # From here on: the engine's thread.
-
-    @abstractmethod
-    def _change(self, change: Change) -> None:
-        """Takes over weights. InfrastructureError where it can't, and the old ones stay."""
+    # The methods below run in the engine's thread.
 
     @abstractmethod
-    def _under_way(self) -> list[Row]:
+    def _change(self, change: WeightsChange) -> None:
+        """Swaps weights. Raises InfrastructureError if that fails; then the old weights stay."""
+
+    @abstractmethod
+    def _rows(self) -> list[Row]:
         """The rows that have joined and not ended."""
 
     @abstractmethod
     def _drop_cancelled(self) -> None:
-        """Frees the rows of what nobody waits for."""
+        """Frees the rows of cancelled prompts."""
 
     @abstractmethod
-    def _turn(self, joining: list[Row]) -> list[Outcome]:
-        """Takes new rows in and draws one token of everything; says what has ended."""
+    def _advance(self, joining: list[Row]) -> list[Outcome]:
+        """Adds new rows, draws one token for every row, and returns the rows that ended."""
 
     def _run(self) -> None:
         try:
             self._work()
         except Exception as error:
-            # The thread's last boundary: if it ended in silence, all would wait for ever.
-            logger.exception("the engine's thread ended")
+            # If the thread ended silently, all callers would wait for ever.
+            logger.exception("the thread of the %s engine ended", self.name)
             self._call(self._die, f"{type(error).__name__}: {error}")
 
     def _work(self) -> None:
-        while self._take():
+        while self._read_inbox():
             self._drop_cancelled()
-            joining = self._join(self._setup.slots - len(self._under_way()))
-            self._post(self._turn(joining))
-        left = [*(row for _, _, row in self._waiting), *self._under_way()]
-        self._post([(row, row.generation("interrupted")) for row in left])
+            joining = self._join(self._setup.slots - len(self._rows()))
+            self._post(self._advance(joining))
+        left = [*(row for _, _, row in self._waiting), *self._rows()]
+        self._post([(row, row.output("interrupted")) for row in left])
 
-    def _take(self) -> bool:
-        """Takes all that has come in; waits only where there is nothing else to do."""
-        idle = not self._waiting and not self._under_way()
+    def _read_inbox(self) -> bool:
+        """Reads all that came in. Waits only if no row is in flight. Returns False to end."""
+        idle = not self._waiting and not self._rows()
         while True:
             try:
                 item = self._inbox.get(block=idle)
@@ -213,21 +216,18 @@ class ThreadedEngine(ABC):
                 return False
             if isinstance(item, Row):
                 heapq.heappush(self._waiting, (-item.prompt.priority, next(self._arrivals), item))
-            else:
-                self._take_over(item)
-
-    def _take_over(self, change: Change) -> None:
-        try:
-            self._change(change)
-        except InfrastructureError as error:
-            self._call(_reject, (change.future, error))
-        else:
-            self._call(_resolve, change.future)
+                continue
+            failure = None
+            try:
+                self._change(item)
+            except InfrastructureError as error:
+                failure = error
+            self._call(_settle, item.future, failure)
 
     def _join(self, free: int) -> list[Row]:
         joining: list[Row] = []
         tokens = 0
-        while self._waiting and len(joining) < free and tokens < self.turn_tokens:
+        while self._waiting and len(joining) < free and tokens < self.prefill_tokens:
             _, _, row = heapq.heappop(self._waiting)
             if not row.cancelled:
                 joining.append(row)
@@ -238,40 +238,34 @@ class ThreadedEngine(ABC):
         if outcomes:
             self._call(_deliver, outcomes)
 
-    def _call(self, function: Any, argument: Any) -> None:
+    def _call(self, function: Any, *arguments: Any) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, argument)
+            self._loop.call_soon_threadsafe(function, *arguments)
 
 
 def _kind(weights: Weights) -> tuple[object, ...]:
-    """What must not change from version to version."""
+    """What must be the same for all versions of a policy."""
     one = weights.adapter
     return () if one is None else (one.digest.hex(), one.rank, one.alpha, one.targets)
 
 
-def _named(kind: tuple[object, ...]) -> str:
+def _describe(kind: tuple[object, ...]) -> str:
     if not kind:
         return "a whole model"
     base, rank, alpha, _ = kind
     return f"an adapter of base {base}, rank {rank}, alpha {alpha}"
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _reject(refused: tuple[asyncio.Future[None], Exception]) -> None:
-    future, error = refused
-    if not future.done():
-        future.set_exception(error)
-
-
 def _deliver(outcomes: Sequence[Outcome]) -> None:
     for row, outcome in outcomes:
-        if row.future.done():
-            continue
-        if isinstance(outcome, EngineOutput):
-            row.future.set_result(outcome)
-        else:
-            row.future.set_exception(outcome)
+        _settle(row.future, outcome)
+
+
+def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
+    """Ends a future with a result or an error, unless it was cancelled."""
+    if future.done():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -1,4 +1,4 @@
-"""A sequence in the making: what an engine's thread keeps of each prompt that it continues."""
+"""A sequence in flight: what an engine's thread keeps for each prompt that it continues."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ Finish = Literal["stop", "length", "overflow", "interrupted"]
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Row:
-    """A sequence in the making."""
+    """A sequence in flight."""
 
     prompt: EnginePrompt
     future: asyncio.Future[EngineOutput]
     limit: int
-    """Most tokens to draw."""
+    """Maximum tokens to draw."""
     at_limit: Literal["length", "overflow"]
-    """How it finishes there."""
+    """The finish reason at that limit."""
     grammar: GrammarState | None = None
-    """Where it stands in its JSON schema, if it follows one."""
+    """The grammar state of its JSON schema, if it follows one."""
     generator: Any = None
-    """The torch engine's, of a prompt with a seed of its own."""
+    """The torch engine's random generator, if the prompt has a seed."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     kv_version: int | None = None
-    """The oldest version that computed part of its KV cache."""
+    """The oldest version that computed a part of its KV cache."""
     cached_tokens: int = 0
     cancelled: bool = False
 
     @property
     def position(self) -> int:
-        """Index of its last token: prompt and drawn ones."""
+        """Index of its last token, counted from the start of the prompt."""
         return len(self.prompt.tokens) + len(self.tokens) - 1
 
     def add(self, token: int, logprob: float, version: int) -> Finish | None:
-        """Takes a drawn token; says whether, and how, the sequence ends with it."""
+        """Adds a drawn token. Returns the finish reason if the sequence ends with it."""
         if not math.isfinite(logprob):
             raise InfrastructureError(
                 "not_finite",
-                f"policy {self.prompt.policy!r} version {version} drew a token of logprob "
+                f"version {version} of policy {self.prompt.policy!r} drew a token of logprob "
                 f"{logprob}: its weights have diverged",
             )
         if self.kv_version is None:
@@ -60,8 +60,8 @@ class Row:
             return "stop"
         return self.at_limit if len(self.tokens) == self.limit else None
 
-    def generation(self, finish: Finish) -> EngineOutput:
-        """What it is so far."""
+    def output(self, finish: Finish) -> EngineOutput:
+        """The tokens drawn so far, with a finish reason."""
         mixed = bool(self.versions) and self.kv_version != self.versions[-1]
         return EngineOutput(
             self.tokens, self.logprobs, self.versions, finish, mixed, self.cached_tokens

@@ -1,6 +1,6 @@
-"""An engine that answers by rule: for tests and benchmarks, with next to no overhead.
+"""An engine with fixed answers, for tests and benchmarks. It has almost no overhead.
 
-Every token's logprob is 0, and its version that of the weights loaded last.
+The logprob of every token is 0, and its version is that of the weights loaded last.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ OPTIONS = ("tokens", "text", "count", "delay_ms", "fail_every")
 
 
 class ScriptedEngine:
-    """An Engine that draws the same tokens again and again.
+    """An Engine that repeats the same tokens.
 
-    Options: `tokens`, the ids it draws in turn ([0]), or `text`, which the model's tokenizer makes
-    ids of; `count`, after how many it stops (at the prompt's `max_tokens`); `delay_ms` before each
-    token (0); `fail_every`, n to fail each nth prompt (never). Of a prompt with `allowed` ids that
-    lack the next one, it draws the first of them.
+    Options, with their defaults in brackets: `tokens`, the ids to draw one after the other ([0]),
+    or `text`, which the model's tokenizer turns into ids; `count`, the number of tokens to stop
+    after (the prompt's `max_tokens`); `delay_ms` before each token (0); `fail_every`, n to fail
+    every nth prompt (never). If a prompt does not allow the next id, the engine draws the prompt's
+    first `allowed` id instead.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
         options = dict(setup.options)
         if unknown := sorted(set(options) - set(OPTIONS)):
-            raise UsageError(f"the scripted engine has no option {unknown}; it has {OPTIONS}")
+            raise UsageError(f"the scripted engine has no option {unknown}: use {OPTIONS}")
         self._setup = setup
         config = _config(setup)
         self._context = int(config["max_position_embeddings"])
@@ -60,15 +61,19 @@ class ScriptedEngine:
     async def generate(self, prompt: EnginePrompt) -> EngineOutput:
         """See Engine."""
         if self._closed:
-            raise InfrastructureError("engine_closed", "the engine takes no prompts any more")
+            raise InfrastructureError("engine_closed", "the engine is closed: it takes no prompts")
         if prompt.policy not in self._versions:
             raise InfrastructureError("no_weights", f"no weights of policy {prompt.policy!r} yet")
         check_prompt(prompt, self._vocabulary)
         if prompt.json_schema:
-            raise ValueError("json_schema: the scripted engine says what it is told to")
+            raise ValueError(
+                "json_schema: the scripted engine can't follow a schema: use torch or vllm"
+            )
         self._prompts += 1
         if self._fail_every and self._prompts % self._fail_every == 0:
-            raise InfrastructureError("scripted", f"prompt {self._prompts} was to fail")
+            raise InfrastructureError(
+                "scripted", f"prompt {self._prompts} fails, as the option `fail_every` asks"
+            )
         self._in_flight += 1
         try:
             async with self._slots:
@@ -79,7 +84,7 @@ class ScriptedEngine:
                 self._idle.set()
 
     async def load(self, weights: Weights) -> None:
-        """See Engine. The file must be sound; whose it is, doesn't matter."""
+        """See Engine. The file must be a valid safetensors file of any model."""
         await asyncio.to_thread(weights_digest, weights.path)
         self._versions[weights.policy] = weights.version
 
@@ -117,7 +122,7 @@ class ScriptedEngine:
         return EngineOutput(tokens, [0.0] * len(tokens), versions, finish, mixed)
 
     async def _interrupted(self) -> bool:
-        """Waits for the delay; True at once where the engine is closed meanwhile."""
+        """Waits for the delay. Returns True at once if the engine is closed meanwhile."""
         try:
             async with asyncio.timeout(self._delay_s):
                 await self._interrupt.wait()
@@ -135,12 +140,12 @@ def _config(setup: EngineSetup) -> dict[str, Any]:
 
 
 def _tokens(setup: EngineSetup) -> list[int]:
-    """The ids to draw. UsageError where the options name none, or both kinds."""
+    """The ids to draw. Raises UsageError if there are none, or for both `tokens` and `text`."""
     tokens, text = setup.options.get("tokens"), setup.options.get("text")
     if tokens is not None and text is not None:
         raise UsageError("the scripted engine takes `tokens` or `text`, not both")
     if text is not None:
-        # Imported here: the library is needed for `text` alone.
+        # Imported here because only `text` needs the library.
         from headrace.services.inference.tokenizer import Tokenizer
 
         tokens = Tokenizer(setup.model).encode(text)

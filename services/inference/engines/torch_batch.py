@@ -1,10 +1,10 @@
 """One policy's model, and the sequences that it continues together.
 
-Sequences lie in the cache's rows 0..n-1 without holes, so that a step works on views: a new one
-takes the row after the last, and when one leaves, the last ones move into its place.
+Sequences use rows 0..n-1 of the cache without gaps, so a step can work on views. A new sequence
+gets the row after the last one. If a sequence leaves, the last rows move into the gap.
 
-Prompts are right-padded and read under a plain causal mask: a real token never sees the padding
-behind it. The model is called through its public `forward` alone.
+Prompts are right-padded and read under a plain causal mask: a token never attends to the padding
+after it. The model is called only through its public `forward`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from transformers.cache_utils import Cache
 
 from headrace.errors import InfrastructureError
 from headrace.services.inference.engines.row import Outcome, Row
-from headrace.services.inference.engines.torch_cache import Place, SlotLayer
+from headrace.services.inference.engines.torch_cache import CacheTarget, SlotLayer
 from headrace.services.inference.engines.torch_sampling import SamplingPlan, draw, plan_sampling
 from headrace.services.models.json_schema import masked
 
 PREFILL_TOKENS = {"cpu": 1_024, "cuda": 16_384}
-"""Most tokens of one forward over prompts, padding included, unless one prompt is longer.
+"""Maximum tokens of one forward pass over prompts, with padding, unless a prompt is longer.
 
-On a CPU small enough for its caches, yet large enough that a tiny model's call overhead doesn't
-count (measured: 256 prompts of 20 to 60 tokens take 49 ms at 1,024, 67 ms at 4,096).
+The value for a CPU is small enough for its caches, and large enough that the call overhead of a
+tiny model is negligible (measured: 256 prompts of 20 to 60 tokens take 49 ms at 1,024 and 67 ms at
+4,096).
 """
 
 
 class PolicyBatch:
-    """Continuous batching of one policy. Used by one thread, under `torch.inference_mode`."""
+    """Continuous batching of one policy. Use it in one thread, under `torch.inference_mode`."""
 
     def __init__(self, model: Any, own: Mapping[str, Tensor]) -> None:
-        """`model` is a transformers causal language model; its methods are not typed.
+        """`model` is a transformers causal language model. Its methods have no types.
 
-        `own` are its tensors that a version changes, by the names of the version's file.
+        `own` holds the tensors that a new version changes, by their names in the version's file.
         """
         self.model = model.eval()
         self.own = own
@@ -44,44 +45,44 @@ class PolicyBatch:
         self.rows: list[Row] = []
         self.device = model.device
         self._vocabulary = int(model.config.vocab_size)
-        self._place = Place()
-        self._layers = [SlotLayer(self._place) for _ in range(model.config.num_hidden_layers)]
+        self._target = CacheTarget()
+        self._layers = [SlotLayer(self._target) for _ in range(model.config.num_hidden_layers)]
         self._cache = Cache(layers=[*self._layers])
         self._plan: SamplingPlan | None = None
         self._last: tuple[Tensor, Tensor] | None = None
-        # The vocabulary is the widest layer: of a prompt, only its last position passes it.
+        # The output layer is the widest: only the last position of each prompt goes through it.
         model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
 
     def _keep_last(self, module: Any, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
         return None if self._last is None else (inputs[0][self._last].unsqueeze(1),)
 
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Takes over checked weights; the KV cache stays as it is."""
+        """Copies checked weights into the model. The KV cache stays as it is."""
         for name, value in state.items():
             self.own[name].copy_(value)
         self.version = version
 
     def drop_cancelled(self) -> None:
-        """Frees the rows of what nobody waits for."""
+        """Frees the rows of cancelled prompts."""
         if any(row.cancelled for row in self.rows):
             self._keep([row for row in self.rows if not row.cancelled])
 
     def take_all(self) -> list[Row]:
-        """Empties the batch, and the cache of whatever a broken step left in it."""
+        """Removes and returns all rows. Zeroes their cache: a failed step may have damaged it."""
         self._clear(self.rows)
         rows, self.rows, self._plan = self.rows, [], None
         return rows
 
     def prefill(self, rows: Sequence[Row]) -> list[Outcome]:
-        """Reads prompts and draws the first token of each; the finished don't take a row."""
+        """Reads prompts and draws their first tokens. Sequences that end with these get no row."""
         for row in rows:
             if row.prompt.seed is not None and row.prompt.temperature:
                 row.generator = torch.Generator(self.device).manual_seed(row.prompt.seed)
         outcomes: list[Outcome] = []
         single = [row for row in rows if row.limit == 1]
-        lasting = [row for row in rows if row.limit > 1]
-        for keep, kind in ((False, single), (True, lasting)):
-            for bucket in buckets(kind, PREFILL_TOKENS[self.device.type]):
+        longer = [row for row in rows if row.limit > 1]
+        for keep, group in ((False, single), (True, longer)):
+            for bucket in buckets(group, PREFILL_TOKENS[self.device.type]):
                 first = len(self.rows) if keep else -1
                 if keep:
                     self.rows += bucket
@@ -96,9 +97,9 @@ class PolicyBatch:
         rows = self.rows
         positions = torch.tensor([row.position for row in rows], device=self.device)
         tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self.device)
-        self._place.rows = torch.arange(len(rows), device=self.device)
-        self._place.positions = positions
-        self._place.length = length = max(row.position for row in rows) + 1
+        self._target.rows = torch.arange(len(rows), device=self.device)
+        self._target.positions = positions
+        self._target.length = length = max(row.position for row in rows) + 1
         seen = torch.arange(length, device=self.device) <= positions.unsqueeze(1)
         logits = self.model(
             input_ids=tokens,
@@ -115,7 +116,7 @@ class PolicyBatch:
         longest = max(len(row.prompt.tokens) for row in rows)
         padded = [[*row.prompt.tokens, *[0] * (longest - len(row.prompt.tokens))] for row in rows]
         ends = torch.tensor([len(row.prompt.tokens) - 1 for row in rows], device=self.device)
-        self._place.rows, self._place.first = None, first
+        self._target.rows, self._target.first = None, first
         self._last = (torch.arange(len(rows), device=self.device), ends)
         try:
             logits = self.model(
@@ -147,7 +148,7 @@ class PolicyBatch:
                 self._clear([row])
             else:
                 if finish is not None:
-                    outcomes.append((row, row.generation(finish)))
+                    outcomes.append((row, row.output(finish)))
         if outcomes:
             ended = {id(row) for row, _ in outcomes}
             self._keep([row for row in self.rows if id(row) not in ended])
@@ -155,35 +156,35 @@ class PolicyBatch:
 
     def _clear(self, rows: Sequence[Row]) -> None:
         ids = {id(row) for row in rows}
-        places = [index for index, row in enumerate(self.rows) if id(row) in ids]
-        if places:
-            index = torch.tensor(places, device=self.device)
+        indices = [index for index, row in enumerate(self.rows) if id(row) in ids]
+        if indices:
+            index = torch.tensor(indices, device=self.device)
             for layer in self._layers:
                 layer.clear(index)
 
     def _keep(self, stay: list[Row]) -> None:
-        """Drops the other rows: the last of those that stay move into the holes."""
+        """Drops all rows except `stay`. The last rows that stay move into the gaps."""
         if len(stay) == len(self.rows):
             return
-        places = {id(row): index for index, row in enumerate(self.rows)}
+        indices = {id(row): index for index, row in enumerate(self.rows)}
         staying = {id(row) for row in stay}
-        holes = [i for i, row in enumerate(self.rows[: len(stay)]) if id(row) not in staying]
-        moved = [row for row in stay if places[id(row)] >= len(stay)]
+        gaps = [i for i, row in enumerate(self.rows[: len(stay)]) if id(row) not in staying]
+        moved = [row for row in stay if indices[id(row)] >= len(stay)]
         if moved:
-            sources = torch.tensor([places[id(row)] for row in moved], device=self.device)
-            targets = torch.tensor(holes, device=self.device)
+            sources = torch.tensor([indices[id(row)] for row in moved], device=self.device)
+            targets = torch.tensor(gaps, device=self.device)
             for layer in self._layers:
                 layer.move(sources, targets)
         kept = self.rows[: len(stay)]
-        for hole, row in zip(holes, moved, strict=True):
-            kept[hole] = row
+        for gap, row in zip(gaps, moved, strict=True):
+            kept[gap] = row
         self.rows, self._plan = kept, None
 
 
 def buckets(rows: Sequence[Row], limit: int) -> list[list[Row]]:
-    """Rows by the length of their prompts, cut so that padding stays below an eighth or so.
+    """Groups rows by the length of their prompts, so that padding stays below about an eighth.
 
-    A bucket holds at most `limit` tokens, padding included, but at least one row.
+    A bucket has at most `limit` tokens with padding, and at least one row.
     """
     ordered = sorted(rows, key=lambda row: len(row.prompt.tokens), reverse=True)
     result: list[list[Row]] = []

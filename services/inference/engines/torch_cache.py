@@ -1,7 +1,7 @@
-"""The KV cache: one static block a layer, [rows, heads, length, dim], grown by doubling.
+"""The KV cache: one static block for each layer, [rows, heads, length, dim], grown by doubling.
 
-Row r holds the keys and values of its sequence's positions 0..; what lies beyond its length is
-masked by the reader, and overwritten later.
+Row r holds the keys and values of its sequence from position 0 on. Readers mask what is beyond the
+length of the sequence, and later positions overwrite it.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from transformers.cache_utils import CacheLayerMixin
 
 
 @dataclass(slots=True)
-class Place:
-    """Where the forward under way reads and writes in the cache."""
+class CacheTarget:
+    """The part of the cache that the current forward pass reads and writes."""
 
     first: int = 0
-    """Prompts: the row of the first of them; -1 keeps nothing."""
+    """For prompts: the row of the first prompt; -1 keeps nothing."""
     rows: Tensor | None = None
-    """Steps: [n] row indices; None while prompts are read."""
+    """For decoding: [n] row indices; None while prompts are read."""
     positions: Tensor | None = None
-    """Steps: [n] where each row's key and value go."""
+    """For decoding: [n] the position of each row's new key and value."""
     length: int = 0
-    """Positions that a step sees."""
+    """For decoding: the number of positions that the step attends to."""
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's keys and values, [rows, heads, length, dim]."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, target: CacheTarget) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._place = place
+        self._target = target
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys = _grown(None, key_states, 0, 0)
@@ -42,27 +42,27 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        place = self._place
-        if place.rows is None and place.first < 0:
+        target = self._target
+        if target.rows is None and target.first < 0:
             return key_states, value_states
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if place.rows is None:
-            last, length = place.first + key_states.shape[0], key_states.shape[2]
+        if target.rows is None:
+            last, length = target.first + key_states.shape[0], key_states.shape[2]
             self.keys = _grown(self.keys, key_states, last, length)
             self.values = _grown(self.values, value_states, last, length)
-            self.keys[place.first : last, :, :length] = key_states
-            self.values[place.first : last, :, :length] = value_states
+            self.keys[target.first : last, :, :length] = key_states
+            self.values[target.first : last, :, :length] = value_states
             return key_states, value_states
         count = key_states.shape[0]
-        self.keys = _grown(self.keys, key_states, count, place.length)
-        self.values = _grown(self.values, value_states, count, place.length)
-        self.keys[place.rows, :, place.positions] = key_states.squeeze(2)
-        self.values[place.rows, :, place.positions] = value_states.squeeze(2)
-        return self.keys[:count, :, : place.length], self.values[:count, :, : place.length]
+        self.keys = _grown(self.keys, key_states, count, target.length)
+        self.values = _grown(self.values, value_states, count, target.length)
+        self.keys[target.rows, :, target.positions] = key_states.squeeze(2)
+        self.values[target.rows, :, target.positions] = value_states.squeeze(2)
+        return self.keys[:count, :, : target.length], self.values[:count, :, : target.length]
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copies rows onto others."""
+        """Copies the rows `sources` to the rows `targets`."""
         if self.is_initialized:
             assert self.keys is not None
             assert self.values is not None
@@ -70,7 +70,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.values[targets] = self.values[sources]
 
     def clear(self, rows: Tensor) -> None:
-        """Zeroes rows that may hold NaN: even masked, it would spoil who has the row next."""
+        """Zeroes rows that may hold NaN. Even masked, NaN would reach the row's next sequence."""
         if self.is_initialized:
             assert self.keys is not None
             assert self.values is not None
@@ -78,7 +78,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.values[rows] = 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Asked while prompts are read: they see themselves alone."""
+        """Called while prompts are read. A prompt attends only to itself."""
         return query_length, 0
 
     def get_seq_length(self) -> int:
@@ -89,9 +89,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def _grown(block: Tensor | None, like: Tensor, rows: int, length: int) -> Tensor:
-    """The block with room for `rows` and `length`, each doubled until it is enough.
+    """Returns the block with room for `rows` and `length`, each doubled until it suffices.
 
-    Zeros, never uninitialised memory: even masked, a NaN spoils the weighted sum.
+    New memory is zeroed: even masked, a NaN would reach the weighted sum.
     """
     if block is None:
         return like.new_zeros(0, like.shape[1], 0, like.shape[3])

@@ -1,7 +1,7 @@
-"""Continuous batching with transformers: any causal language model, on CPU or one GPU.
+"""Continuous batching with transformers: causal language models on a CPU or one GPU.
 
-It doesn't guarantee: prefix caching, paged memory, models with sliding-window or linear
-attention (refused), or the same draw for the same seed in another batch.
+It has no prefix caching and no paged memory. It refuses models with sliding-window or linear
+attention. The same seed may draw other tokens in another batch.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from headrace.errors import BlobError, InfrastructureError, UsageError
+from headrace.errors import InfrastructureError, UsageError
 from headrace.services.inference.engine import AdapterWeights, EngineSetup, Weights
-from headrace.services.inference.engines.engine_thread import Change, ThreadedEngine
+from headrace.services.inference.engines.engine_thread import ThreadedEngine, WeightsChange
 from headrace.services.inference.engines.row import Outcome, Row
 from headrace.services.inference.engines.torch_batch import PolicyBatch
-from headrace.services.inference.engines.torch_weights import check_fit, read_file, sharing
-from headrace.services.models.lora import adapter_tensors, attach
+from headrace.services.inference.engines.torch_weights import (
+    adapted,
+    check_fit,
+    read_config,
+    read_file,
+)
+from headrace.services.models.lora import adapter_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -27,20 +32,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchEngine(ThreadedEngine):
-    """An Engine on transformers. Making it reads the configuration, and may block.
+    """An Engine on transformers. The constructor reads the model's configuration and may block.
 
-    Options: `context`, in tokens, where it shall be shorter than the model's own.
+    Options: `context` in tokens, if it should be shorter than the model's own.
     """
 
     name = "torch"
-    turn_tokens = 16_384
-    """Long prompts must not starve what is under way."""
+    prefill_tokens = 16_384
+    """Long prompts must not starve the sequences in flight."""
 
     def __init__(self, setup: EngineSetup) -> None:
         if unknown := sorted(set(setup.options) - {"context"}):
-            raise UsageError(f"the torch engine has no option {unknown}; it has: context")
+            raise UsageError(f"the torch engine has no option {unknown}: it has only `context`")
         if setup.dtype not in DTYPES:
-            raise UsageError(f"no dtype {setup.dtype!r} for the torch engine: {sorted(DTYPES)}")
+            raise UsageError(f"the torch engine has no dtype {setup.dtype!r}: use {sorted(DTYPES)}")
         super().__init__(setup)
         self._config = _config(setup)
         self._context = _context(setup, self._config)
@@ -48,8 +53,7 @@ class TorchEngine(ThreadedEngine):
         self._device = _device(setup.device)
         self._batches: dict[str, PolicyBatch] = {}
         self._bases: dict[bytes, Any] = {}
-        """Frozen models by their digest. Nothing calls them: policies have models that share
-        their memory."""
+        """Frozen models by their digest. The models of the policies share their tensors."""
 
     def _read(self, weights: Weights) -> tuple[PolicyBatch, dict[str, Tensor]]:
         state = read_file(weights.path)
@@ -64,7 +68,7 @@ class TorchEngine(ThreadedEngine):
         return PolicyBatch(model, model.state_dict(keep_vars=True))
 
     def _adapted(self, adapter: AdapterWeights) -> PolicyBatch:
-        """A policy's model on a base, which is read where no policy had it before."""
+        """Makes a policy's model on its base. Reads the base if no policy has used it before."""
         base = self._bases.get(adapter.digest)
         if base is None:
             base, state = self._model(), read_file(adapter.base)
@@ -73,12 +77,7 @@ class TorchEngine(ThreadedEngine):
             for name, value in state.items():
                 own[name].copy_(value)
             self._bases[adapter.digest] = base
-        model = sharing(base)
-        dtype = DTYPES[self._setup.dtype]
-        try:
-            attach(model, adapter.targets, adapter.rank, adapter.alpha, dtype)
-        except ValueError as error:
-            raise BlobError(f"the adapter does not fit the model: {error}") from error
+        model = adapted(base, adapter, DTYPES[self._setup.dtype])
         return PolicyBatch(model, adapter_tensors(model))
 
     def _model(self) -> Any:
@@ -86,31 +85,29 @@ class TorchEngine(ThreadedEngine):
         dtype = DTYPES[self._setup.dtype]
         return make(self._config, dtype=dtype, attn_implementation="sdpa").to(self._device)
 
-    # From here on: the engine's thread.
+    # The methods below run in the engine's thread.
 
     def _work(self) -> None:
         torch.set_num_threads(self._setup.threads)
         with torch.inference_mode():
             super()._work()
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: WeightsChange) -> None:
         batch, state = change.state
         try:
             batch.load(state, change.weights.version)
         except RuntimeError as error:
-            raise InfrastructureError(
-                "engine_failed", f"can't take over weights: {error}"
-            ) from error
+            raise InfrastructureError("engine_failed", f"can't load weights: {error}") from error
         self._batches[change.weights.policy] = batch
 
-    def _under_way(self) -> list[Row]:
+    def _rows(self) -> list[Row]:
         return [row for batch in self._batches.values() for row in batch.rows]
 
     def _drop_cancelled(self) -> None:
         for batch in self._batches.values():
             batch.drop_cancelled()
 
-    def _turn(self, joining: list[Row]) -> list[Outcome]:
+    def _advance(self, joining: list[Row]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for policy, batch in self._batches.items():
             prompts = [row for row in joining if row.prompt.policy == policy]
@@ -118,8 +115,8 @@ class TorchEngine(ThreadedEngine):
                 outcomes += batch.decode()
                 outcomes += batch.prefill(prompts)
             except Exception as error:
-                # A step's boundary: whatever torch raises (out of memory, a broken kernel)
-                # reaches those who wait, and the engine serves on.
+                # torch may raise anything, such as out of memory or a failed kernel. The callers
+                # get the error, and the engine goes on.
                 logger.exception("policy %s: a step failed", policy)
                 failure = InfrastructureError("engine_failed", f"{type(error).__name__}: {error}")
                 rows = {id(row): row for row in (*batch.take_all(), *prompts)}
@@ -128,19 +125,18 @@ class TorchEngine(ThreadedEngine):
 
 
 def _config(setup: EngineSetup) -> Any:
-    try:
-        config = AutoConfig.from_pretrained(setup.model, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{setup.model} has no usable config.json: {error}") from error
+    config = read_config(setup.model)
     if not hasattr(config, "vocab_size"):
-        raise UsageError(f"{setup.model} is no plain language model: no vocab_size in config.json")
+        raise UsageError(
+            f"{setup.model} is not a plain language model: its config.json has no vocab_size"
+        )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or (
         getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     ):
         raise UsageError(
-            f"{setup.model}: the torch engine serves models of full attention only, not "
-            f"{sorted(kinds)}; use another engine"
+            f"{setup.model}: the torch engine serves only models with full attention, not "
+            f"{sorted(kinds)}: use another engine"
         )
     return config
 
@@ -150,8 +146,8 @@ def _context(setup: EngineSetup, config: Any) -> int:
     wanted = setup.options.get("context", longest)
     if not isinstance(wanted, int) or wanted < 1:
         raise UsageError(
-            f"{setup.model}: the torch engine's option `context` is {wanted!r}; give a number of "
-            "tokens, needed where config.json has no max_position_embeddings"
+            f"{setup.model}: the torch engine's option `context` is {wanted!r}: give a number of "
+            "tokens. It is required if config.json has no max_position_embeddings"
         )
     return wanted if longest is None else min(wanted, int(longest))
 
@@ -162,4 +158,4 @@ def _device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"no device {name!r} here: {error}") from error
+        raise UsageError(f"this machine has no device {name!r}: {error}") from error

@@ -1,4 +1,4 @@
-"""Draws one token a row from logits, each row by its own settings, and says the logprob of it."""
+"""Draws one token for each row of logits, by the row's own settings, and returns its logprob."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Generators = Sequence[torch.Generator | None]
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """The settings of a batch of rows as tensors; a setting that no row uses is None.
+    """The sampling settings of a batch as tensors. A setting that no row uses is None.
 
-    Shapes: n rows, V the vocabulary. `allowed` has 1 row where all rows share it.
+    n is the number of rows and V the vocabulary size. `allowed` has 1 row if all rows share it.
     """
 
     greedy: Tensor | None
@@ -27,7 +27,7 @@ class SamplingPlan:
     allowed: Tensor | None
     """[n or 1, V] bool."""
     top_k: Tensor | None
-    """[n, 1] int64; V where off."""
+    """[n, 1] int64; V if off."""
     top_p: Tensor | None
     """[n, 1] float32."""
     min_p: Tensor | None
@@ -37,7 +37,7 @@ class SamplingPlan:
 def plan_sampling(
     prompts: Sequence[EnginePrompt], vocabulary: int, device: torch.device
 ) -> SamplingPlan:
-    """The plan of a batch. It holds as long as the batch keeps its rows and their order."""
+    """Makes the plan of a batch. It stays valid while the batch keeps its rows and their order."""
 
     def column(values: Sequence[float], off: float, dtype: torch.dtype) -> Tensor | None:
         if all(value == off for value in values):
@@ -55,10 +55,10 @@ def plan_sampling(
 
 
 def draw(logits: Tensor, plan: SamplingPlan, generators: Generators) -> tuple[Tensor, Tensor]:
-    """Draws from logits [n, V]; returns ids [n] int64 and their logprobs [n] float32, in nats.
+    """Draws from logits [n, V]. Returns ids [n] int64 and their logprobs [n] float32, in nats.
 
-    The logprob is that of the distribution drawn from: after temperature and masks. A greedy
-    row's is taken at temperature 1. A row with a generator of its own repeats itself.
+    A logprob is that of the distribution that was drawn from, after temperature and masks. For a
+    greedy row it is the one at temperature 1. A row with its own generator draws reproducibly.
     """
     scores = logits.float()
     if plan.allowed is not None:
@@ -76,7 +76,7 @@ def draw(logits: Tensor, plan: SamplingPlan, generators: Generators) -> tuple[Te
 
 
 def _gumbel(logprobs: Tensor, plan: SamplingPlan, generators: Generators) -> Tensor:
-    """Gumbel noise: the argmax of logprobs plus it is a draw (Gumbel, 1954). 0 for greedy rows."""
+    """Gumbel noise, 0 for greedy rows: argmax(logprobs + noise) is a draw (Gumbel, 1954)."""
     noise = torch.empty_like(logprobs).exponential_()
     for index, generator in enumerate(generators):
         if generator is not None:
@@ -86,7 +86,7 @@ def _gumbel(logprobs: Tensor, plan: SamplingPlan, generators: Generators) -> Ten
 
 
 def _truncate(scores: Tensor, plan: SamplingPlan) -> Tensor:
-    """Keeps each row's `top_k` likeliest ids, then of those the fewest that reach `top_p`."""
+    """Keeps each row's `top_k` most likely ids, and of those the fewest that reach `top_p`."""
     ordered, ids = scores.sort(dim=-1, descending=True)
     if plan.top_k is not None:
         rank = torch.arange(scores.shape[1], device=scores.device)
@@ -103,7 +103,7 @@ def _truncate(scores: Tensor, plan: SamplingPlan) -> Tensor:
 def _allowed(
     prompts: Sequence[EnginePrompt], vocabulary: int, device: torch.device
 ) -> Tensor | None:
-    """[n or 1, V] bool, or None where every row allows all."""
+    """[n or 1, V] bool, or None if every row allows all ids."""
     tables: dict[tuple[int, ...], int] = {}
     index = [tables.setdefault(tuple(prompt.allowed), len(tables)) for prompt in prompts]
     if set(tables) <= {()}:

@@ -1,4 +1,4 @@
-"""Weights of models: whether a file fits, before any of it is loaded; models that share them."""
+"""Reads weights, checks that they fit a model before any are loaded, and makes adapted models."""
 
 from __future__ import annotations
 
@@ -7,35 +7,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoConfig
 
-from headrace.errors import BlobError
+from headrace.errors import BlobError, UsageError
+from headrace.services.inference.engine import AdapterWeights
+from headrace.services.models.lora import attach
+
+
+def read_config(model: Path) -> Any:
+    """Reads a model's configuration. Raises UsageError if its folder has no usable config.json."""
+    try:
+        return AutoConfig.from_pretrained(model, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{model} has no usable config.json: {error}") from error
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. BlobError where it is none."""
+    """Reads the tensors of a safetensors file. Raises BlobError if the file is damaged."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise BlobError(f"{path} is no readable safetensors file: {error}") from error
+        raise BlobError(f"{path} is not a readable safetensors file: {error}") from error
 
 
 class Shaped(Protocol):
-    """A tensor, or what tells of one."""
+    """A tensor, or the description of a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 def check_fit(own: Mapping[str, Tensor], given: Mapping[str, Shaped]) -> None:
-    """BlobError where the tensors given are not, by name and shape, a model's own.
+    """Raises BlobError unless `given` has the names and shapes of a model's own tensors.
 
-    Those may be on whatever device. Of names that share one tensor (tied embeddings), one is
-    enough.
+    `own` may be on any device. If several names share a tensor (tied embeddings), one of the names
+    is enough.
     """
-    strange = sorted(set(given) - set(own))
+    unknown = sorted(set(given) - set(own))
     there = {id(own[name]) for name in given if name in own}
     missing = sorted(name for name, value in own.items() if id(value) not in there)
     shaped = [
@@ -43,7 +55,7 @@ def check_fit(own: Mapping[str, Tensor], given: Mapping[str, Shaped]) -> None:
         for name, value in given.items()
         if name in own and value.shape != own[name].shape
     ]
-    for what, names in (("unknown", strange), ("missing", missing), ("shaped", shaped)):
+    for what, names in (("unknown", unknown), ("missing", missing), ("shaped", shaped)):
         if names:
             raise BlobError(
                 f"the weights don't fit the model: {what}: {', '.join(names[:3])}"
@@ -51,7 +63,15 @@ def check_fit(own: Mapping[str, Tensor], given: Mapping[str, Shaped]) -> None:
             )
 
 
-def sharing(model: Any) -> Any:
-    """A model of its own modules and hooks, whose parameters and buffers are the other's."""
-    shared = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+def adapted(base: Any, adapter: AdapterWeights, dtype: torch.dtype) -> Any:
+    """Returns a model with an empty adapter in `dtype`. It shares the tensors of `base`.
+
+    The model has its own modules and hooks. Raises BlobError if the adapter does not fit it.
+    """
+    shared = [*base.parameters(), *base.buffers()]
+    model = copy.deepcopy(base, {id(tensor): tensor for tensor in shared})
+    try:
+        attach(model, adapter.targets, adapter.rank, adapter.alpha, dtype)
+    except ValueError as error:
+        raise BlobError(f"the adapter does not fit the model: {error}") from error
+    return model

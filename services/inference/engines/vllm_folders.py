@@ -1,4 +1,4 @@
-"""Weights and adapters where vLLM looks for them: in folders as Transformers and PEFT save them."""
+"""Makes the folders from which vLLM reads models and adapters, as Transformers and PEFT do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.services.models.weights import ADAPTER
 
 @contextmanager
 def model_folder(model: Path, base: Path) -> Iterator[dict[str, Any]]:
-    """A folder with a base, as long as vLLM reads it, as arguments of vLLM."""
+    """A temporary folder with a model and the weights `base`. Yields arguments of vLLM."""
     with TemporaryDirectory(prefix="headrace-base-") as folder:
         for file in model.iterdir():
             if ".safetensors" not in file.name:
@@ -26,14 +26,14 @@ def model_folder(model: Path, base: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def adapter_folder(weights: Path, adapter: AdapterWeights) -> Iterator[str]:
-    """A folder with an adapter as PEFT saves it, as long as vLLM reads it."""
-    told = {
+    """A temporary folder with an adapter, as PEFT saves it."""
+    config = {
         "peft_type": "LORA",
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
         "target_modules": list(adapter.targets),
     }
     with TemporaryDirectory(prefix="headrace-adapter-") as folder:
-        (Path(folder) / "adapter_config.json").write_text(json.dumps(told))
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(config))
         (Path(folder) / ADAPTER).symlink_to(weights.absolute())
         yield folder

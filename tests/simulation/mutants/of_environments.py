@@ -106,7 +106,7 @@ zero = failed(action, self._instance, self._broken)
         name="prompt_done_before_its_answer",
         sentence="A prompt is held until its answer is durable.",
         file="services/inference/shard.py",
-        old="        self._holds[prompt_id] = [self._hands.hold(delivery)]\n",
+        old="        self._holds[prompt_id] = [self._context.hold(delivery)]\n",
         new="        self._holds[prompt_id] = [lambda: None]\n",
         caught_by=("I1: ", "I8: "),
         faults=("kill", "inference"),

@@ -103,7 +103,7 @@ def test_templates_of_the_configuration_are_read_too(tmp_path: Path) -> None:
         ("[]", "needs `messages`"),
         ('{"messages": []}', "not empty"),
         ('{"messages": [1]}', "with a role"),
-        ('{"messages": [{"role": "user"}], "more": 1}', "and no more"),
+        ('{"messages": [{"role": "user"}], "more": 1}', "and nothing else"),
         ('{"messages": [{"role": "user"}]}', "can't render"),
     ],
 )

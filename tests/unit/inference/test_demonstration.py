@@ -46,7 +46,7 @@ def test_what_the_context_can_not_hold_overflows() -> None:
     [
         ([3], {}, "no stop token"),
         ([3], {"stop_ids": [END], "allowed": [3]}, "no stop token"),
-        ([3, 4, 5, 6, 7], {}, "5 tokens, its sampling allows 4"),
+        ([3, 4, 5, 6, 7], {}, "5 tokens, but its sampling allows 4"),
         ([3, 4, 5, 7], {"allowed": [3, 4, 5]}, "token 7, which is not allowed"),
         ([3, END, 4], {"stop_ids": [END]}, "goes on after the stop token 9"),
         ([3], {"tokens": [], "stop_ids": [END]}, "at least one token"),

@@ -66,17 +66,17 @@ def test_what_takes_too_long_is_refused_and_known_from_then_on(grammars: Grammar
         slow, quick, again = await asyncio.gather(*asks, return_exceptions=True)
         for refused in (slow, again):
             assert isinstance(refused, ValueError)
-            assert "takes over 2 s to compile" in str(refused)
+            assert "takes more than 2 s to compile" in str(refused)
         assert isinstance(quick, GrammarState)
         assert Held.slow == 1
 
     drive(main())
 
 
-def test_what_was_given_up_is_limited_and_makes_room_at_its_end(
+def test_abandoned_compilations_are_limited_and_make_room_at_their_end(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_states, "GIVEN_UP", 1)
+    monkeypatch.setattr(grammar_states, "ABANDONED", 1)
 
     async def main() -> None:
         with pytest.raises(ValueError, match="to compile"):
@@ -94,7 +94,7 @@ def test_what_was_given_up_is_limited_and_makes_room_at_its_end(
     drive(main())
 
 
-def test_a_cancelled_caller_lets_no_two_compile_at_once(
+def test_after_a_cancelled_caller_no_two_compile_at_once(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_states, "COMPILE_S", 60)

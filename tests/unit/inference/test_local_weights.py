@@ -120,7 +120,7 @@ def test_a_delta_of_other_weights_is_found_out(
     other[-1] ^= 1
     scene.local._path.write_bytes(other)
     assert scene.fetch(3) == [3, 0, 1, 2, 3]
-    assert "is made anew" in caplog.text
+    assert "is built again" in caplog.text
 
 
 def test_a_sound_chain_to_a_wrong_digest_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from headrace.services.inference.pinned import PinnedVersions
 from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.shard import PromptShard
 from tests.unit.inference.test_serving import (
-    FakeHands,
+    FakeContext,
     delivery,
     drive,
     empty_weights,
@@ -26,7 +26,7 @@ class Bench:
     """A policy at version 7, and a second engine for the versions up to it."""
 
     def __init__(self, folder: Path, newest: ServedPolicy, second: ServedPolicy) -> None:
-        self.hands = FakeHands()
+        self.context = FakeContext()
         self.loaded: list[int] = []
         self.pruned: set[int] = set()
         self.made = 0
@@ -43,7 +43,7 @@ class Bench:
 
         second.engine.load = load_when_it_may  # type: ignore[method-assign]
         self._pinned = PinnedVersions("default", self._make, self._find, self._fetch)
-        self._shard = PromptShard(self.hands, newest, self._pinned)
+        self._shard = PromptShard(self.context, newest, self._pinned)
 
     def _make(self) -> ServedPolicy:
         self.made += 1
@@ -74,8 +74,8 @@ class Bench:
 
     async def answers(self) -> dict[str, GenerationCompleted]:
         """By call, once all is answered that goes on."""
-        await asyncio.gather(*self.hands.tasks, return_exceptions=True)
-        sent = [event for event in self.hands.sent if isinstance(event, GenerationCompleted)]
+        await asyncio.gather(*self.context.spawned, return_exceptions=True)
+        sent = [event for event in self.context.sent if isinstance(event, GenerationCompleted)]
         return {one.call: one for one in sent}
 
 
@@ -96,7 +96,7 @@ def test_each_version_is_served_in_its_turn_by_one_more_engine(tmp_path: Path) -
             "a": {3}, "b": {3}, "c": {5}, "d": {3}, "e": {7},
         }  # fmt: skip
         assert (world.made, world.loaded) == (1, [3, 5, 3, 7])
-        assert len(world.hands.released) == 5
+        assert len(world.context.released) == 5
 
     drive(main)
 
@@ -107,9 +107,9 @@ def test_what_waits_for_its_version_keeps_no_other_prompt_waiting(tmp_path: Path
         world.loads.clear()
         await world.ask(a=3, b=5)
         await world._shard.on_event(delivery(request("newest"), 0))
-        while not world.hands.sent:
+        while not world.context.sent:
             await asyncio.sleep(0.001)
-        assert [event.event_id[-6:] for event in world.hands.sent] == ["newest"]
+        assert [event.event_id[-6:] for event in world.context.sent] == ["newest"]
         world.loads.set()
         assert (await world.answers()).keys() == {"newest", "a", "b"}
 
@@ -140,7 +140,7 @@ def test_who_is_cancelled_in_the_middle_of_a_change_spoils_nobodys_version(tmp_p
         await world.ask(gone=3, other=5, same=3)
         while not world.loaded:
             await asyncio.sleep(0.001)
-        world.hands.tasks[0].cancel()
+        world.context.spawned[0].cancel()
         await asyncio.sleep(0)
         world.loads.set()
         answers = await world.answers()

@@ -20,6 +20,7 @@ from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.models.weights import model_folder
+from headrace.services.worker.shard import ShardContext
 
 MODEL = model_folder("tiny-llama")
 TOKENIZER = Tokenizer(MODEL)
@@ -163,7 +164,7 @@ def test_a_generation_ends_at_its_expiry(tmp_path: Path) -> None:
     assert (failure.code, failure.retryable) == ("expired", False)
 
 
-class FakeHands:
+class FakeContext(ShardContext):
     """A ShardContext without a log."""
 
     def __init__(self, caught_up: bool = True) -> None:
@@ -171,7 +172,7 @@ class FakeHands:
         self.sent: list[Event] = []
         self.held: list[str] = []
         self.released: list[str] = []
-        self.tasks: list[asyncio.Task[None]] = []
+        self.spawned: list[asyncio.Task[None]] = []
         self.durable = asyncio.Event()
         self.durable.set()
 
@@ -182,13 +183,13 @@ class FakeHands:
         return Ref(topic="generations", partition=0, offset=len(self.sent), digest=b"r" * 16)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        self.tasks.append(asyncio.create_task(work, name=name))
-        return self.tasks[-1]
+        self.spawned.append(asyncio.create_task(work, name=name))
+        return self.spawned[-1]
 
     def hold(self, delivery: Delivery[Event]) -> Callable[[], None]:
-        place = f"{delivery.event.event_id}@{delivery.offset}"
-        self.held.append(place)
-        return lambda: self.released.append(place)
+        at = f"{delivery.event.event_id}@{delivery.offset}"
+        self.held.append(at)
+        return lambda: self.released.append(at)
 
 
 def delivery(event: GenerationRequested, offset: int) -> Delivery[GenerationRequested]:
@@ -202,64 +203,64 @@ def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_a_prompt_is_held_until_its_answer_is_durable(tmp_path: Path) -> None:
     async def main() -> None:
-        hands = FakeHands()
-        shard = PromptShard(hands, await serve(tmp_path))
-        hands.durable.clear()
+        context = FakeContext()
+        shard = PromptShard(context, await serve(tmp_path))
+        context.durable.clear()
         await shard.on_event(delivery(request(), 0))
         await asyncio.sleep(0.02)
-        assert (hands.held, hands.released) == (["5/1/2/0@0"], [])
-        hands.durable.set()
-        await asyncio.gather(*hands.tasks)
-        assert hands.released == ["5/1/2/0@0"]
-        assert len(hands.sent) == 1
+        assert (context.held, context.released) == (["5/1/2/0@0"], [])
+        context.durable.set()
+        await asyncio.gather(*context.spawned)
+        assert context.released == ["5/1/2/0@0"]
+        assert len(context.sent) == 1
 
     drive(main)
 
 
 def test_a_prompt_that_comes_again_in_flight_is_answered_once(tmp_path: Path) -> None:
     async def main() -> None:
-        hands = FakeHands()
-        shard = PromptShard(hands, await serve(tmp_path, delay_ms=1))
+        context = FakeContext()
+        shard = PromptShard(context, await serve(tmp_path, delay_ms=1))
         await shard.on_event(delivery(request(), 0))
         await shard.on_event(delivery(request(), 1))
-        await asyncio.gather(*hands.tasks)
-        assert (len(hands.tasks), len(hands.sent)) == (1, 1)
-        assert hands.released == ["5/1/2/0@0", "5/1/2/0@1"]
+        await asyncio.gather(*context.spawned)
+        assert (len(context.spawned), len(context.sent)) == (1, 1)
+        assert context.released == ["5/1/2/0@0", "5/1/2/0@1"]
 
     drive(main)
 
 
 def test_nothing_is_started_while_catching_up(tmp_path: Path) -> None:
     async def main() -> None:
-        hands = FakeHands(caught_up=False)
-        shard = PromptShard(hands, await serve(tmp_path, slots=1))
+        context = FakeContext(caught_up=False)
+        shard = PromptShard(context, await serve(tmp_path, slots=1))
         for offset, call in enumerate("0012"):
             await shard.on_event(delivery(request(call), offset))
-        assert (len(hands.held), hands.tasks) == (4, [])
-        hands.caught_up = True
+        assert (len(context.held), context.spawned) == (4, [])
+        context.caught_up = True
         await shard.on_caught_up()
-        await asyncio.gather(*hands.tasks)
-        assert [event.event_id[-1] for event in hands.sent] == ["0", "1", "2"]
-        assert len(hands.released) == 4
+        await asyncio.gather(*context.spawned)
+        assert [event.event_id[-1] for event in context.sent] == ["0", "1", "2"]
+        assert len(context.released) == 4
 
     drive(main)
 
 
 def test_the_intake_waits_for_a_slot(tmp_path: Path) -> None:
     async def main() -> None:
-        hands = FakeHands()
+        context = FakeContext()
         policy = await serve(tmp_path, slots=2, delay_ms=20)
-        shard = PromptShard(hands, policy)
+        shard = PromptShard(context, policy)
         for offset in range(2):
             await shard.on_event(delivery(request(str(offset)), offset))
         third = asyncio.create_task(shard.on_event(delivery(request("2"), 2)))
         await asyncio.sleep(0.03)
         assert not third.done()
-        assert len(hands.tasks) == 2
-        hands.tasks[0].cancel()
+        assert len(context.spawned) == 2
+        context.spawned[0].cancel()
         await third
-        await asyncio.gather(*hands.tasks, return_exceptions=True)
-        assert sorted(event.event_id[-1] for event in hands.sent) == ["1", "2"]
+        await asyncio.gather(*context.spawned, return_exceptions=True)
+        assert sorted(event.event_id[-1] for event in context.sent) == ["1", "2"]
         assert policy.slots.starting == 0
 
     drive(main)
@@ -267,14 +268,14 @@ def test_the_intake_waits_for_a_slot(tmp_path: Path) -> None:
 
 def test_a_task_cancelled_before_its_first_step_gives_its_slot_back(tmp_path: Path) -> None:
     async def main() -> None:
-        hands = FakeHands()
+        context = FakeContext()
         policy = await serve(tmp_path, slots=1)
-        shard = PromptShard(hands, policy)
+        shard = PromptShard(context, policy)
         await shard.on_event(delivery(request("0"), 0))
-        hands.tasks[0].cancel()
+        context.spawned[0].cancel()
         await shard.on_event(delivery(request("1"), 1))
-        await asyncio.gather(*hands.tasks, return_exceptions=True)
-        assert [event.event_id[-1] for event in hands.sent] == ["1"]
+        await asyncio.gather(*context.spawned, return_exceptions=True)
+        assert [event.event_id[-1] for event in context.sent] == ["1"]
 
     drive(main)
 
@@ -296,12 +297,12 @@ def test_an_engine_that_does_not_know_its_context_gets_nothing(tmp_path: Path) -
 
 def test_what_a_closing_engine_interrupts_is_abandoned(tmp_path: Path) -> None:
     async def main() -> None:
-        hands = FakeHands()
+        context = FakeContext()
         policy = await serve(tmp_path, delay_ms=50)
-        await PromptShard(hands, policy).on_event(delivery(request(), 0))
+        await PromptShard(context, policy).on_event(delivery(request(), 0))
         await asyncio.sleep(0.01)
         await policy.engine.close(0)
-        await asyncio.gather(*hands.tasks)
-        assert (hands.sent, hands.released) == ([], [])
+        await asyncio.gather(*context.spawned)
+        assert (context.sent, context.released) == ([], [])
 
     drive(main)

@@ -15,7 +15,8 @@ import pytest
 
 from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.schemas.events import Blob
-from headrace.services.models.blobs import LocalBlobStore, open_blob_store
+from headrace.services.models.blob_url import open_blob_store
+from headrace.services.models.blobs import LocalBlobStore
 
 
 def files(root: Path) -> list[Path]:

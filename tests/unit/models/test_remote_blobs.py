@@ -15,7 +15,7 @@ import pytest
 from headrace.errors import BlobError, DependencyError
 from headrace.schemas.events import Blob
 from headrace.services.models import remote_blobs
-from headrace.services.models.blobs import open_blob_store
+from headrace.services.models.blob_url import open_blob_store
 from headrace.services.models.remote_blobs import RemoteBlobStore
 
 pytest.importorskip("fsspec", reason="the extra `remote` is not installed")

