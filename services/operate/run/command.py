@@ -36,7 +36,7 @@ def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> li
 @click.option(
     "--check", "checks", metavar="'reward>=0.95'", multiple=True, callback=_checks,
     help="Exit with code 3 unless this holds at the end. Give reward, versions, episodes, seconds, "
-    "failures or restarts, then >=, <=, ==, > or <, then a number. If `stop.reward` or "
+    "failures or restarts, then >=, <=, ==, > or <, then a number. If stop.reward or "
     "`stop.versions` ended the run, reward and versions are those at which the rule held. All other "
     "figures count until the last task has ended. Repeatable.",
 )  # fmt: skip
