@@ -100,9 +100,9 @@ async def wait_for_commit(log: EventLog) -> None:
     consumer_group = f"{log.topics.namespace}.assemble-groups"
     async with asyncio.timeout(BOUND_S):
         while True:
-            places = await log.broker.committed(consumer_group, results_of(log))
+            offsets = await log.broker.committed(consumer_group, results_of(log))
             ends = await log.broker.ends(results_of(log))
-            if all(places[partition].offset == end for partition, (_, end) in ends.items()):
+            if all(offsets[partition].offset == end for partition, (_, end) in ends.items()):
                 return
             await asyncio.sleep(0.2)
 
