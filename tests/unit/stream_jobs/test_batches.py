@@ -414,7 +414,7 @@ def test_over_any_order_and_any_crashes(
             assert [decided[task, sample.sample] for sample in group.samples] == [1] * len(
                 group.samples
             )
-    assert set(first) == {*whole, *(task for task, _ in decided)}, "a task is left undecided"
+    assert set(first) == {*whole, *(task for task, _ in decided)}, "a task is left open"
 
 
 def test_a_replayed_group_is_as_stale_as_it_was_when_it_was_recorded() -> None:
