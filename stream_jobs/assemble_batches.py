@@ -77,13 +77,13 @@ async def _last_batch(log: EventLog, policy: str) -> BatchAssembled | None:
     async with aclosing(follow_events(log, {batches: "tail"}, include_uncommitted=True)) as items:
         async for item in items:
             if isinstance(item, CaughtUp):
-                if last is None:
-                    await require_beginning(log.broker, batches, f"batch of policy {policy}")
-                return last
+                break
             assert isinstance(item.event, BatchAssembled)
             if last is None or item.event.version > last.version:
                 last = item.event
-    raise AssertionError("a reader ends only when it is closed")
+    if last is None:
+        await require_beginning(log.broker, batches, f"batch of policy {policy}")
+    return last
 
 
 async def _follow(

@@ -16,7 +16,6 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import faust
@@ -56,7 +55,7 @@ async def run(
         logging.getLogger(name).setLevel(logging.WARNING)  # Below, they log each internal step.
     # It logs several errors a second while the broker is away. Errors that stay end the job anyway.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    _folder(context).mkdir(parents=True, exist_ok=True)
+    (context.state / SERVICE).mkdir(parents=True, exist_ok=True)
     app = _make_app(context, bootstrap_servers, _credentials(properties or {}))
     job = _GroupJob(context.log, GroupAssembler(context.recipe), lambda: app.consumer_generation_id)
     results = app.topic(
@@ -96,16 +95,12 @@ async def _require_committed_offsets(context: ServiceContext) -> None:
             raise records_lost(partition, committed.offset, bounds[partition], reader)
 
 
-def _folder(context: ServiceContext) -> Path:
-    return context.state / SERVICE
-
-
 def _make_app(context: ServiceContext, bootstrap_servers: str, credentials: Any) -> faust.App:
     return faust.App(
         id=context.consumer_group(SERVICE),
         broker=[f"kafka://{server.strip()}" for server in bootstrap_servers.split(",")],
         broker_credentials=credentials,
-        datadir=_folder(context),
+        datadir=context.state / SERVICE,
         autodiscover=False,
         web_enabled=False,
         key_serializer="raw",
@@ -176,7 +171,7 @@ class _GroupJob:
         self._log = log
         self._assembler = assembler
         self._generation = generation
-        self._flight: deque[tuple[_FaustEvent, asyncio.Future[None]]] = deque()
+        self._flight: deque[tuple[_FaustEvent, asyncio.Future[Any]]] = deque()
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Holds the first failure. After it nothing more is acknowledged."""
@@ -197,19 +192,15 @@ class _GroupJob:
                 self._flight.append((event, delivery))
                 delivery.add_done_callback(self._settle)
 
-    async def _begin(self, event: _FaustEvent) -> asyncio.Future[None]:
+    async def _begin(self, event: _FaustEvent) -> asyncio.Future[Any]:
+        """Returns a future that is done when the result's groups are durable."""
         delivery = await self._log.decode_or_dead_letter(_record(event.message))
         if delivery is None:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            done.set_result(None)
-            return done
+            return asyncio.gather()
         assert isinstance(delivery.event, TaskEnded)
         enter_trace(delivery.traceparent)
         groups = self._assembler.on_task(delivery.event, round(delivery.recorded_at * 1000))
-        return asyncio.ensure_future(self._write(groups))
-
-    async def _write(self, groups: list[Any]) -> None:
-        await asyncio.gather(*(self._log.send(group) for group in groups))
+        return asyncio.gather(*map(self._log.send, groups))
 
     def _settle(self, _: asyncio.Future[None]) -> None:
         """Acknowledges results whose groups are durable, in the order of the results."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,19 +20,14 @@ class PreparedBatch:
 
     delivery: Delivery[BatchAssembled]
     updates: Sequence[UpdateBatch] = ()
-    metrics: dict[str, float] = field(default_factory=dict)
-    """What is known before training: reward_mean, staleness_mean, staleness_max (in versions)."""
     unusable: str = ""
     """Why the batch can't be trained on; empty if it can."""
 
-
-def unusable_batch(delivery: Delivery[BatchAssembled], why: str) -> PreparedBatch:
-    """Returns a batch that can't be trained on."""
-    return PreparedBatch(delivery, metrics=_reward_mean(delivery.event), unusable=why)
-
-
-def _reward_mean(batch: BatchAssembled) -> dict[str, float]:
-    return {} if batch.reward_mean is None else {"reward_mean": batch.reward_mean}
+    def metrics(self) -> dict[str, float]:
+        """Returns what is known before training: `reward_mean` and the metrics of `staleness`."""
+        reward_mean = self.delivery.event.reward_mean
+        known = {} if reward_mean is None else {"reward_mean": reward_mean}
+        return known | staleness(self.delivery.event, self.updates)
 
 
 async def load_batch(
@@ -51,8 +46,8 @@ async def load_batch(
     try:
         prepared = await asyncio.to_thread(build_updates, batch, events, vocabulary, updates)
     except UnusableBatch as error:
-        return unusable_batch(delivery, str(error))
-    return PreparedBatch(delivery, prepared, _reward_mean(batch) | staleness(batch, prepared))
+        return PreparedBatch(delivery, unusable=str(error))
+    return PreparedBatch(delivery, prepared)
 
 
 def build_updates(
@@ -100,9 +95,10 @@ def _sequences(
 
 
 def staleness(batch: BatchAssembled, updates: Sequence[UpdateBatch]) -> dict[str, float]:
-    """Returns how many versions the sampled tokens are behind version n - 1, mean and maximum.
+    """Returns how many versions the sampled tokens are behind version n - 1.
 
-    n is the version that the batch trains. Empty if the batch has no sampled tokens.
+    n is the version that the batch trains. The metrics are `staleness_mean` and `staleness_max`, or
+    nothing if the batch has no sampled tokens.
     """
     versions = [one.versions for update in updates for one in update.sequences]
     if not versions:

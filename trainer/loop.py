@@ -24,7 +24,7 @@ from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp, EventStream, follow_events
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
-from headrace.trainer.loader import PreparedBatch, load_batch, unusable_batch
+from headrace.trainer.loader import PreparedBatch, load_batch
 from headrace.trainer.publish import CHECK_S, History, Publisher, Status
 from headrace.trainer.sequences import Stopped, UnusableBatch
 from headrace.trainer.versions import StoredVersion
@@ -180,7 +180,7 @@ class Trainer:
         """
         version, newest = delivery.event.version, self._history.newest
         if version in self._history.skipped:
-            return unusable_batch(delivery, "it was skipped when it was first published")
+            return PreparedBatch(delivery, unusable="it was skipped when it was first published")
         try:
             return await load_batch(
                 self._context.log, delivery, self._learner.vocabulary, self._settings.updates
@@ -192,7 +192,7 @@ class Trainer:
             ) from error
         except (RecordsLost, DecodeError) as error:
             if newest is None or version > newest.version:
-                return unusable_batch(delivery, f"its trajectories can't be read: {error}")
+                return PreparedBatch(delivery, unusable=f"its trajectories can't be read: {error}")
             raise RecordsLost(
                 f"version {version} can't be trained again: the newest checkpoint is of version "
                 f"{self._saved}, the newest published version is {newest.version}. Restore a "
@@ -205,7 +205,7 @@ class Trainer:
         """Trains on a batch. Raises Stopped if the process is to stop and it takes too long."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        metrics = dict(prepared.metrics)
+        metrics = prepared.metrics()
         try:
             if prepared.unusable:
                 raise UnusableBatch(prepared.unusable)

@@ -229,7 +229,7 @@ def test_batches_are_made_as_groups_come_and_go_on_after_a_restart(
     asyncio.run(main())
 
 
-def test_who_takes_over_cuts_the_predecessor_off(
+def test_a_new_job_fences_its_predecessor(
     bootstrap_servers: str, namespace: str, tmp_path: Path
 ) -> None:
     async def main() -> None:

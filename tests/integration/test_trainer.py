@@ -428,7 +428,7 @@ def test_a_published_version_that_cant_be_trained_again_ends_the_trainer(tmp_pat
     on_memory(scenario, tmp_path)
 
 
-def test_a_trainer_whose_publications_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
+def test_a_trainer_whose_publications_are_gone_does_not_begin_again(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.submit(1)
         await bench.train(1)
@@ -440,7 +440,7 @@ def test_a_trainer_whose_publications_are_gone_does_not_begin_anew(tmp_path: Pat
     on_memory(scenario, tmp_path)
 
 
-def test_who_takes_over_cuts_the_other_off(tmp_path: Path) -> None:
+def test_a_new_trainer_fences_the_other(tmp_path: Path) -> None:
     expected = straight(tmp_path / "straight", 2)
 
     async def scenario(bench: Bench) -> None:

@@ -166,11 +166,11 @@ def test_batches_are_made_as_groups_come_and_go_on_after_a_restart(tmp_path: Pat
     on_memory(follow_and_recover, 1, tmp_path)
 
 
-def test_it_does_not_begin_anew_where_its_batches_were_deleted(tmp_path: Path) -> None:
+def test_it_does_not_begin_again_if_its_batches_were_deleted(tmp_path: Path) -> None:
     on_memory(lose_the_last_batch, 1, tmp_path)
 
 
-def test_who_takes_over_cuts_the_predecessor_off(tmp_path: Path) -> None:
+def test_a_new_job_fences_its_predecessor(tmp_path: Path) -> None:
     on_memory(give_way_to_a_successor, 2, tmp_path)
 
 

@@ -165,7 +165,7 @@ def test_the_assembler_waits_for_the_trainer_beyond_its_prefetch() -> None:
     assert tasks_of(assembler.next_batch(ENDED_S)) == [2]
 
 
-def test_a_short_batch_is_due_after_the_wait_since_the_first_undecided_task() -> None:
+def test_a_short_batch_is_due_after_the_wait_since_the_first_open_task() -> None:
     assembler = an_assembler()
     assembler.on_policy(a_publication(0))
     assert assembler.next_batch(1e9) is None, "no decided task, no batch"
