@@ -1,7 +1,7 @@
 """Advantage estimators: how much better each sample of a group did than its siblings.
 
-An estimator takes the rewards of a group's samples, in their order, and returns as many
-advantages. It is pure: the same rewards give the same advantages.
+An estimator is a pure function. It takes the rewards of a group's n samples, n >= 1, as float64,
+and returns n advantages in the same order. The log stores them as float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.services.base.plugins import Loader
 Advantage = Callable[[Sequence[float]], list[float]]
 
 GRPO_EPSILON = 1e-6
-"""Keeps GRPO's quotient finite."""
+"""Added to the deviation, so that GRPO never divides by 0."""
 
 ADVANTAGES: dict[str, Loader] = {
     "grpo": lambda: grpo,
@@ -26,41 +26,41 @@ ADVANTAGES: dict[str, Loader] = {
 
 
 def deviation(rewards: Sequence[float]) -> float:
-    """The population's standard deviation, in float64. 0 exactly where the rewards are equal.
+    """Returns the population's standard deviation. It is exactly 0 if the rewards are equal.
 
-    `statistics.pstdev` is exact and ten times slower: it calculates in fractions.
+    `statistics.pstdev` is ten times slower, because it calculates with fractions.
     """
     squares = [difference * difference for difference in dr_grpo(rewards)]
     return sqrt(fsum(squares) / len(rewards))
 
 
 def grpo(rewards: Sequence[float]) -> list[float]:
-    """(reward - mean) / (deviation + 1e-6), the deviation over the whole group (population).
+    """Returns (reward - mean) / (deviation + 1e-6), with the population's standard deviation.
 
-    GRPO, DeepSeekMath (arXiv 2402.03300), section 4.1.2. All 0 where the rewards are equal, so
-    also in a group of one.
+    GRPO, DeepSeekMath (arXiv 2402.03300), section 4.1.2. All advantages are 0 if the rewards are
+    equal, for example in a group of one.
     """
     scale = deviation(rewards) + GRPO_EPSILON
     return [advantage / scale for advantage in dr_grpo(rewards)]
 
 
 def dr_grpo(rewards: Sequence[float]) -> list[float]:
-    """reward - mean: GRPO without the division, which favours groups of little deviation.
+    """Returns reward - mean: GRPO without the division, which favours groups of small deviation.
 
-    Dr. GRPO (arXiv 2503.20783), section 3.2. All 0 where the rewards are equal, so also in a
-    group of one.
+    Dr. GRPO (arXiv 2503.20783), section 3.2. All advantages are 0 if the rewards are equal, for
+    example in a group of one. The paper's other change, to the loss, is not part of this.
     """
     if min(rewards) == max(rewards):
-        return [0.0] * len(rewards)  # exactly: the mean of equal rewards may be off by a rounding
+        return [0.0] * len(rewards)  # Their mean may differ from them by a rounding error.
     mean = fmean(rewards)
     return [reward - mean for reward in rewards]
 
 
 def rloo(rewards: Sequence[float]) -> list[float]:
-    """reward - mean of the others: REINFORCE with a leave-one-out baseline.
+    """Returns reward - mean of the others: REINFORCE with a leave-one-out baseline.
 
-    RLOO (arXiv 2402.14740), section 2.3. That is n / (n - 1) times `dr_grpo`. A group of one has
-    no others to compare with: its advantage is 0.
+    RLOO (arXiv 2402.14740), section 2.3. This equals n / (n - 1) times `dr_grpo`. In a group of
+    one the advantage is 0, because there are no others.
     """
     count = len(rewards)
     scale = count / (count - 1) if count > 1 else 0.0

@@ -1,8 +1,8 @@
 """Turns the groups of one policy into the batches that its trainer trains on.
 
-The sole writer of `batches.<policy>`, and fenced. On its start it cuts off its predecessor, and
-only then reads the last batch, which holds the frontier, and follows `groups.<policy>` from where
-that batch says, together with `policies`. It decides nothing before it has caught up with both.
+This job is the sole writer of `batches.<policy>`. At its start it fences its predecessor. Only then
+does it read the last batch, which holds the frontier, and follow `groups.<policy>`, from the offset
+in that batch, and `policies`. It decides nothing before it has caught up with both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.events import BatchAssembled, Event, GroupClosed, PolicyPublished
@@ -28,16 +27,17 @@ from headrace.stream_jobs.batches import BatchAssembler
 logger = logging.getLogger(__name__)
 
 SERVICE = "assemble-batches"
-LOOK_S = 5.0
-"""The longest wait for a batch that is due at some time: the clock may be put right meanwhile."""
+MAX_WAIT_S = 5.0
+"""The longest wait for a batch that becomes due: the clock may be corrected meanwhile."""
 
 
 async def run(context: ServiceContext, policy: str | None = None) -> None:
-    """Assembles batches for `policy`, or for the only one that trains, until `context.stopping`.
+    """Assembles batches for `policy` until `context.stopping`.
 
-    Raises UsageError where `policy` doesn't train or isn't told among several, Fenced where
-    another process has taken over, and DependencyError where the broker is out of reach or it is
-    unknown whether a batch was written: the next start finds out.
+    None means the only policy that trains. Raises UsageError if `policy` does not train, or is None
+    and not exactly one policy trains; Fenced if another process has started this job; and
+    DependencyError if the broker is out of reach or it is unknown whether a batch was written. The
+    next start finds out.
     """
     policy = _trained(context.recipe, policy)
     log = context.log
@@ -62,29 +62,28 @@ def _trained(recipe: Recipe, policy: str | None) -> str:
     if policy is None and len(trained) == 1:
         return trained[0]
     raise UsageError(
-        f"no policy {policy!r} that trains: name one of {', '.join(trained) or '(none trains)'}"
-        if policy is not None
-        else f"several policies train, or none: name one of {', '.join(trained) or '(none)'}"
+        f"--policy is {policy}, but this job needs one policy that trains: name one of "
+        f"{', '.join(trained) or '(no policy of the recipe trains)'}"
     )
 
 
 async def _last_batch(log: EventLog, policy: str) -> BatchAssembled | None:
-    """The newest batch in the log; None before the first.
+    """Returns the newest batch in the log; None before the first.
 
-    RecordsLost where there is none, but what the topic began with was deleted.
+    Raises RecordsLost if there is none and the first records of the topic were deleted.
     """
     batches = log.topics.partition(BATCHES, policy)
     last: BatchAssembled | None = None
     async with aclosing(follow_events(log, {batches: "tail"}, include_uncommitted=True)) as items:
         async for item in items:
             if isinstance(item, CaughtUp):
-                if last is None:
-                    await require_beginning(log.broker, batches, f"batch of policy {policy}")
-                return last
+                break
             assert isinstance(item.event, BatchAssembled)
             if last is None or item.event.version > last.version:
                 last = item.event
-    raise AssertionError("a reader ends only when it is closed")
+    if last is None:
+        await require_beginning(log.broker, batches, f"batch of policy {policy}")
+    return last
 
 
 async def _follow(
@@ -96,7 +95,7 @@ async def _follow(
 ) -> None:
     """Reads groups and publications, and writes each batch as it becomes due."""
     groups = log.topics.partition(GROUPS, policy)
-    # From the first: the publications of other policies may fill any tail.
+    # From the first record, because the last ones may all be of other policies.
     policies = log.topics.partition(POLICIES)
     reader = follow_events(log, {groups: assembler.groups_read, policies: "first"})
     items = aiter(reader)
@@ -113,16 +112,18 @@ async def _follow(
             if upcoming.done():
                 item = upcoming.result()
                 caught_up = caught_up or isinstance(item, CaughtUp)
-                _take(assembler, item)
+                _add(assembler, item)
                 upcoming = asyncio.ensure_future(_next(items))
             if caught_up and not stopped.done():
                 await _write_due(log, assembler, writer)
     finally:
-        await _cancel(stopped, upcoming)
+        for task in (stopped, upcoming):
+            task.cancel()
+        await asyncio.gather(stopped, upcoming, return_exceptions=True)
         await reader.aclose()
 
 
-def _take(assembler: BatchAssembler, item: Delivery[Event] | CaughtUp) -> None:
+def _add(assembler: BatchAssembler, item: Delivery[Event] | CaughtUp) -> None:
     if isinstance(item, CaughtUp):
         return
     enter_trace(item.traceparent)
@@ -153,10 +154,4 @@ async def _next(
 
 
 def _seconds_until(moment: float | None) -> float | None:
-    return None if moment is None else min(LOOK_S, max(0.0, moment - now()))
-
-
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    return None if moment is None else min(MAX_WAIT_S, max(0.0, moment - now()))

@@ -1,12 +1,12 @@
-"""Turns ended tasks into groups: a Faust stream job, the only module that knows Faust.
+"""Turns ended tasks into groups: a Faust stream job, and the only module that imports Faust.
 
-`results` in; for each policy that trains, a group out. A result is acknowledged once all its
-groups are durable, in offset order: so a crash repeats results, never loses one, and a repeated
-group is recognised by its id. What is no event goes to `dead-letters`, and the stream goes on.
-Scales by partitions: more processes share them as one consumer group.
+It reads `results` and writes one group for each policy that trains. It acknowledges a result when
+all its groups are durable, in offset order. So a crash repeats results but never loses one, and
+readers recognise a repeated group by its id. A record that is not an event goes to `dead-letters`.
+More processes share the partitions as one consumer group.
 
-Faust reads and commits; the groups are written by the log, whose producer is idempotent where
-Faust's is not. Not guaranteed: that a broker out of reach is noticed while nothing is in flight.
+Faust reads and commits. The event log writes the groups, because its producer is idempotent and
+Faust's is not. The job may not notice that the broker is out of reach while nothing is in flight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import faust
@@ -36,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 SERVICE = "assemble-groups"
 IN_FLIGHT = 64
-"""Results whose groups are being written at once."""
+"""The most results whose groups are being written at the same time."""
 STOP_S = 8.0
-"""Longest that Faust may take to commit and leave its consumer group."""
+"""How long Faust may take to commit and leave its consumer group."""
 
 
 async def run(
@@ -46,17 +45,17 @@ async def run(
 ) -> None:
     """Assembles groups until `context.stopping`.
 
-    `bootstrap_servers` is `host:port[,host:port…]`; of librdkafka's `properties`, those of TLS and
-    SASL count. Raises DependencyError where the broker is out of reach, UsageError for properties
-    that Faust can't do, and whatever keeps a result from being handled: nothing is committed past
-    it.
+    `bootstrap_servers` is `host:port[,host:port…]`. `properties` are librdkafka's; only those of
+    TLS and SASL are used. Raises DependencyError if the broker is out of reach, UsageError for
+    properties that Faust does not support, and any error that handling a result raises. Nothing is
+    committed past such a result.
     """
     _require_compiled_faust()
     for name in ("faust", "mode"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # they tell every step of their own
-    # Several errors a second while the broker is away; what does not pass ends the job.
+        logging.getLogger(name).setLevel(logging.WARNING)  # Below, they log each internal step.
+    # It logs several errors a second while the broker is away. Errors that stay end the job anyway.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    _folder(context).mkdir(parents=True, exist_ok=True)
+    (context.state / SERVICE).mkdir(parents=True, exist_ok=True)
     app = _make_app(context, bootstrap_servers, _credentials(properties or {}))
     job = _GroupJob(context.log, GroupAssembler(context.recipe), lambda: app.consumer_generation_id)
     results = app.topic(
@@ -69,12 +68,12 @@ async def run(
 
     @app.on_partitions_revoked.connect
     async def stop_fetching(*_: Any, **__: Any) -> None:
-        # Before it resumes after a rebalance, Faust empties its queues. It stops fetching for that
-        # only where it held partitions: where it held none, as while a topic was missing, it would
-        # throw away what it had fetched meanwhile, and commit past it.
+        # Faust empties its queues before it resumes after a rebalance. It stops fetching for that
+        # only if it held partitions. If it held none, for example because a topic was missing, it
+        # would discard what it fetched meanwhile, and commit past it.
         app.consumer.stop_flow()
 
-    await _require_places(context)
+    await _require_committed_offsets(context)
     app.finalize()
     try:
         await _until_stopping(app, job, context.stopping)
@@ -82,19 +81,18 @@ async def run(
         await job.aclose()
 
 
-async def _require_places(context: ServiceContext) -> None:
-    """RecordsLost where what the group has not done was deleted: Faust would only give up."""
+async def _require_committed_offsets(context: ServiceContext) -> None:
+    """Raises RecordsLost if results were deleted before the group handled them.
+
+    Faust would only stop without a reason.
+    """
     log, group = context.log, context.consumer_group(SERVICE)
-    places = log.topics.partitions_of(RESULTS)
-    bounds = await log.broker.ends(places)
-    for place, committed in (await log.broker.committed(group, places)).items():
-        if committed.offset < bounds[place][0]:
-            who = f"the consumer group {group}"
-            raise records_lost(place, committed.offset, bounds[place], who)
-
-
-def _folder(context: ServiceContext) -> Path:
-    return context.state / SERVICE
+    partitions = log.topics.partitions_of(RESULTS)
+    bounds = await log.broker.ends(partitions)
+    for partition, committed in (await log.broker.committed(group, partitions)).items():
+        if committed.offset < bounds[partition][0]:
+            reader = f"the consumer group {group}"
+            raise records_lost(partition, committed.offset, bounds[partition], reader)
 
 
 def _make_app(context: ServiceContext, bootstrap_servers: str, credentials: Any) -> faust.App:
@@ -102,7 +100,7 @@ def _make_app(context: ServiceContext, bootstrap_servers: str, credentials: Any)
         id=context.consumer_group(SERVICE),
         broker=[f"kafka://{server.strip()}" for server in bootstrap_servers.split(",")],
         broker_credentials=credentials,
-        datadir=_folder(context),
+        datadir=context.state / SERVICE,
         autodiscover=False,
         web_enabled=False,
         key_serializer="raw",
@@ -117,14 +115,14 @@ def _make_app(context: ServiceContext, bootstrap_servers: str, credentials: Any)
         broker_session_timeout=6.0,
         broker_rebalance_timeout=10.0,
         broker_request_timeout=20.0,
-        # A broker that has just started again may not name the topic yet: then the group's leader
-        # leaves it out, and looks no sooner than this (by default in five minutes).
+        # A broker that has just restarted may not list the topic yet. Then the group's leader
+        # leaves the topic out, and looks again only after this time (five minutes by default).
         consumer_metadata_max_age_ms=3_000,
     )
 
 
 def _credentials(properties: Mapping[str, str]) -> Any:
-    """librdkafka's TLS and SASL properties as Faust takes them; None for plain text."""
+    """Returns librdkafka's TLS and SASL properties as Faust's credentials; None for plain text."""
     protocol = properties.get("security.protocol", "plaintext").lower()
     context = None
     if protocol.endswith("ssl"):
@@ -140,7 +138,8 @@ def _credentials(properties: Mapping[str, str]) -> Any:
     mechanism = properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "PLAIN"))
     if mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
         raise UsageError(
-            f"sasl.mechanism {mechanism}: {SERVICE} can do PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512"
+            f"sasl.mechanism {mechanism}: {SERVICE} supports PLAIN, SCRAM-SHA-256 and "
+            f"SCRAM-SHA-512. Use one of them"
         )
     return faust.SASLCredentials(
         username=properties.get("sasl.username"),
@@ -151,7 +150,7 @@ def _credentials(properties: Mapping[str, str]) -> Any:
 
 
 class _FaustEvent(Protocol):
-    """What is needed of `faust.Event`."""
+    """The part of `faust.Event` that this job uses."""
 
     message: Any
 
@@ -159,53 +158,52 @@ class _FaustEvent(Protocol):
 
 
 class _GroupJob:
-    """Handles results in order, their groups' writes overlapping, and acknowledges in order."""
+    """Handles results in order, with overlapping writes of groups, and acknowledges in order."""
 
     def __init__(
         self, log: EventLog, assembler: GroupAssembler, generation: Callable[[], int]
     ) -> None:
-        """`generation` is the consumer group's now: an acknowledgement of an earlier one's record
-        would count for an assignment that reads it again."""
+        """`generation` returns the consumer group's current generation.
+
+        A record of an earlier generation must not be acknowledged: the acknowledgement would count
+        for the current assignment, which reads the record again.
+        """
         self._log = log
         self._assembler = assembler
         self._generation = generation
-        self._flight: deque[tuple[_FaustEvent, asyncio.Future[None]]] = deque()
+        self._flight: deque[tuple[_FaustEvent, asyncio.Future[Any]]] = deque()
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Holds the first failure; from then on nothing is acknowledged any more."""
+        """Holds the first failure. After it nothing more is acknowledged."""
 
     async def follow(self, events: AsyncIterator[_FaustEvent]) -> None:
-        """Handles a stream of results. Never raises: Faust would commit past the failed one."""
+        """Handles a stream of results. Never raises: Faust would commit past the failed result."""
         async for event in events:
             await self._room.acquire()
             try:
                 delivery = await self._begin(event)
-            except asyncio.CancelledError:  # Faust starts its agents anew at a rebalance
+            except asyncio.CancelledError:  # Faust restarts its agents at a rebalance.
                 self._room.release()
                 raise
             except Exception as error:
                 self._fail(error)
-                await asyncio.Event().wait()  # until the process ends; no later one is taken
+                await asyncio.Event().wait()  # Until the process ends: handle no later result.
             else:
                 self._flight.append((event, delivery))
                 delivery.add_done_callback(self._settle)
 
-    async def _begin(self, event: _FaustEvent) -> asyncio.Future[None]:
+    async def _begin(self, event: _FaustEvent) -> asyncio.Future[Any]:
+        """Returns a future that is done when the result's groups are durable."""
         delivery = await self._log.decode_or_dead_letter(_record(event.message))
         if delivery is None:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            done.set_result(None)
-            return done
+            return asyncio.gather()
         assert isinstance(delivery.event, TaskEnded)
         enter_trace(delivery.traceparent)
         groups = self._assembler.on_task(delivery.event, round(delivery.recorded_at * 1000))
-        return asyncio.ensure_future(self._write(groups))
-
-    async def _write(self, groups: list[Any]) -> None:
-        await asyncio.gather(*(self._log.send(group) for group in groups))
+        return asyncio.gather(*map(self._log.send, groups))
 
     def _settle(self, _: asyncio.Future[None]) -> None:
-        """Acknowledges, in order, all whose groups are durable."""
+        """Acknowledges results whose groups are durable, in the order of the results."""
         while self._flight and self._flight[0][1].done() and not self.failed.done():
             event, delivery = self._flight.popleft()
             self._room.release()
@@ -222,18 +220,18 @@ class _GroupJob:
             self.failed.set_exception(error)
 
     async def aclose(self) -> None:
-        """Gives up what is in flight: the next owner reads it again."""
+        """Cancels what is in flight: the next owner reads it again."""
         flight = [delivery for _, delivery in self._flight]
         self._flight.clear()
         for delivery in flight:
             delivery.cancel()
         await asyncio.gather(*flight, return_exceptions=True)
         if not self.failed.cancel():
-            self.failed.exception()  # it has been raised, or stopping came first
+            self.failed.exception()  # It was raised, or the job was stopping: mark it as seen.
 
 
 async def _until_stopping(app: faust.App, job: _GroupJob, stopping: asyncio.Event) -> None:
-    """Hosts the app as a service of this loop: no signal handlers, no logging set-up of Faust's."""
+    """Runs the app in this loop, without Faust's signal handlers and logging setup."""
     stopped = asyncio.ensure_future(stopping.wait())
     starting = asyncio.ensure_future(app.start())
     ended = asyncio.ensure_future(app.wait_until_stopped())
@@ -256,11 +254,11 @@ async def _until_stopping(app: faust.App, job: _GroupJob, stopping: asyncio.Even
 
 
 async def _stop(app: faust.App) -> None:
-    """Commits what was acknowledged and leaves the group; gives up where the broker is silent."""
+    """Commits what was acknowledged and leaves the group, within `STOP_S`."""
     try:
         await asyncio.wait_for(app.stop(), STOP_S)
     except (TimeoutError, KafkaError) as error:
-        logger.warning("Faust did not stop in order, results may come again: %r", error)
+        logger.warning("Faust did not stop cleanly, so some results will be read again: %r", error)
 
 
 async def _first_of(*waiters: asyncio.Future[Any]) -> None:
@@ -271,7 +269,8 @@ def _explain(reason: BaseException | None) -> HeadraceError:
     if isinstance(reason, HeadraceError):
         return reason
     return DependencyError(
-        f"{SERVICE}: Faust's consumer gave up: {reason!r}. Is the broker up, and was `apply` run?"
+        f"{SERVICE}: Faust's consumer stopped: {reason!r}. Check that the broker runs and that "
+        f"`headrace apply` has created the topics"
     )
 
 
@@ -290,6 +289,7 @@ def _record(message: Any) -> Record:
 def _require_compiled_faust() -> None:
     if streams._CStreamIterator is None:  # type: ignore[attr-defined]
         raise UsageError(
-            "Faust runs without its compiled extension here, and then acknowledges what it skips "
-            "at a rebalance: install a faust-streaming wheel for this Python, and unset NO_CYTHON"
+            "Faust runs without its compiled extension here, so it acknowledges records that it "
+            "skips at a rebalance. Install a faust-streaming wheel for this Python, and unset "
+            "NO_CYTHON"
         )

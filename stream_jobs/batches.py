@@ -1,15 +1,14 @@
-"""Which groups make batch n, and when. No I/O, no clock.
+"""Decides which groups make batch n, and when. No I/O, no clock.
 
-Batch n trains version n, so its staleness is known exactly: a sample's staleness is n - 1 less
-the version of its oldest token; what was demonstrated has none, and is never stale. Batch n may be
-assembled once n - 1 is at most `prefetch` ahead of the newest published version. It is made when
-enough groups are decided, or `batch_wait_s` after the first task that is decided and in no batch
-yet; then it may be short, or empty. A task to evaluate is decided by the next batch, and makes none
-due.
+Batch n trains version n, so the staleness of its samples is known exactly: n - 1 minus the version
+of a sample's oldest token. Demonstrated samples have no version and are never stale. Batch n may be
+assembled when n - 1 is at most `prefetch` ahead of the newest published version. It is due when
+enough groups are waiting, or `batch_wait_s` after the first waiting task ended; then it may be
+short, or empty. An evaluation task is decided by the next batch, but makes no batch due.
 
-Every batch says which tasks are decided by it and all before it. So it is result and checkpoint
-at once: after a crash, `on_batch` with the last batch and `on_group` with all groups from its
-`groups_read` rebuild this state, and a group seen again is ignored.
+Every batch states which tasks it and all batches before it decided. So it is result and checkpoint
+in one record: after a crash, `on_batch` with the last batch and `on_group` with all groups from its
+`groups_read` rebuild this state. A group that was decided already is ignored.
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.stream_jobs.groups import EVALUATE
 
 BATCH_BYTES = MAX_RECORD_BYTES // 2
-"""Most content of one batch; the other half is room for the runs decided above the low mark."""
+"""Limit for one batch's content. The other half is for the runs decided above the low mark."""
 _SAMPLE_BYTES = 96
-"""Upper bound of a sample's Avro encoding without its topic's name and its advantages."""
+"""Upper bound of a sample's Avro encoding in bytes, without topic name and advantages."""
 _DROPPED_BYTES = 20
-"""Upper bound of a Dropped's Avro encoding without its reason."""
+"""Upper bound of a Dropped's Avro encoding in bytes, without its reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A group that is in no batch yet, as the next batch sees it."""
+class _WaitingGroup:
+    """A group that no batch has decided yet, as the next batch sees it."""
 
     group: GroupClosed
     offset: int
     fresh: tuple[GroupSample, ...]
     """The samples that are not too stale for the next batch."""
     dropped: tuple[Dropped, ...]
-    """What a batch that decides the group leaves out."""
+    """What the next batch leaves out of the group."""
     size: int
-    """Bytes that it takes in a batch, at most."""
+    """The most bytes that the group takes in a batch."""
 
     @property
     def ended_s(self) -> float:
@@ -66,8 +65,8 @@ class BatchAssembler:
     def __init__(
         self, recipe: Recipe, policy: str, recorded: Mapping[int, int] | None = None
     ) -> None:
-        """`recorded` is of tasks that another run decided, in a replay: the version which that
-        run's trainer stood at. They are as stale as they were then."""
+        """`recorded` is for a replay: for each task, the newest batch's version when the recorded
+        run decided the task. With it, samples are as stale as they were then."""
         self._policy = policy
         self._recorded = recorded or {}
         self._digest = recipe.digest
@@ -75,7 +74,7 @@ class BatchAssembler:
         self._version = 0
         self._published: int | None = None
         self._frontier = Frontier()
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _WaitingGroup] = {}
         self._next_offset = 0
 
     @property
@@ -85,13 +84,16 @@ class BatchAssembler:
 
     @property
     def groups_read(self) -> int:
-        """Offset of the oldest group read and undecided, or of the next: where recovery seeks."""
+        """Offset of the oldest open group, or of the next group to read. Recovery reads from it."""
         offsets = (waiting.offset for waiting in self._waiting.values())
         return min(offsets, default=self._next_offset)
 
     @property
     def due_at(self) -> float | None:
-        """When a batch is due even if short, in epoch seconds. None until more has happened."""
+        """When a batch is due even if it is short, in epoch seconds.
+
+        None if no waiting group makes a batch due, or if none may be assembled yet.
+        """
         waiting = [one for one in self._waiting.values() if one.group.reason != EVALUATE]
         if not waiting or not self._may_assemble():
             return None
@@ -99,20 +101,20 @@ class BatchAssembler:
         return first + self._settings.batch_wait_s
 
     def on_group(self, group: GroupClosed, offset: int) -> None:
-        """Takes a group in; of two for one task the first counts, and a decided task is ignored."""
+        """Adds a group, unless its task is decided or has a waiting group already."""
         self._next_offset = max(self._next_offset, offset + 1)
         if group.task not in self._frontier and group.task not in self._waiting:
             self._waiting[group.task] = self._judge(group, offset)
 
     def on_policy(self, published: PolicyPublished) -> None:
-        """Takes note of a published version; another policy's is ignored."""
+        """Notes a published version. Ignores other policies."""
         if published.policy == self._policy:
             self._published = max(self._published or 0, published.version)
 
     def on_batch(self, batch: BatchAssembled) -> None:
-        """Takes over what a batch decided: one just written, or the last one, on recovery.
+        """Notes what a batch decided: one that was just written, or on recovery the last one.
 
-        A batch that is no newer than what is known changes nothing.
+        Ignores a batch that is not newer than the newest one.
         """
         if batch.policy != self._policy or batch.version <= self._version:
             return
@@ -126,9 +128,9 @@ class BatchAssembler:
         }
 
     def next_batch(self, now_s: float) -> BatchAssembled | None:
-        """The batch that is due now, if one is. It counts once `on_batch` is told of it.
+        """Returns the batch that is due now, or None. The state changes only with `on_batch`.
 
-        `now_s` is in epoch seconds. The same inputs give the same batch, to the byte.
+        `now_s` is in epoch seconds. The same inputs give the same batch, byte for byte.
         """
         if not self._waiting or not self._may_assemble():
             return None
@@ -149,8 +151,8 @@ class BatchAssembler:
             and self._version - self._published <= self._settings.prefetch
         )
 
-    def _judge(self, group: GroupClosed, offset: int) -> _Waiting:
-        """The group as the batch after the newest sees it."""
+    def _judge(self, group: GroupClosed, offset: int) -> _WaitingGroup:
+        """Returns the group as the next batch sees it."""
         fresh: list[GroupSample] = []
         dropped: list[Dropped] = []
         newest = self._recorded.get(group.task, self._version)
@@ -168,28 +170,30 @@ class BatchAssembler:
         if size > BATCH_BYTES:
             fresh, dropped = [], [Dropped(task=group.task, reason="too_large")]
             size = _size(fresh, dropped)
-        return _Waiting(group, offset, tuple(fresh), tuple(dropped), size)
+        return _WaitingGroup(group, offset, tuple(fresh), tuple(dropped), size)
 
-    def _order(self, waiting: _Waiting) -> tuple[int, int, int]:
+    def _order(self, waiting: _WaitingGroup) -> tuple[int, int, int]:
         if self._settings.order == "fifo":
             return (waiting.offset, 0, 0)
         oldest = min(sample.oldest_version for sample in waiting.fresh)
         return (oldest, waiting.group.ended, waiting.offset)
 
-    def _assemble(self, chosen: Sequence[_Waiting], unfit: Sequence[_Waiting]) -> BatchAssembled:
+    def _assemble(
+        self, chosen: Sequence[_WaitingGroup], unfit: Sequence[_WaitingGroup]
+    ) -> BatchAssembled:
         version = self._version + 1
         deciding = [*chosen, *unfit]
         frontier = Frontier(self._frontier.low_mark, self._frontier.runs)
         for waiting in deciding:
             frontier.add(waiting.group.task)
-        undecided = [
+        still_open = [
             waiting.offset for task, waiting in self._waiting.items() if task not in frontier
         ]
         samples = tuple(_batch_samples(chosen))
         means = [
             waiting.group.mean
             for waiting in deciding
-            # A group of another writer's may hold anything.
+            # The mean of a group that another program wrote may be any float.
             if waiting.group.mean is not None and isfinite(waiting.group.mean)
         ]
         return BatchAssembled(
@@ -203,11 +207,11 @@ class BatchAssembler:
             reward_mean=fmean(means) if means else None,
             low_mark=frontier.low_mark,
             decided=tuple(Run(first=first, last=last) for first, last in frontier.runs),
-            groups_read=min(undecided, default=self._next_offset),
+            groups_read=min(still_open, default=self._next_offset),
         )
 
 
-def _batch_samples(chosen: Iterable[_Waiting]) -> Iterator[BatchSample]:
+def _batch_samples(chosen: Iterable[_WaitingGroup]) -> Iterator[BatchSample]:
     for waiting in chosen:
         for sample in waiting.fresh:
             yield BatchSample(
@@ -221,8 +225,8 @@ def _batch_samples(chosen: Iterable[_Waiting]) -> Iterator[BatchSample]:
             )
 
 
-def _fitting(waiting: Iterable[_Waiting], room: int) -> Iterator[_Waiting]:
-    """As many as fit into `room` bytes, in order."""
+def _fitting(waiting: Iterable[_WaitingGroup], room: int) -> Iterator[_WaitingGroup]:
+    """Yields groups in order until one does not fit into `room` bytes any more."""
     for group in waiting:
         room -= group.size
         if room < 0:
@@ -237,6 +241,6 @@ def _size(samples: Iterable[GroupSample], dropped: Iterable[Dropped]) -> int:
 
 
 def _seed(digest: bytes, policy: str, version: int) -> int:
-    """63 bits that follow from the recipe, the policy and the version alone."""
+    """Returns 63 bits that depend only on the recipe, the policy and the version."""
     text = digest + f"/{policy}/{version}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 1

@@ -1,4 +1,7 @@
-"""Filters: reasons not to train on a group. What they drop is recorded; its reward still counts."""
+"""Filters: reasons not to train on a group. The log records what they drop, and why.
+
+Dropped groups still count in a batch's mean reward.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,36 @@ from headrace.services.base.plugins import Loader
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The samples of one task that count, as one policy's training sees them."""
+    """The samples of one task that count for one policy and that it sampled itself.
+
+    Each tuple has one value for each sample; there is at least one sample.
+    """
 
     task: int
     policy: str
     item_id: str
     epoch: int
     rewards: tuple[float, ...]
-    """One a sample; at least one."""
     advantages: tuple[float, ...]
-    """One a sample, by the recipe's estimator."""
+    """By the recipe's estimator."""
     tokens: tuple[int, ...]
-    """Trainable tokens of this policy, one a sample."""
+    """Trainable tokens of this policy."""
     mean: float
+    """Of the rewards."""
     deviation: float
-    """Of the rewards, over the whole group (population)."""
+    """The population's standard deviation of the rewards."""
 
 
 Filter = Callable[[Group], str | None]
-"""The reason to drop a group, or None to keep it."""
+"""Returns the reason to drop a group, in snake_case, or None to keep it."""
 
 FILTERS: dict[str, Loader] = {"zero_advantage": lambda: zero_advantage}
 """The built-in filters by the recipe's name."""
 
 
 def zero_advantage(group: Group) -> str | None:
-    """Drops a group whose advantages are all 0: its gradient is 0, whatever the policy.
+    """Drops a group whose advantages are all 0, because the gradient of its loss is 0.
 
-    The filter behind DAPO's dynamic sampling (arXiv 2503.14476), section 3.2.
+    DAPO's dynamic sampling (arXiv 2503.14476), section 3.2, filters by the same rule.
     """
     return None if any(group.advantages) else "zero_advantage"

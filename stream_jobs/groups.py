@@ -1,12 +1,11 @@
-"""Which samples of an ended task count for each policy, and their advantages. No I/O, no clock.
+"""Decides which samples of an ended task count for a policy, and their advantages. No I/O.
 
-Every TaskEnded yields one GroupClosed for every policy of the recipe that trains, scored or
-dropped with the reason: otherwise a task would stay undecided for ever. A sample that failed by
-the infrastructure's doing, or that has no reward, is excluded with the reason and never
-counted as 0.
+Every TaskEnded gives one GroupClosed for every policy of the recipe that trains: scored, or dropped
+with the reason. Otherwise the task would stay open for ever. A sample that the infrastructure made
+fail, or that has no reward, is excluded with the reason. It never counts as reward 0.
 
-A sample that was demonstrated throughout is learned whatever the others are: its advantage is 1,
-and estimators and filters see only those that the policy sampled itself.
+If a whole sample was demonstrated, the policy learns it whatever the other samples are: its
+advantage is 1, and estimators and filters see only the samples that the policy sampled itself.
 """
 
 from __future__ import annotations
@@ -33,34 +32,35 @@ from headrace.stream_jobs.advantages import ADVANTAGES, Advantage, deviation
 from headrace.stream_jobs.filters import FILTERS, Filter, Group
 
 REWARD_LIMIT = 1e30
-"""Larger rewards are excluded: advantages are float32, and one absurd reward must stop nothing."""
+"""Samples with a larger reward are excluded. Advantages are float32, and one absurd reward must not
+stop the job."""
 DEMONSTRATED_ADVANTAGE = 1.0
-"""Of what was demonstrated: it is learned as it is."""
+"""The advantage of a demonstrated sample."""
 EVALUATE = "evaluate"
-"""The reason to drop every group of a task to evaluate, whatever became of it."""
+"""The reason to drop every group of a task whose purpose is evaluation."""
 FLOAT32_MAX = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class _CountedSample:
     """A sample that counts."""
 
-    outcome: EpisodeEnded
+    sample: int
     trajectory: Ref
     reward: float
     use: PolicyUse
 
     @property
     def demonstrated(self) -> bool:
-        """Whether the policy sampled none of it."""
+        """Whether the policy sampled no token of it."""
         return self.use.oldest_version < 0
 
 
 class GroupAssembler:
-    """Turns ended tasks into groups, by the recipe's estimators and filters."""
+    """Turns ended tasks into groups with the recipe's estimators and filters."""
 
     def __init__(self, recipe: Recipe) -> None:
-        """UsageError where an estimator or a filter of the recipe can't be loaded."""
+        """Raises UsageError if an estimator or a filter of the recipe can't be loaded."""
         self._scorers = [
             _Scorer(name, policy.groups)
             for name, policy in recipe.policies.items()
@@ -68,10 +68,11 @@ class GroupAssembler:
         ]
 
     def on_task(self, ended: TaskEnded, recorded_at_ms: int) -> list[GroupClosed]:
-        """One group for every policy that trains, in the recipe's order.
+        """Returns one group for every policy that trains, in the recipe's order.
 
-        `recorded_at_ms` is when the log recorded `ended`, so that reading it again gives the same
-        groups. HeadraceError where an estimator of the user's own breaks its contract.
+        `recorded_at_ms` is when the log recorded `ended`, in milliseconds since the epoch. With it,
+        reading the task again gives the same groups. Raises HeadraceError if a custom estimator
+        returns a wrong number of values, or values that are not finite.
         """
         return [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
 
@@ -106,8 +107,8 @@ class _Scorer:
             return closed.model_copy(update={"reason": reason})
         return self._score(closed, counted, ended.minimum)
 
-    def _count(self, ended: TaskEnded) -> tuple[list[_Counted], list[Exclusion]]:
-        counted: list[_Counted] = []
+    def _count(self, ended: TaskEnded) -> tuple[list[_CountedSample], list[Exclusion]]:
+        counted: list[_CountedSample] = []
         excluded: list[Exclusion] = []
         first: dict[int, EpisodeEnded] = {}
         for outcome in ended.outcomes:
@@ -120,7 +121,9 @@ class _Scorer:
                 counted.append(verdict)
         return counted, excluded
 
-    def _score(self, closed: GroupClosed, counted: Sequence[_Counted], minimum: int) -> GroupClosed:
+    def _score(
+        self, closed: GroupClosed, counted: Sequence[_CountedSample], minimum: int
+    ) -> GroupClosed:
         sampled = [sample for sample in counted if not sample.demonstrated]
         samples = [
             _group_sample(one, DEMONSTRATED_ADVANTAGE) for one in counted if one.demonstrated
@@ -129,11 +132,11 @@ class _Scorer:
         if sampled:
             group = self._group(closed, sampled)
             closed = closed.model_copy(update={"mean": group.mean, "deviation": group.deviation})
-            filtered = self._filtered(group)
+            filtered = next((why for drop in self._filters if (why := drop(group))), None)
             if filtered is None:
                 samples += map(_group_sample, sampled, group.advantages)
             elif samples:
-                closed = _leave_out(closed, sampled, filtered)
+                closed = _exclude(closed, sampled, filtered)
             else:
                 reason = reason or filtered
         if reason is not None:
@@ -141,7 +144,7 @@ class _Scorer:
         samples.sort(key=lambda one: one.sample)
         return closed.model_copy(update={"verdict": "scored", "samples": tuple(samples)})
 
-    def _group(self, closed: GroupClosed, sampled: Sequence[_Counted]) -> Group:
+    def _group(self, closed: GroupClosed, sampled: Sequence[_CountedSample]) -> Group:
         rewards = tuple(sample.reward for sample in sampled)
         return Group(
             task=closed.task,
@@ -155,33 +158,30 @@ class _Scorer:
             deviation=deviation(rewards),
         )
 
-    def _filtered(self, group: Group) -> str | None:
-        return next((reason for drop in self._filters if (reason := drop(group))), None)
-
     def _advantages(self, task: int, rewards: Sequence[float]) -> tuple[float, ...]:
         advantages = tuple(float(value) for value in self._advantage(rewards))
         if len(advantages) != len(rewards):
             raise HeadraceError(
                 f"advantage {self._estimator!r} gave {len(advantages)} values for the "
-                f"{len(rewards)} rewards of task {task}: it must give one for each"
+                f"{len(rewards)} rewards of task {task}. Make it return one for each reward"
             )
-        if not all(abs(value) <= FLOAT32_MAX for value in advantages):  # false for NaN too
+        if not all(abs(value) <= FLOAT32_MAX for value in advantages):  # This rejects NaN, too.
             raise HeadraceError(
                 f"advantage {self._estimator!r} gave {advantages} for rewards {tuple(rewards)} of "
-                f"task {task}: each must be a finite float32"
+                f"task {task}. Make it return finite float32 values"
             )
         return advantages
 
 
 def _unusable(ended: TaskEnded) -> str:
-    """Why a task is not trained on whatever its samples did; empty where it may be."""
+    """Returns why none of the task's samples may be trained on; empty if they may be."""
     if ended.purpose == "evaluate":
         return EVALUATE
     return "" if ended.closed_by == "all" else ended.closed_by
 
 
-def _count_one(outcome: EpisodeEnded, policy: str) -> _Counted | str:
-    """The sample as it counts for the policy, or the reason to exclude it."""
+def _count_one(outcome: EpisodeEnded, policy: str) -> _CountedSample | str:
+    """Returns the sample as it counts for the policy, or the reason to exclude it."""
     failure = outcome.failure
     if failure is not None and failure.origin == "infrastructure":
         return failure.code
@@ -189,7 +189,7 @@ def _count_one(outcome: EpisodeEnded, policy: str) -> _Counted | str:
         return failure.code if failure is not None else outcome.ending
     if outcome.reward is None or outcome.trajectory is None:
         return "no_reward" if outcome.reward is None else "no_trajectory"
-    if not abs(outcome.reward) <= REWARD_LIMIT:  # true for NaN too
+    if not abs(outcome.reward) <= REWARD_LIMIT:  # This rejects NaN, too.
         return "reward_out_of_range"
     uses = [use for use in outcome.policies if use.policy == policy]
     if not uses:
@@ -197,39 +197,39 @@ def _count_one(outcome: EpisodeEnded, policy: str) -> _Counted | str:
     use = _merge(uses)
     if use.tokens <= 0:
         return "no_tokens"
-    return _Counted(outcome, outcome.trajectory, outcome.reward, use)
+    return _CountedSample(outcome.sample, outcome.trajectory, outcome.reward, use)
 
 
-def _leave_out(closed: GroupClosed, sampled: Sequence[_Counted], reason: str) -> GroupClosed:
-    """Without what the policy sampled: what was demonstrated beside it is learned all the same."""
-    left_out = [Exclusion(sample=one.outcome.sample, reason=reason) for one in sampled]
-    excluded = sorted((*closed.excluded, *left_out), key=lambda one: one.sample)
+def _exclude(closed: GroupClosed, sampled: Sequence[_CountedSample], reason: str) -> GroupClosed:
+    """Excludes what the policy sampled. The demonstrated samples are still learned."""
+    more = [Exclusion(sample=one.sample, reason=reason) for one in sampled]
+    excluded = sorted((*closed.excluded, *more), key=lambda one: one.sample)
     return closed.model_copy(update={"excluded": tuple(excluded)})
 
 
-def _group_sample(sample: _Counted, advantage: float) -> GroupSample:
+def _group_sample(counted: _CountedSample, advantage: float) -> GroupSample:
     return GroupSample(
-        sample=sample.outcome.sample,
-        trajectory=sample.trajectory,
-        reward=sample.reward,
+        sample=counted.sample,
+        trajectory=counted.trajectory,
+        reward=counted.reward,
         advantages=pack_f32([advantage]),
-        tokens=sample.use.tokens,
-        longest=sample.use.longest,
-        oldest_version=sample.use.oldest_version,
+        tokens=counted.use.tokens,
+        longest=counted.use.longest,
+        oldest_version=counted.use.oldest_version,
     )
 
 
 def _merge(uses: Sequence[PolicyUse]) -> PolicyUse:
-    """What a policy did in all its roles of an episode; a role without tokens has no version."""
+    """Joins what a policy did in its roles of an episode. Roles without tokens do not count."""
     if len(uses) == 1:
         return uses[0]
-    spoke = [use for use in uses if use.tokens > 0] or list(uses)
-    return spoke[0].model_copy(
+    used = [use for use in uses if use.tokens > 0] or list(uses)
+    return used[0].model_copy(
         update={
-            "tokens": sum(use.tokens for use in spoke),
-            "longest": max(use.longest for use in spoke),
+            "tokens": sum(use.tokens for use in used),
+            "longest": max(use.longest for use in used),
             "oldest_version": min(
-                (use.oldest_version for use in spoke if use.oldest_version >= 0), default=-1
+                (use.oldest_version for use in used if use.oldest_version >= 0), default=-1
             ),
         }
     )

@@ -1,1 +1,1 @@
-"""The trainer: batches in, policy versions out. Any other program may take its place."""
+"""The trainer: reads batches and publishes policy versions. Another program can replace it."""

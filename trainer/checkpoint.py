@@ -1,8 +1,9 @@
-"""Checkpoints: a version, its place in the log and the learner's state, whole or not at all.
+"""Checkpoints: a version, its offset in the log and the learner's state, in one atomic unit.
 
-A checkpoint is a folder `v<version>` of `state.safetensors` and `manifest.json`, which names the
-state's SHA-256. It is written under another name, made durable, and renamed: whatever dies when,
-either the whole checkpoint is there or the one before. No torch here.
+A checkpoint is a folder `v<version>` with `state.safetensors` and `manifest.json`, which holds the
+state's SHA-256. It is written under another name, synced to disk and renamed. So if the process or
+the machine dies at any moment, either the complete checkpoint exists or the one before it does.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -27,27 +28,28 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where training stood."""
+    """A version, and where training continues after it."""
 
     version: int
     offset: int
-    """Of the next batch's record, at the earliest."""
+    """The next batch is at this offset of its topic, or later."""
     digest: bytes
-    """Of the version's weights."""
+    """`weights_digest` of the version's weights."""
 
 
 class Checkpoints:
-    """The checkpoints of one policy, in one folder that no other process writes to."""
+    """The checkpoints of one policy, in a folder that no other process writes to."""
 
     def __init__(self, folder: Path, keep: int) -> None:
-        """`keep` is how many of the newest stay."""
+        """The newest `keep` checkpoints stay; `save` removes older ones."""
         self._folder = folder
         self._keep = keep
 
     def save(self, checkpoint: Checkpoint, write_state: Callable[[Path], None]) -> None:
-        """Writes a checkpoint, then removes old ones. DependencyError where the disk can't.
+        """Writes a checkpoint, then removes old ones.
 
-        `write_state` writes the learner's state to the path it is given.
+        `write_state` writes the learner's state to the path that it is given. Raises
+        DependencyError if the disk can't take the checkpoint.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -56,49 +58,52 @@ class Checkpoints:
                 write_state(partial / STATE)
                 _write_manifest(checkpoint, partial)
                 folder = self._folder / f"v{checkpoint.version:012d}"
-                self._place(partial, folder)
+                self._install(partial, folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
             self._prune(folder)
         except OSError as error:
             raise DependencyError(
-                f"can't write a checkpoint to {self._folder}: {error}. Free space or mend it"
+                f"can't write a checkpoint to {self._folder}: {error}. Free space on that disk, or "
+                f"make the folder writable"
             ) from error
 
     def newest(self, accept: Callable[[Checkpoint], bool]) -> tuple[Checkpoint, Path] | None:
-        """The newest whole checkpoint that `accept` takes, and its state's path; None without one.
+        """Returns the newest complete checkpoint that `accept` accepts, and its state's path.
 
-        One that is damaged or not accepted is skipped, with a warning.
+        Skips a checkpoint that is damaged or not accepted, with a warning. Returns None if no
+        checkpoint is left.
         """
         for folder in self._folders():
             try:
                 checkpoint = _read(folder)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                logger.warning("checkpoint %s is damaged, and skipped: %s", folder, error)
+                logger.warning("checkpoint %s is damaged and is skipped: %s", folder, error)
                 continue
             if accept(checkpoint):
                 return checkpoint, folder / STATE
-            logger.warning("checkpoint %s is not of this log, and skipped", folder)
+            logger.warning("checkpoint %s is not of this log and is skipped", folder)
         return None
 
     def versions(self) -> list[int]:
-        """The versions that have a checkpoint, whole or not; the newest first."""
+        """Returns the versions that have a checkpoint, complete or not, the newest first."""
         names = [folder.name.removeprefix("v") for folder in self._folders()]
         return [int(name) for name in names if name.isdigit()]
 
     def _folders(self) -> Iterator[Path]:
         yield from sorted(self._folder.glob("v*"), reverse=True)
 
-    def _place(self, partial: Path, folder: Path) -> None:
+    def _install(self, partial: Path, folder: Path) -> None:
         sync_folder(partial)
         if folder.exists():
-            # It was skipped as damaged or foreign, else its version would not be made again.
+            # It was skipped as damaged or foreign; otherwise its version would not be made again.
             shutil.rmtree(folder)
         partial.rename(folder)
         sync_folder(self._folder)
 
     def _prune(self, newest: Path) -> None:
-        # What has a higher version is damaged or foreign: it must not crowd out the whole ones.
+        # A checkpoint of a higher version is damaged or foreign. It must not count, or it would
+        # push out the complete ones.
         kept = [folder for folder in self._folders() if folder <= newest]
         for folder in [*kept[self._keep :], *self._folder.glob("partial-*")]:
             shutil.rmtree(folder)
@@ -122,7 +127,7 @@ def _write_manifest(checkpoint: Checkpoint, folder: Path) -> None:
 def _read(folder: Path) -> Checkpoint:
     manifest = json.loads((folder / MANIFEST).read_text())
     if file_digest(folder / STATE).hex() != manifest["state"]:
-        raise ValueError(f"{STATE} is not what {MANIFEST} says")
+        raise ValueError(f"{STATE} has another SHA-256 than {MANIFEST} states")
     return Checkpoint(
         int(manifest["version"]), int(manifest["offset"]), bytes.fromhex(manifest["digest"])
     )

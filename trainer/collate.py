@@ -1,4 +1,4 @@
-"""From token sequences to the tensors of a micro-batch."""
+"""Packs token sequences into micro-batches, and turns a micro-batch into tensors and logprobs."""
 
 from __future__ import annotations
 
@@ -10,37 +10,55 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.schemas.events import Sampling
 from headrace.schemas.packed import unpack_i32
 from headrace.trainer.schema_masks import SchemaMasks
-from headrace.trainer.sequences import Draw, Ints, TokenSequence
+from headrace.trainer.sequences import Ints, TokenSequence
+
+
+def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Divides sequences of these lengths into micro-batches: lists of indices, longest first.
+
+    A micro-batch of R sequences takes R x its longest length tokens, padding included. That is at
+    most `max_tokens`, unless a single sequence is longer.
+    """
+    micro_batches: list[list[int]] = []
+    longest = 0
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        if micro_batches and (len(micro_batches[-1]) + 1) * longest <= max_tokens:
+            micro_batches[-1].append(index)
+        else:
+            micro_batches.append([index])
+            longest = lengths[index]
+    return micro_batches
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the model reads of B sequences, and N trained tokens among them, flat."""
+    """B sequences for the model, and the N trained tokens among them, flat."""
 
     ids: Tensor
-    """[B, L] int64, right-padded: under a causal mask no token sees the padding behind it."""
+    """[B, L] int64: token ids, padded on the right. Under a causal mask no token sees padding."""
     rows: Tensor
-    """[N] int64: the sequence of each trained token."""
+    """[N] int64: the row of each trained token in `ids`."""
     before: Tensor
-    """[N] int64: the place in front of it, whose output predicts it."""
+    """[N] int64: the column before each trained token. The model's output there predicts it."""
     targets: Tensor
-    """[N] int64: the tokens."""
+    """[N] int64: ids of the trained tokens."""
     temperature: Tensor
-    """[N, 1] float32."""
+    """[N, 1] float32: the sampling temperature."""
     allowed: Tensor | None
-    """[K, V] bool: K sets of allowed ids; None where everything is."""
+    """[K, V] bool: K distinct sets of allowed ids. None if all ids are allowed everywhere."""
     allowed_set: Tensor
-    """[N] int64: which of the K sets is each token's."""
+    """[N] int64: index of each token's set in `allowed`."""
     behaviour: Tensor
-    """[N] float32."""
+    """[N] float32: as in `TokenSequence`."""
     advantages: Tensor
-    """[N] float32."""
-    drawn: Tensor
-    """[D] int64: which of the N were drawn."""
+    """[N] float32: as in `TokenSequence`."""
+    sampled: Tensor
+    """[S] int64: indices of the sampled tokens among the N."""
     demonstrated: Tensor
-    """[N - D] int64: which were demonstrated instead."""
+    """[N - S] int64: indices of the demonstrated tokens among the N."""
 
 
 def collate(
@@ -49,15 +67,18 @@ def collate(
     device: torch.device,
     schemas: SchemaMasks | None = None,
 ) -> Inputs:
-    """Pads and joins sequences. Never empty. `schemas` is needed where answers follow one."""
+    """Pads and joins sequences, of which there is at least one.
+
+    `vocabulary` is V. `schemas` is needed if a sampling has a JSON schema.
+    """
     ids = np.zeros((len(sequences), max(len(one.tokens) for one in sequences)), dtype=np.int64)
     for row, one in enumerate(sequences):
         ids[row, : len(one.tokens)] = one.tokens
-    places = np.concatenate([one.places for one in sequences])
-    rows = np.repeat(np.arange(len(sequences)), [len(one.places) for one in sequences])
-    runs = [run for one in sequences for run in one.draws]
-    temperatures = np.repeat([draw.temperature for draw, _ in runs], [count for _, count in runs])
-    targets = ids[rows, places]
+    positions = np.concatenate([one.positions for one in sequences])
+    rows = np.repeat(np.arange(len(sequences)), [len(one.positions) for one in sequences])
+    runs = [run for one in sequences for run in one.samplings]
+    temperatures = np.repeat([one.temperature for one, _ in runs], [count for _, count in runs])
+    targets = ids[rows, positions]
     allowed, numbers = _allowed(runs, targets, vocabulary, schemas)
     demonstrated = np.concatenate([one.demonstrated for one in sequences])
 
@@ -67,53 +88,54 @@ def collate(
     return Inputs(
         ids=tensor(ids, torch.int64),
         rows=tensor(rows, torch.int64),
-        before=tensor(places - 1, torch.int64),
+        before=tensor(positions - 1, torch.int64),
         targets=tensor(targets, torch.int64),
         temperature=tensor(temperatures, torch.float32).unsqueeze(1),
         allowed=None if allowed is None else allowed.to(device),
         allowed_set=tensor(numbers, torch.int64),
         behaviour=tensor(np.concatenate([one.behaviour for one in sequences]), torch.float32),
         advantages=tensor(np.concatenate([one.advantages for one in sequences]), torch.float32),
-        drawn=tensor(np.flatnonzero(~demonstrated), torch.int64),
+        sampled=tensor(np.flatnonzero(~demonstrated), torch.int64),
         demonstrated=tensor(np.flatnonzero(demonstrated), torch.int64),
     )
 
 
 def _allowed(
-    runs: Sequence[tuple[Draw, int]],
+    runs: Sequence[tuple[Sampling, int]],
     targets: Ints,
     vocabulary: int,
     schemas: SchemaMasks | None,
 ) -> tuple[Tensor | None, list[int]]:
-    """The distinct sets of allowed ids, as [K, V], and the set of each of the N targets."""
+    """Returns the distinct sets of allowed ids, [K, V] bool, and each target's index in them."""
     sets: dict[bytes, NDArray[np.bool_]] = {}
-    """By what tells them apart: packed ids, or packed bits."""
-    chosen: list[bytes] = []
-    place = 0
-    for draw, count in runs:
-        if draw.json_schema:
-            assert schemas is not None, "answers follow a JSON schema"
-            for mask in schemas.of(draw, targets[place : place + count]):
+    """By packed ids, or by the packed bits of a JSON schema's mask."""
+    keys: list[bytes] = []
+    start = 0
+    for sampling, count in runs:
+        if sampling.json_schema:
+            assert schemas is not None, "a sampling has a JSON schema, but `schemas` is missing"
+            for mask in schemas.of(sampling, targets[start : start + count]):
                 key = b"bits" + np.packbits(mask).tobytes()
                 sets.setdefault(key, mask)
-                chosen.append(key)
+                keys.append(key)
         else:
-            if draw.allowed not in sets:
-                sets[draw.allowed] = np.zeros(vocabulary, dtype=np.bool_)
-                sets[draw.allowed][unpack_i32(draw.allowed) if draw.allowed else slice(None)] = True
-            chosen += [draw.allowed] * count
-        place += count
+            key = sampling.allowed
+            if key not in sets:
+                sets[key] = np.zeros(vocabulary, dtype=np.bool_)
+                sets[key][unpack_i32(key) if key else slice(None)] = True
+            keys += [key] * count
+        start += count
     if set(sets) == {b""}:
         return None, [0] * len(targets)
     numbers = {key: number for number, key in enumerate(sets)}
-    return torch.from_numpy(np.stack(list(sets.values()))), [numbers[key] for key in chosen]
+    return torch.from_numpy(np.stack(list(sets.values()))), [numbers[key] for key in keys]
 
 
 def processed_distribution(logits: Tensor, inputs: Inputs) -> Tensor:
-    """Logprobs [N, V] of all that could have been drawn, from logits [N, V].
+    """Returns the distribution that each token was sampled from: logprobs [N, V], float32, nats.
 
-    The distribution is the one that was drawn from: masked to the allowed ids, whose logprobs
-    alone are finite, then divided by the temperature, in float32.
+    `logits` is [N, V]. They are divided by the temperature, and ids that were not allowed get -inf
+    before the softmax.
     """
     scores = logits.float() / inputs.temperature
     if inputs.allowed is not None:
@@ -121,11 +143,14 @@ def processed_distribution(logits: Tensor, inputs: Inputs) -> Tensor:
     return scores.log_softmax(-1)
 
 
-def drawn_logprobs(distribution: Tensor, inputs: Inputs) -> Tensor:
-    """Logprobs [N] of the trained tokens, from `processed_distribution`."""
+def target_logprobs(distribution: Tensor, inputs: Inputs) -> Tensor:
+    """Returns the logprobs [N] of the trained tokens, from a `processed_distribution` [N, V]."""
     return distribution.gather(1, inputs.targets.unsqueeze(1)).squeeze(1)
 
 
 def entropy(distribution: Tensor) -> Tensor:
-    """Entropies [N] in nats, from `processed_distribution`. Forbidden ids add nothing."""
+    """Returns entropies [N] in nats, from a `processed_distribution` [N, V].
+
+    Ids that are not allowed (logprob -inf) add 0.
+    """
     return -(distribution.exp() * distribution.clamp(min=-1e9)).sum(-1)

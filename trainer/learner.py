@@ -1,9 +1,9 @@
 """The learner: a model, its optimizer, and what one batch does to them. No log, no clock.
 
-It does not share a model over processes: one process, one device. Parameters and optimizer are
-float32; with dtype bfloat16 the forward pass runs in it (autocast), and so are the published
-weights. Where an adapter learns, the rest of the model is frozen, in the policy's dtype as it is
-served, and only the adapter is float32. On a CPU the same batches give the same weights, bit by
+It runs in one process on one device; it can't shard a model. Parameters and optimizer are float32.
+With dtype bfloat16 the forward pass runs in bfloat16 (autocast), and published weights are
+bfloat16. If the policy has an adapter, the rest of the model is frozen in the policy's dtype, as it
+is served, and only the adapter is float32. On a CPU the same batches give the same weights, bit by
 bit.
 """
 
@@ -26,47 +26,50 @@ from headrace.services.models.lora import adapter_tensors
 from headrace.trainer.collate import (
     Inputs,
     collate,
-    drawn_logprobs,
     entropy,
+    pack,
     processed_distribution,
+    target_logprobs,
 )
 from headrace.trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
 from headrace.trainer.model_loading import (
     DTYPES,
-    Base,
     ChosenLogits,
+    FrozenBase,
     add_adapter,
     load_model,
     pick_device,
     weights_file,
 )
-from headrace.trainer.plan import pack
 from headrace.trainer.schema_masks import SchemaMasks
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 from headrace.trainer.training_metrics import Totals
 
 
 class Learner:
-    """One policy's model in training. Used by one thread at a time."""
+    """One policy's model in training. Only one thread at a time may use it."""
 
     def __init__(self, folder: Path, policy: Policy) -> None:
-        """Version 0: the weights in the folder, or random ones by the policy's seed.
+        """Loads version 0: the folder's weights, or random ones by the policy's seed.
 
-        Sets torch's number of threads and, on a CPU, its deterministic algorithms: both are
-        settings of the process. UsageError where there is no such device or model.
+        Sets torch's number of threads for the whole process, and on a CPU also its deterministic
+        algorithms. Raises UsageError if the device or the model does not exist.
         """
         if policy.training is None:
-            raise UsageError("this policy is not trained: its recipe says `training = false`")
+            raise UsageError(
+                "this policy is not trained: its recipe says `training = false`. Remove that line "
+                "to train it"
+            )
         self._settings = policy.training
         self._dtype = DTYPES[policy.dtype]
         self.device = pick_device(self._settings.device)
         torch.set_num_threads(self._settings.threads)
         if self.device.type == "cpu":
             torch.use_deterministic_algorithms(True)
-        # Without dropout: with it these logprobs would be others than those that are served.
+        # No dropout: with it the logprobs would differ from those of the engines.
         self._model = load_model(folder, policy.seed).eval()
-        self.base: Base | None = None
-        """What is frozen; None where all weights learn."""
+        self.base: FrozenBase | None = None
+        """The frozen weights; None if all weights learn."""
         if policy.lora is not None:
             self.base = add_adapter(self._model, folder, policy.lora, policy.seed, self._dtype)
         self._model.to(self.device)
@@ -85,67 +88,70 @@ class Learner:
         """Optimizer updates since version 0."""
 
     def weights(self) -> bytes:
-        """What has learned, weights or adapter: a safetensors file in the policy's dtype."""
-        learned = self._model.state_dict() if self.base is None else adapter_tensors(self._model)
-        return weights_file(learned, self._dtype)
+        """Returns the trained weights, or the adapter, as a safetensors file in the policy's
+        dtype."""
+        trained = self._model.state_dict() if self.base is None else adapter_tensors(self._model)
+        return weights_file(trained, self._dtype)
 
     def train(
         self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None
     ) -> dict[str, float]:
-        """Makes one optimizer update after the other; returns their metrics.
+        """Makes one optimizer update after the other, and returns the metrics of `Totals.metrics`.
 
-        All or nothing: UnusableBatch (a loss or gradient is not finite, or the device is out of
-        memory) and Stopped (`stop` was set) leave weights and optimizer as they were.
+        Makes all updates or none. Raises UnusableBatch if a loss or gradient is not finite or the
+        device is out of memory, and Stopped if `stop` was set. Weights and optimizer are then as
+        they were before.
         """
         totals = Totals()
         with self._rollback(needed=len(updates) > 1):
-            proximal = [self._proximal(update, stop) for update in updates]
-            for update, anchors in zip(updates, proximal, strict=True):
+            by_update = [self._proximal(update, stop) for update in updates]
+            for update, by_micro_batch in zip(updates, by_update, strict=True):
                 self._optimizer.zero_grad(set_to_none=True)
-                for chosen, anchor in zip(self._pack(update), anchors, strict=True):
+                for chosen, proximal in zip(self._pack(update), by_micro_batch, strict=True):
                     _check(stop)
-                    self._backward([update.sequences[i] for i in chosen], anchor, update, totals)
+                    self._backward([update.sequences[i] for i in chosen], proximal, update, totals)
                 self._step(self._learning_rate(update), totals)
         return totals.metrics()
 
     def save(self, path: Path) -> None:
-        """Writes all that training goes on from, as a safetensors file: no version, no place.
+        """Writes all state that training continues from, as a safetensors file.
 
-        OSError where the disk can't take it.
+        The version and the offset in the log are not part of it. Raises OSError if the disk can't
+        take the file.
         """
         try:
-            save_file(self._tensors(), path)
-        except SafetensorError as error:  # so it calls a full disk
+            save_file(self._state(), path)
+        except SafetensorError as error:  # The library raises it for a full disk.
             raise OSError(f"{path}: {error}") from error
 
     def load(self, path: Path) -> None:
-        """Goes on from what `save` wrote. UsageError where that is of another model, or base."""
+        """Restores what `save` wrote. Raises UsageError if it is of another model or base."""
         self._restore(load_file(path))
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """Model, optimizer, scheduler and random state by name. May share the learner's memory.
+    def _state(self) -> dict[str, Tensor]:
+        """Returns model, optimizer, warmup and random state by name, on the CPU.
 
-        Of a frozen base, no more than its digest.
+        The tensors may share the learner's memory. A frozen base is represented by its digest.
         """
-        kept = self._learning()
-        for index, state in self._optimizer.state_dict()["state"].items():
-            kept |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-        kept["random"] = torch.get_rng_state()
-        kept["updates_done"] = torch.tensor(self.updates_done)
+        state = self._trained_state()
+        for index, moments in self._optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
+        state["random"] = torch.get_rng_state()
+        state["updates_done"] = torch.tensor(self.updates_done)
         if self.device.type == "cuda":
-            kept["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return {name: tensor.detach().contiguous().cpu() for name, tensor in kept.items()}
+            state["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
 
-    def _learning(self) -> dict[str, Tensor]:
-        """What the optimizer changes, and what says of which model it is."""
+    def _trained_state(self) -> dict[str, Tensor]:
+        """Returns the tensors that the optimizer changes, and those that identify the model."""
         parameters = self._model.named_parameters()
-        kept = {f"model.{name}": one for name, one in parameters if one.requires_grad}
+        state = {f"model.{name}": one for name, one in parameters if one.requires_grad}
         if self.base is None:
-            return kept | {f"buffer.{name}": one for name, one in self._model.named_buffers()}
-        return kept | {"base": torch.frombuffer(bytearray(self.base.digest), dtype=torch.uint8)}
+            return state | {f"buffer.{name}": one for name, one in self._model.named_buffers()}
+        return state | {"base": torch.frombuffer(bytearray(self.base.digest), dtype=torch.uint8)}
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:
-        own = self._learning()
+        own = self._trained_state()
         given = {
             name: tensor
             for name, tensor in tensors.items()
@@ -154,9 +160,15 @@ class Learner:
         if {name: tensor.shape for name, tensor in own.items()} != {
             name: tensor.shape for name, tensor in given.items()
         }:
-            raise UsageError("the checkpoint is of another model than the recipe's")
+            raise UsageError(
+                "the checkpoint is of another model than the recipe's. Use the recipe of the run "
+                "that wrote it, or start a new namespace"
+            )
         if self.base is not None and not torch.equal(own.pop("base"), given["base"]):
-            raise UsageError("the checkpoint's adapter is of another base than the recipe's model")
+            raise UsageError(
+                "the checkpoint's adapter is of another base than the recipe's model. Restore the "
+                "weights that the run started with, or start a new namespace"
+            )
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(given[name])
@@ -172,7 +184,7 @@ class Learner:
             kind, _, rest = name.partition(".")
             if kind == "optimizer":
                 index, _, field = rest.partition(".")
-                # A copy: the optimizer updates it in place.
+                # The optimizer changes its tensors, so it gets copies.
                 state.setdefault(int(index), {})[field] = tensor.clone()
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
@@ -182,62 +194,62 @@ class Learner:
     def _proximal(
         self, update: UpdateBatch, stop: threading.Event | None
     ) -> Sequence[Tensor | None]:
-        """The logprobs at the batch's start, by micro-batch.
+        """Returns the logprobs [N] at the batch's start, for each micro-batch.
 
-        None for a batch of one update: there the new logprobs are those of the start.
+        None if a batch has one update: its new logprobs are those of the start.
         """
         packed = self._pack(update)
         if self._settings.updates == 1:
             return [None] * len(packed)
-        anchors: list[Tensor] = []
+        proximal: list[Tensor] = []
         with torch.no_grad():
             for chosen in packed:
                 _check(stop)
                 inputs = self._collate([update.sequences[index] for index in chosen])
-                anchors.append(self._logprobs(inputs)[0])
-        return anchors
+                proximal.append(self._logprobs(inputs)[0])
+        return proximal
 
     def _collate(self, sequences: Sequence[TokenSequence]) -> Inputs:
         return collate(sequences, self.vocabulary, self.device, self._schemas)
 
     def _logprobs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Of the trained tokens: logprobs [N], and entropies [N] of what they were drawn from."""
+        """Returns logprobs [N] of the trained tokens and entropies [N] of their distributions."""
         reduced = self._dtype != torch.float32
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=reduced):
             logits = self._logits_of(inputs)
         distribution = processed_distribution(logits, inputs)
-        # Over a large vocabulary the entropy's gradient needs memory: only where it is used.
+        # The gradient of the entropy needs memory for [N, V], so compute it only if it is used.
         spread = distribution if self._settings.entropy_bonus else distribution.detach()
-        return drawn_logprobs(distribution, inputs), entropy(spread)
+        return target_logprobs(distribution, inputs), entropy(spread)
 
     def _backward(
         self,
         sequences: Sequence[TokenSequence],
-        anchor: Tensor | None,
+        proximal: Tensor | None,
         update: UpdateBatch,
         totals: Totals,
     ) -> None:
         inputs = self._collate(sequences)
         logprobs, entropies = self._logprobs(inputs)
-        proximal = logprobs.detach() if anchor is None else anchor
+        proximal = logprobs.detach() if proximal is None else proximal
         loss = logprobs.new_zeros(())
-        if len(said := inputs.demonstrated):
-            loss = cross_entropy(logprobs[said], inputs.advantages[said], update.tokens)
-            totals.add_demonstrated(loss.detach(), logprobs[said].detach())
-        if len(drawn := inputs.drawn):
+        if len(shown := inputs.demonstrated):
+            loss = cross_entropy(logprobs[shown], inputs.advantages[shown], update.tokens)
+            totals.add_demonstrated(loss.detach(), logprobs[shown].detach())
+        if len(sampled := inputs.sampled):
             micro_batch = MicroBatch(
-                inputs.behaviour[drawn],
-                proximal[drawn],
-                inputs.advantages[drawn],
+                inputs.behaviour[sampled],
+                proximal[sampled],
+                inputs.advantages[sampled],
                 update.tokens,
                 self._settings,
             )
-            learned = self._loss(micro_batch, logprobs[drawn])
-            learned = learned - entropy_bonus(micro_batch, entropies[drawn])
+            part = self._loss(micro_batch, logprobs[sampled])
+            part = part - entropy_bonus(micro_batch, entropies[sampled])
             totals.add(
-                micro_batch, learned.detach(), logprobs[drawn].detach(), entropies[drawn].detach()
+                micro_batch, part.detach(), logprobs[sampled].detach(), entropies[sampled].detach()
             )
-            loss = loss + learned
+            loss = loss + part
         loss.backward()  # type: ignore[no-untyped-call]
 
     def _learning_rate(self, update: UpdateBatch) -> float:
@@ -246,10 +258,10 @@ class Learner:
         return (settings.demonstration_learning_rate if shown else None) or settings.learning_rate
 
     def _step(self, learning_rate: float, totals: Totals) -> None:
-        """One optimizer update, unless something is not finite: then UnusableBatch.
+        """Makes one optimizer update. Raises UnusableBatch if loss or gradient is not finite.
 
-        Without a gradient, as where all rewards are equal, there is none: momentum alone would
-        carry the policy on, further into whatever fails.
+        Makes no update if the gradient is 0, for example because all rewards are equal. Momentum
+        alone would move the policy on, even further into a failure.
         """
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
         totals.add_update(norm)
@@ -266,8 +278,11 @@ class Learner:
 
     @contextmanager
     def _rollback(self, needed: bool) -> Iterator[None]:
-        """Undoes updates made so far where the batch fails. `needed`: a later one may."""
-        saved = {k: v.clone() for k, v in self._tensors().items()} if needed else None
+        """Undoes the updates that were made if the batch fails.
+
+        `needed` says whether an update may fail after another one was made.
+        """
+        saved = {k: v.clone() for k, v in self._state().items()} if needed else None
         done = self.updates_done
         try:
             yield
@@ -275,7 +290,7 @@ class Learner:
             self._optimizer.zero_grad(set_to_none=True)
             if saved is not None and self.updates_done > done:
                 self._restore(saved)
-            # torch has a type for a full GPU, and for a full CPU no more than this text.
+            # torch has a class for a GPU that is out of memory; on a CPU only the text says it.
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise UnusableBatch(
                     f"{self.device} is out of memory: lower training.max_tokens"
@@ -285,4 +300,4 @@ class Learner:
 
 def _check(stop: threading.Event | None) -> None:
     if stop is not None and stop.is_set():
-        raise Stopped("stopped before the version was whole")
+        raise Stopped("stopped before the version was complete")

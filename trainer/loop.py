@@ -1,8 +1,9 @@
-"""The trainer's loop: batch n in, version n out, in the order of the log.
+"""The trainer's loop: trains on batch n and publishes version n, in the order of the log.
 
-It goes on from the newest whole checkpoint, trains silently on the batches up to the newest
-published version, and publishes that one again, as `resumed`, where its weights came out
-otherwise. A version whose making is cut short leaves no trace: the next process makes it anew.
+After a start it continues from the newest complete checkpoint. It trains again on the batches up
+to the newest published version without publishing. If the weights then differ from the published
+ones, it publishes that version again, as `resumed`. If the process dies while it makes a version,
+nothing of that version remains, and the next process makes it again.
 """
 
 from __future__ import annotations
@@ -23,35 +24,35 @@ from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp, EventStream, follow_events
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
-from headrace.trainer.loader import PreparedBatch, load_batch, unusable_batch
+from headrace.trainer.loader import PreparedBatch, load_batch
 from headrace.trainer.publish import CHECK_S, History, Publisher, Status
 from headrace.trainer.sequences import Stopped, UnusableBatch
-from headrace.trainer.versions import Stored
+from headrace.trainer.versions import StoredVersion
 
 if TYPE_CHECKING:
-    from headrace.trainer.learner import Learner  # torch, which the loop has no need of
+    from headrace.trainer.learner import Learner  # It imports torch, which is not needed here.
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 FINISH_S = 4.0
-"""How long a version in the making may still take once the process is to stop."""
+"""How long the current version may still take after the process was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """What came of a batch."""
+class _TrainingResult:
+    """The result of training on a batch."""
 
+    status: Status
     updates: int
-    """Optimizer updates made; 0 leaves the weights as they were."""
+    """Optimizer updates that were made; 0 leaves the weights as they were."""
     step_s: float
     metrics: dict[str, float]
-    skipped: bool
 
 
 class Trainer:
-    """One policy's training, over the life of this process."""
+    """One policy's training, for the life of this process."""
 
     def __init__(
         self,
@@ -73,20 +74,20 @@ class Trainer:
             context.state / "checkpoints" / publisher.policy, settings.keep_checkpoints
         )
         self._version = 0
-        """The learner's."""
+        """The version of the learner's weights."""
         self._offset = 0
-        """Of the batch after it, at the earliest."""
+        """The batch after it is at this offset, or later."""
         self._saved = 0
-        """Version of the newest checkpoint; version 0 needs none."""
+        """The version of the newest checkpoint. Version 0 needs none."""
         self._silent = True
-        """While it trains what was published before."""
-        self._stored: Stored | None = None
+        """Whether it trains versions again that are published already."""
+        self._stored: StoredVersion | None = None
         """The newest published weights."""
-        self._publishing: asyncio.Task[Stored] | None = None
-        """The version that is on its way out, or looked after."""
+        self._publishing: asyncio.Task[StoredVersion] | None = None
+        """Publishes or repairs a version in the background."""
 
     async def run(self) -> None:
-        """Resumes, then trains one batch after the other until the process is to stop."""
+        """Resumes, then trains on one batch after the other until the process is to stop."""
         if self._history.newest is None:
             self._silent = False
             await self._publish("initial")
@@ -117,21 +118,21 @@ class Trainer:
             await self._in_thread(lambda: self._learner.load(state))
             self._version = self._saved = checkpoint.version
             self._offset = checkpoint.offset
-        logger.info("policy %s goes on from version %d", self._publisher.policy, self._version)
+        logger.info("policy %s continues from version %d", self._publisher.policy, self._version)
 
     async def _publish_if_resumed(self) -> None:
-        """Where it has come to the newest published version: compares, and publishes it again."""
+        """At the newest published version: compares the weights, and ends the silent training."""
         newest = self._history.newest
         if newest is None or self._version < newest.version:
             return
         self._silent = False
         weights = await self._in_thread(self._learner.weights)
-        self._stored = await self._publisher.go_on(newest, weights)
+        self._stored = await self._publisher.resume(newest, weights)
 
     async def _train_all(
         self, batches: AsyncGenerator[Delivery[BatchAssembled]], stopping: asyncio.Task[bool]
     ) -> None:
-        """While one batch is trained, the next one is fetched."""
+        """Trains on one batch and fetches the next one meanwhile."""
         loop = asyncio.get_running_loop()
         fetching = asyncio.create_task(self._fetch(batches, self._version + 1))
         try:
@@ -144,10 +145,10 @@ class Trainer:
                 wait_s = loop.time() - started
                 fetching = asyncio.create_task(self._fetch(batches, self._version + 2))
                 try:
-                    made = await self._train(prepared, stopping)
+                    result = await self._train(prepared, stopping)
                 except Stopped:
                     return
-                await self._take_over(prepared, made, wait_s)
+                await self._advance(prepared, result, wait_s)
         finally:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
@@ -155,55 +156,56 @@ class Trainer:
     async def _fetch(
         self, batches: AsyncGenerator[Delivery[BatchAssembled]], version: int
     ) -> PreparedBatch:
-        """The batch that trains `version`, with its trajectories. What was read before is passed.
+        """Returns the batch that trains `version`, with its trajectories. Skips earlier batches.
 
-        RecordsLost where the log goes on after it.
+        Raises RecordsLost if the log has a later batch instead.
         """
         async for delivery in batches:
             if delivery.event.version > version:
                 raise RecordsLost(
-                    f"{delivery.partition.topic} has batch {delivery.event.version} where batch "
+                    f"{delivery.partition.topic} has batch {delivery.event.version}, but batch "
                     f"{version} is due: it was removed, or never written. Restore the topic, or "
-                    f"begin a new namespace"
+                    f"start a new namespace"
                 )
             if delivery.event.version == version:
                 return await self._load(delivery)
         raise AssertionError("a topic has no end")
 
     async def _load(self, delivery: Delivery[BatchAssembled]) -> PreparedBatch:
-        """The batch with its trajectories.
+        """Returns the batch with its trajectories.
 
-        A new one whose trajectories are gone, or are none, can't be trained on, and is skipped. One
-        that was trained before can't be trained again: RecordsLost, since its version would come
-        out otherwise. UnknownSchema is the registry's fault: the batch waits for it.
+        A new batch whose trajectories are gone or can't be decoded is skipped. If the batch was
+        trained on before, its version would now come out different, so that raises RecordsLost. An
+        unknown schema raises DependencyError, so that the batch waits until the registry has it.
         """
         version, newest = delivery.event.version, self._history.newest
         if version in self._history.skipped:
-            return unusable_batch(delivery, "it was skipped when it was first published")
+            return PreparedBatch(delivery, unusable="it was skipped when it was first published")
         try:
             return await load_batch(
                 self._context.log, delivery, self._learner.vocabulary, self._settings.updates
             )
         except UnknownSchema as error:
             raise DependencyError(
-                f"batch {version} names a trajectory of an unknown schema: is this the registry "
-                f"that its writer used? {error}"
+                f"batch {version} refers to a trajectory with an unknown schema. Check that this "
+                f"is the registry that its writer used. {error}"
             ) from error
         except (RecordsLost, DecodeError) as error:
             if newest is None or version > newest.version:
-                return unusable_batch(delivery, f"its trajectories are gone, or none: {error}")
+                return PreparedBatch(delivery, unusable=f"its trajectories can't be read: {error}")
             raise RecordsLost(
-                f"version {version} can't be trained again on the way from the checkpoint at "
-                f"version {self._saved} to {newest.version}, the newest published. Bring a newer "
-                f"checkpoint back, or begin a new namespace. {error}"
+                f"version {version} can't be trained again: the newest checkpoint is of version "
+                f"{self._saved}, the newest published version is {newest.version}. Restore a "
+                f"newer checkpoint, or start a new namespace. {error}"
             ) from error
 
-    async def _train(self, prepared: PreparedBatch, stopping: asyncio.Task[bool]) -> _Made:
-        """Trains on a batch. Stopped where the process is to stop and it takes too long."""
-        version = prepared.batch.version
+    async def _train(
+        self, prepared: PreparedBatch, stopping: asyncio.Task[bool]
+    ) -> _TrainingResult:
+        """Trains on a batch. Raises Stopped if the process is to stop and it takes too long."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        metrics = dict(prepared.metrics)
+        metrics = prepared.metrics()
         try:
             if prepared.unusable:
                 raise UnusableBatch(prepared.unusable)
@@ -218,44 +220,50 @@ class Trainer:
                 stop.set()
             metrics |= await training
         except UnusableBatch as error:
-            logger.error("batch %d is skipped, the weights stay: %s", version, error)
-            return _Made(0, loop.time() - started, metrics, skipped=True)
+            version = prepared.delivery.event.version
+            logger.error("batch %d is skipped and the weights stay as they are: %s", version, error)
+            return _TrainingResult("skipped", 0, loop.time() - started, metrics)
         updates = self._learner.updates_done - done
-        return _Made(updates, loop.time() - started, metrics, skipped=False)
+        return _TrainingResult("trained", updates, loop.time() - started, metrics)
 
-    async def _take_over(self, prepared: PreparedBatch, made: _Made, wait_s: float) -> None:
-        """Makes the batch's version the current one, and publishes it where that is new."""
-        self._version = prepared.batch.version
-        self._offset = prepared.offset + 1
+    async def _advance(
+        self, prepared: PreparedBatch, result: _TrainingResult, wait_s: float
+    ) -> None:
+        """Makes the batch's version the current one, and publishes it if it is new."""
+        self._version = prepared.delivery.event.version
+        self._offset = prepared.delivery.offset + 1
         if self._silent:
             await self._publish_if_resumed()
             return
         await self._publish(
-            "skipped" if made.skipped else "trained",
-            batch=prepared.ref,
-            updates=made.updates,
+            result.status,
+            result.metrics,
+            batch=prepared.delivery.ref,
+            updates=result.updates,
             wait_s=wait_s,
-            step_s=made.step_s,
-            metrics=made.metrics,
+            step_s=result.step_s,
         )
         if self._version - self._saved >= self._settings.checkpoint_every:
             await self._save()
 
     async def _publish(
-        self, status: Status, metrics: Mapping[str, float] | None = None, **facts: Any
+        self, status: Status, metrics: Mapping[str, float] | None = None, **fields: Any
     ) -> None:
-        """Begins to publish the learner's version, as soon as the one before it is out."""
+        """Starts to publish the learner's version after the one before it is published.
+
+        `fields` are those of `Publisher.publish`.
+        """
         weights = await self._in_thread(self._learner.weights)
         loop = asyncio.get_running_loop()
         started = loop.time()
-        await self._publish_before()
-        told = {**(metrics or {}), "publish_wait_s": loop.time() - started}
+        await self._finish_publishing()
+        metrics = {**(metrics or {}), "publish_wait_s": loop.time() - started}
         self._publishing = asyncio.create_task(
-            self._publisher.publish(self._version, status, weights, metrics=told, **facts)
+            self._publisher.publish(self._version, status, weights, metrics, **fields)
         )
 
-    async def _publish_before(self) -> None:
-        """Waits until what was begun to be published is out. Raises what went wrong with it."""
+    async def _finish_publishing(self) -> None:
+        """Waits until the current publication is written, and raises its error if it failed."""
         if self._publishing is not None:
             self._stored = await self._publishing
             self._publishing = None
@@ -264,8 +272,8 @@ class Trainer:
         """Writes a checkpoint of the current version, if it is published and has none yet."""
         if self._silent:
             return
-        # Before it is, the log knows no such version, and a checkpoint of it counts for nothing.
-        await self._publish_before()
+        # A checkpoint counts only if the log has its version, so wait for the publication.
+        await self._finish_publishing()
         if self._stored is None or self._version == self._saved:
             return
         checkpoint = Checkpoint(self._version, self._offset, self._stored.digest)
@@ -273,18 +281,18 @@ class Trainer:
         self._saved = self._version
 
     async def _first_of(self, *waits: asyncio.Task[Any]) -> None:
-        """Waits for one of these, and keeps the newest weights in the store meanwhile."""
+        """Waits for one of these tasks, and keeps the newest weights in the store meanwhile."""
         while True:
             out = () if self._publishing is None else (self._publishing,)
             done, _ = await asyncio.wait(
                 {*waits, *out}, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED
             )
             if done & set(out):
-                await self._publish_before()
+                await self._finish_publishing()
             if done & set(waits):
                 return
             if not done and self._stored is not None and self._publishing is None:
-                self._publishing = asyncio.create_task(self._publisher.mend(self._version))
+                self._publishing = asyncio.create_task(self._publisher.repair(self._version))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._torch_thread, work)

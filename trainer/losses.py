@@ -1,8 +1,8 @@
 """Losses by name. A loss is one function of a micro-batch and the new logprobs.
 
-Your own is named in the recipe as `package.module:function`, with the same two arguments. Sum
-over the tokens and divide by `denominator`: it counts the whole update, so that how the tokens
-fall into micro-batches and ranks changes nothing.
+Your own loss is named in the recipe as `package.module:function` and takes the same two arguments.
+Sum over the micro-batch's tokens and divide by `denominator`, which counts the tokens of the whole
+update. Then the result does not depend on how the tokens are divided into micro-batches.
 """
 
 from __future__ import annotations
@@ -19,35 +19,49 @@ from headrace.services.base.plugins import Loader
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """N trained tokens of one forward pass, flat. All tensors are float32 of shape [N]."""
+    """N sampled tokens of one forward pass, flat. All tensors are float32 of shape [N].
+
+    Logprobs are in nats, after temperature and masks.
+    """
 
     behaviour: Tensor
-    """Logprobs by the engine that drew the tokens, after temperature and masks."""
+    """Logprobs by the engine that sampled the tokens."""
     proximal: Tensor
-    """Logprobs by the trainer at the batch's start, processed alike: the one to stay close to."""
+    """Logprobs by the trainer's weights before the batch's first update. PPO keeps the new policy
+    close to this one. Without gradient."""
     advantages: Tensor
-    """Times the sample's weight."""
+    """Advantages times the sample's weight."""
     denominator: int
-    """Trained tokens of the whole update, on all ranks."""
+    """Number of trained tokens in the whole update, demonstrated ones included."""
     settings: Training
+    """The policy's `training` section of the recipe."""
 
 
 Loss = Callable[[MicroBatch, Tensor], Tensor]
-"""(micro-batch, new logprobs [N]) to a scalar."""
+"""Maps (micro-batch, new logprobs [N] with gradient) to a scalar, which is minimised."""
 
 LOSSES: dict[str, Loader] = {"grpo": lambda: grpo}
 """The built-in losses by the recipe's name."""
 
 
 def grpo(batch: MicroBatch, logprobs: Tensor) -> Tensor:
-    """PPO's clipped surrogate on group advantages, corrected for what the engine drew off policy.
+    """Returns PPO's clipped surrogate with truncated importance weights, averaged over tokens.
 
-    - The clipped surrogate: PPO (arXiv 1707.06347), equation 7, against the proximal policy; on
-      group-relative advantages as in GRPO (DeepSeekMath, arXiv 2402.03300), without its KL term.
-    - The mean runs over all tokens, not per sequence: Dr. GRPO (arXiv 2503.20783), section 3.
-    - Each token is weighed by min(proximal / behaviour, cap), without gradient: truncated
-      importance sampling (Yao et al. 2025, "Your efficient RL framework secretly brings you
-      off-policy RL training"). It covers staleness and the engine's other kernels alike.
+    With A the advantage, r = exp(new - proximal) and w = min(exp(proximal - behaviour), cap):
+
+        loss = - sum over tokens of w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
+                 / number of trained tokens of the update
+
+    - The clipped surrogate is equation 7 of PPO (arXiv 1707.06347). GRPO (DeepSeekMath,
+      arXiv 2402.03300) uses it with group-relative advantages; its KL term is left out.
+    - The two clip bounds and the mean over all tokens are DAPO's (arXiv 2503.14476, sections 3.1
+      and 3.3). GRPO takes the mean of each sequence first, so a token of a long sequence counts
+      less. Dr. GRPO (arXiv 2503.20783) divides by a constant, not by the number of tokens.
+    - w has no gradient. It is truncated importance sampling (Yao et al. 2025, "Your efficient RL
+      framework secretly brings you off-policy RL training"). It corrects both for stale samples
+      and for numerical differences between engine and trainer.
+
+    `logprobs` is [N] with gradient; the result is a scalar.
     """
     settings = batch.settings
     ratio = (logprobs - batch.proximal).exp()
@@ -57,22 +71,23 @@ def grpo(batch: MicroBatch, logprobs: Tensor) -> Tensor:
 
 
 def cross_entropy(logprobs: Tensor, weights: Tensor, denominator: int) -> Tensor:
-    """Of demonstrated tokens, by their new logprobs [N] and the samples' weights [N]: a scalar.
+    """Returns the weighted cross-entropy of demonstrated tokens, in nats: a scalar.
 
-    The mean runs over all tokens of the update, as the surrogate's, so both may be in one batch.
+    `logprobs` are the new logprobs [N], `weights` the samples' weights [N]. The denominator is that
+    of `grpo`, so one update can hold demonstrated and sampled tokens.
     """
     return -(weights * logprobs).sum() / denominator
 
 
 def importance(batch: MicroBatch) -> Tensor:
-    """The truncated importance weight of each token, [N]."""
+    """Returns each token's truncated importance weight, [N]: min(proximal / behaviour, cap)."""
     return (batch.proximal - batch.behaviour).exp().clamp(max=batch.settings.importance_cap)
 
 
 def entropy_bonus(batch: MicroBatch, entropies: Tensor) -> Tensor:
-    """What every loss is lowered by, from entropies [N]: a scalar, 0 at the coefficient 0.
+    """Returns what the learner subtracts from every loss, from entropies [N] in nats: a scalar.
 
-    The coefficient times the mean over all tokens, as the surrogate's: PPO (arXiv 1707.06347),
-    equation 9.
+    It is the coefficient `entropy_bonus` times the sum of the entropies, divided by the same
+    denominator as the loss: PPO (arXiv 1707.06347), equation 9.
     """
     return batch.settings.entropy_bonus * entropies.sum() / batch.denominator

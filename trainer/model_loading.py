@@ -1,4 +1,4 @@
-"""Loading a causal language model from a folder, and reading its logits where they are needed."""
+"""Loads a causal language model from a folder, adds adapters, and computes the needed logits."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model(folder: Path, seed: int) -> Any:
-    """The folder's model in float32: its weights where there are any, else random by `seed`.
+    """Loads the folder's model in float32.
 
-    UsageError where transformers can't make a model of the folder, or its weights are not whole.
+    If the folder has no weights, they are random by `seed`. Raises UsageError if transformers can't
+    make a model of the folder, or if its weights are damaged or incomplete.
     """
     torch.manual_seed(seed)
     try:
@@ -44,13 +45,16 @@ def load_model(folder: Path, seed: int) -> Any:
         make: Any = AutoModelForCausalLM.from_config
         return make(configuration, dtype=torch.float32)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"model folder {folder} can't be loaded: {error}") from error
+        raise UsageError(
+            f"model folder {folder} can't be loaded: {error}. Check its config.json and its "
+            f"safetensors files"
+        ) from error
 
 
 def import_model(folder: Path) -> None:
-    """Imports the code of the folder's model, which transformers does only as one is made.
+    """Imports the code of the folder's model, which transformers otherwise does on first use.
 
-    Nothing where it knows no such model.
+    Does nothing if transformers does not have such a model: `load_model` reports that.
     """
     with suppress(OSError, ValueError, KeyError):
         configuration = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -58,26 +62,27 @@ def import_model(folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """The frozen weights that an adapter is of."""
+class FrozenBase:
+    """The frozen weights that an adapter belongs to."""
 
     file: Callable[[], bytes]
-    """Them as a safetensors file, always the same one. Any thread may ask."""
+    """Returns the weights as a safetensors file, always the same bytes. Thread-safe."""
     digest: bytes
     """`weights_digest` of the file."""
     targets: tuple[str, ...]
-    """The full names of the layers that have a pair of the adapter."""
+    """The full names of the layers that have an adapter."""
 
 
-def add_adapter(model: Any, folder: Path, lora: Lora, seed: int, dtype: torch.dtype) -> Base:
-    """Freezes a model, in `dtype`, and gives it an adapter in float32: version 0's.
+def add_adapter(model: Any, folder: Path, lora: Lora, seed: int, dtype: torch.dtype) -> FrozenBase:
+    """Freezes a model in `dtype` and adds a LoRA adapter in float32 (arXiv 2106.09685).
 
-    That of the folder where it has an `ADAPTER`, else one that adds nothing, random by `seed`.
-    UsageError where the recipe's targets or the folder's adapter are not the model's.
+    The adapter is version 0: the one in the folder's file `ADAPTER`, or else one that is random by
+    `seed` and adds nothing yet. Raises UsageError if the recipe's targets or the folder's adapter
+    do not fit the model.
     """
     model.requires_grad_(False)
     for parameter in model.parameters():
-        # Buffers keep their float32: so they do in the engines.
+        # Buffers stay in float32, as they do in the engines.
         parameter.data = parameter.data.to(dtype)
     try:
         targets = attach(model, lora.targets, lora.rank, lora.alpha, torch.float32)
@@ -85,22 +90,28 @@ def add_adapter(model: Any, folder: Path, lora: Lora, seed: int, dtype: torch.dt
         if (folder / ADAPTER).exists():
             _read_adapter(model, folder / ADAPTER)
     except (OSError, ValueError, SafetensorError) as error:
-        raise UsageError(f"model folder {folder}, adapter: {error}") from error
+        raise UsageError(f"the adapter does not fit model folder {folder}: {error}") from error
     file = partial(weights_file, base_tensors(model), dtype)
-    return Base(file, weights_digest(file()), targets)
+    return FrozenBase(file, weights_digest(file()), targets)
 
 
 def _read_adapter(model: Any, path: Path) -> None:
     own, given = adapter_tensors(model), load_file(path)
     if {name: one.shape for name, one in own.items()} != {n: one.shape for n, one in given.items()}:
-        raise ValueError(f"{path.name} has other layers, or another rank, than the recipe's `lora`")
+        raise ValueError(
+            f"{path.name} has other layers, or another rank, than the recipe's `lora`. Change "
+            f"`lora.targets` or `lora.rank`"
+        )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
 
 
 def weights_file(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
-    """Weights as a safetensors file; floats in `dtype`, tied tensors once."""
+    """Returns tensors as a safetensors file. Floats are in `dtype`; tied tensors are written once.
+
+    A tied tensor has the first of its names.
+    """
     written: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -112,20 +123,29 @@ def weights_file(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` is a GPU where there is one. UsageError for an absent one."""
+    """Returns the device of that name; `auto` is a GPU if there is one, else the CPU.
+
+    Raises UsageError if torch has no such device.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"training.device {name!r}: {error}") from error
+        raise UsageError(
+            f"training.device {name!r} is not a device of torch; use `cpu`, `cuda` or `auto`: "
+            f"{error}"
+        ) from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"training.device {name!r}: torch sees no GPU; use `cpu` or `auto`")
+        raise UsageError(f"training.device {name!r}: torch finds no GPU; use `cpu` or `auto`")
     return device
 
 
 class ChosenLogits:
-    """Runs a causal LM so that only chosen places pass its head, the widest layer by far."""
+    """Runs a causal LM and computes logits only at the positions that predict a trained token.
+
+    The output head is by far the widest layer, and most positions are not trained.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -133,7 +153,7 @@ class ChosenLogits:
         model.get_output_embeddings().register_forward_pre_hook(self._choose)
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        """[N, V]: what the model expects at each trained token."""
+        """Returns logits [N, V]: the model's prediction for each trained token."""
         self._inputs = inputs
         try:
             logits: Tensor = self._model(input_ids=inputs.ids, use_cache=False).logits

@@ -1,4 +1,4 @@
-"""Publishing a policy's versions: the weights into the blob store first, then the record."""
+"""Publishes a policy's versions: stores the weights in the blob store, then writes the record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import UsageError
-from headrace.schemas.events import Adapter, Blob, PolicyPublished, Ref
+from headrace.schemas.events import Adapter, Blob, PolicyPublished
 from headrace.schemas.recipe.policy import Lora
 from headrace.schemas.topics import POLICIES
 from headrace.services.kafka.broker import FencedWriter
@@ -20,31 +20,31 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events, require_beginning
 from headrace.services.models.weights import model_folder
 from headrace.services.worker.service_context import ServiceContext
-from headrace.trainer.versions import Stored, VersionStore
+from headrace.trainer.versions import StoredVersion, VersionStore
 
 if TYPE_CHECKING:
-    from headrace.trainer.model_loading import Base  # torch, which publishing has no need of
+    from headrace.trainer.model_loading import FrozenBase  # It imports torch, not needed here.
 
 logger = logging.getLogger(__name__)
 
 CHECK_S = 60.0
-"""How often an idle trainer looks whether the blob store still has the newest weights: without
-them no worker serves the version, and no batch may ever come."""
+"""How often an idle trainer checks that the blob store has the newest weights. Without them no
+worker serves the version, so no batch might ever come."""
 
 
 @dataclass(slots=True)
 class History:
-    """What the log says of a policy's versions."""
+    """The versions of a policy that the log holds."""
 
     newest: PolicyPublished | None = None
-    """The last record of the newest version: the one that counts."""
+    """The last record of the newest version, which is the one that counts."""
     digests: dict[int, set[bytes]] = field(default_factory=dict)
-    """Of each version: every digest that it was published with."""
+    """By version: every digest that it was published with."""
     skipped: set[int] = field(default_factory=set)
     """Versions whose batch was not trained on."""
 
     def add(self, published: PolicyPublished) -> None:
-        """Takes in the next record of the log."""
+        """Adds the next record of the log."""
         if self.newest is None or published.version >= self.newest.version:
             self.newest = published
         self.digests.setdefault(published.version, set()).add(published.digest)
@@ -53,20 +53,20 @@ class History:
 
 
 async def read_history(log: EventLog, policy: str) -> History:
-    """The policy's publications so far. Only a fenced writer knows that no more will come.
+    """Reads the policy's publications so far. Only its fenced writer can be sure they are all.
 
-    RecordsLost where there is none, but what the topic began with was deleted.
+    Raises RecordsLost if there are none and the first records of the topic were deleted.
     """
     history = History()
-    place = log.topics.partition(POLICIES)
-    # Another policy's trainer may have a transaction open there, before one's own newest record.
-    async with aclosing(read_events(log, {place: WHOLE}, include_uncommitted=True)) as deliveries:
-        async for delivery in deliveries:
+    policies = log.topics.partition(POLICIES)
+    # Another policy's trainer may have an open transaction before this policy's newest record.
+    async with aclosing(read_events(log, {policies: WHOLE}, include_uncommitted=True)) as items:
+        async for delivery in items:
             event = delivery.event
             if isinstance(event, PolicyPublished) and event.policy == policy:
                 history.add(event)
     if history.newest is None:
-        await require_beginning(log.broker, place, f"version of policy {policy}")
+        await require_beginning(log.broker, policies, f"version of policy {policy}")
     return history
 
 
@@ -89,21 +89,24 @@ class Publisher:
     """Context length in tokens."""
     tokenizer: Blob
     adapter: Adapter | None = None
-    """Of what the versions are adapters; None where they are whole models."""
+    """What the versions are adapters of; None if they are whole models."""
 
-    def on_base(self, base: Base, lora: Lora, history: History) -> Publisher:
-        """The publisher of a base's adapters. Stores the base, and blocks.
+    def with_base(self, base: FrozenBase | None, lora: Lora | None, history: History) -> Publisher:
+        """Returns a publisher of adapters, after it has stored their base. Blocks.
 
-        UsageError where the versions so far are of another.
+        Returns this publisher if `base` or `lora` is None. Raises UsageError if the versions so far
+        are adapters of another base, or whole models.
         """
+        if base is None or lora is None:
+            return self
         newest = history.newest
         if newest is not None and (
             newest.adapter is None or newest.adapter.base_digest != base.digest
         ):
             raise UsageError(
-                f"policy {self.policy}: version {newest.version} is no adapter of the weights that "
-                f"model {self.base!r} has now (digest {base.digest.hex()}). Bring back those that "
-                f"the run began with, or begin a new namespace"
+                f"policy {self.policy}: version {newest.version} is not an adapter of the weights "
+                f"that model {self.base!r} has now (digest {base.digest.hex()}). Restore the "
+                f"weights that the run started with, or start a new namespace"
             )
         adapter = Adapter(
             base=self.versions.keep_base(base.file),
@@ -119,47 +122,49 @@ class Publisher:
         version: int,
         status: Status,
         weights: bytes,
-        *,
-        batch: Ref | None = None,
-        updates: int = 0,
-        wait_s: float = 0.0,
-        step_s: float = 0.0,
         metrics: Mapping[str, float] | None = None,
-    ) -> Stored:
+        **fields: Any,
+    ) -> StoredVersion:
         """Stores a version's weights, a safetensors file, and then writes its record.
 
-        Fenced where another trainer has taken over; DependencyError where the outcome is unknown.
+        `fields` are more fields of the record: `batch`, `updates`, `wait_s` and `step_s`. Raises
+        Fenced if another trainer has fenced this one, and DependencyError if it is unknown whether
+        the record was written.
         """
         stored = await asyncio.to_thread(self.versions.add, version, weights)
-        facts = {"batch": batch, "updates": updates, "wait_s": wait_s, "step_s": step_s}
-        await self._write(version, status, stored, facts, metrics or {})
+        await self._write(version, status, stored, metrics or {}, **fields)
         return stored
 
-    async def go_on(self, newest: PolicyPublished, weights: bytes) -> Stored:
-        """Goes on from the newest version of the log, of which these weights came.
+    async def resume(self, newest: PolicyPublished, weights: bytes) -> StoredVersion:
+        """Continues from the newest version of the log, whose weights were made again.
 
-        They are published again where they came out otherwise, or the store has lost some.
+        Publishes the version again if these weights differ from the published ones, or if the store
+        has lost some of its blobs.
         """
-        stored = await asyncio.to_thread(self.versions.adopt, newest, weights)
-        if stored != Stored.of(newest):
-            logger.warning("version %d is not what was published", newest.version)
-            await self._write(newest.version, "resumed", stored, {"updates": 0}, {})
+        stored = await asyncio.to_thread(self.versions.resume, newest, weights)
+        if stored != StoredVersion.of(newest):
+            logger.warning(
+                "version %d is published again: its weights or its blobs have changed",
+                newest.version,
+            )
+            await self._write(newest.version, "resumed", stored, {})
         return stored
 
-    async def mend(self, version: int) -> Stored:
-        """Sees to it that the store has the newest version; it is published again if it must be."""
-        stored, other = await asyncio.to_thread(self.versions.mend)
-        if other:
-            await self._write(version, "resumed", stored, {"updates": 0}, {})
+    async def repair(self, version: int) -> StoredVersion:
+        """Stores the newest version again if the store has lost it, and publishes it if needed."""
+        stored, changed = await asyncio.to_thread(self.versions.repair)
+        if changed:
+            await self._write(version, "resumed", stored, {})
         return stored
 
     async def _write(
         self,
         version: int,
         status: Status,
-        stored: Stored,
-        facts: Mapping[str, Any],
+        stored: StoredVersion,
         metrics: Mapping[str, float],
+        updates: int = 0,
+        **fields: Any,
     ) -> None:
         published = PolicyPublished(
             policy=self.policy,
@@ -174,8 +179,9 @@ class Publisher:
             tokenizer=self.tokenizer,
             context=self.context,
             adapter=self.adapter,
+            updates=updates,
             metrics={name: value for name, value in metrics.items() if isfinite(value)},
-            **facts,
+            **fields,
         )
         await self.log.send_all(self.writer, [published])
         logger.info(
@@ -194,7 +200,7 @@ class Publisher:
 async def sole_publisher(
     context: ServiceContext, policy: str
 ) -> AsyncIterator[tuple[Publisher, History]]:
-    """Takes over as the policy's sole writer; only then is its history complete."""
+    """Fences the policy's previous trainer, and then reads the history, which is now complete."""
     settings = context.recipe.policies[policy]
     training = settings.training
     folder = model_folder(settings.model)

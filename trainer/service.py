@@ -1,6 +1,6 @@
-"""The trainer of one policy as a service: takes over as the sole writer, then trains.
+"""Runs the trainer of one policy as a service.
 
-Being the sole writer comes first: only then is what it reads of its own publications complete.
+It first fences its predecessor. Only then is what it reads of the policy's publications complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.trainer.learner import Learner
 from headrace.trainer.loop import Trainer
 from headrace.trainer.model_loading import (
     DTYPES,
-    Base,
+    FrozenBase,
     add_adapter,
     import_model,
     load_model,
@@ -31,79 +31,73 @@ from headrace.trainer.publish import CHECK_S, History, Publisher, sole_publisher
 async def run(
     context: ServiceContext, policy: str | None = None, skipped: Collection[int] = ()
 ) -> None:
-    """Trains `policy` until `context.stopping`; None is the recipe's only one.
+    """Trains `policy` until `context.stopping`. None means the recipe's only policy.
 
-    `skipped` are versions whose batches are not trained on whatever they hold, since a recorded
-    run that is trained again skipped them.
-
-    Fenced where another trainer has taken over. DependencyError where the log or the blob store
-    is out of reach.
+    `skipped` are versions whose batches are not trained on, because a recorded run that is trained
+    again skipped them. Raises Fenced if another trainer has started, and DependencyError if the log
+    or the blob store is out of reach.
     """
-    name = _only(context, policy)
+    name = _policy_name(context, policy)
     settings = context.recipe.policies[name]
     folder = model_folder(settings.model, weights=True)
     async with sole_publisher(context, name) as (publisher, history):
         history.skipped.update(skipped)
-        if settings.training is not None:
-            # One thread for all of torch: the loop stays alive, and nothing runs in parallel.
-            with ThreadPoolExecutor(1, thread_name_prefix="torch") as torch_thread:
-                loop = asyncio.get_running_loop()
-                learner = await loop.run_in_executor(torch_thread, Learner, folder, settings)
-                publisher = await _on_base(publisher, learner.base, settings, history)
-                await Trainer(context, publisher, history, learner, torch_thread).run()
+        if settings.training is None:
+            await _serve_untrained(context, publisher, history, settings)
             return
-        await _serve_untrained(context, publisher, history, settings)
+        # All work with torch happens in one thread: the asyncio loop stays responsive, and no two
+        # calls run in parallel.
+        with ThreadPoolExecutor(1, thread_name_prefix="torch") as torch_thread:
+            loop = asyncio.get_running_loop()
+            learner = await loop.run_in_executor(torch_thread, Learner, folder, settings)
+            publisher = await asyncio.to_thread(
+                publisher.with_base, learner.base, settings.lora, history
+            )
+            await Trainer(context, publisher, history, learner, torch_thread).run()
 
 
 def prepare(recipe: Recipe) -> None:
-    """Imports what the recipe's models need: seconds. `run` does so too, but later.
+    """Imports the code of the recipe's models, which takes seconds, before `run` needs it.
 
-    Fetches those of the Hugging Face Hub. UsageError where a model has no folder.
+    Downloads models of the Hugging Face Hub. Raises UsageError if a model has no folder.
     """
     for policy in recipe.policies.values():
         import_model(model_folder(policy.model, weights=True))
 
 
-def _only(context: ServiceContext, policy: str | None) -> str:
+def _policy_name(context: ServiceContext, policy: str | None) -> str:
     policies = context.recipe.policies
     if policy is None and len(policies) == 1:
         return next(iter(policies))
     if policy is None or policy not in policies:
         raise UsageError(
-            f"a trainer serves one policy, not {policy}: name one of {', '.join(policies)}"
+            f"a trainer trains one policy, but --policy is {policy}: name one of "
+            f"{', '.join(policies)}"
         )
     return policy
-
-
-async def _on_base(
-    publisher: Publisher, base: Base | None, settings: Policy, history: History
-) -> Publisher:
-    if base is None or settings.lora is None:
-        return publisher
-    return await asyncio.to_thread(publisher.on_base, base, settings.lora, history)
 
 
 async def _serve_untrained(
     context: ServiceContext, publisher: Publisher, history: History, settings: Policy
 ) -> None:
-    """Publishes version 0, once and for all, and keeps its weights in the store."""
+    """Publishes version 0, the only one, and keeps its weights in the blob store."""
     weights, base = await asyncio.to_thread(_initial_weights, settings)
-    publisher = await _on_base(publisher, base, settings, history)
+    publisher = await asyncio.to_thread(publisher.with_base, base, settings.lora, history)
     if history.newest is None:
         await publisher.publish(0, "initial", weights)
     else:
-        await publisher.go_on(history.newest, weights)
+        await publisher.resume(history.newest, weights)
     while True:
         try:
             async with asyncio.timeout(CHECK_S):
                 await context.stopping.wait()
             return
         except TimeoutError:
-            await publisher.mend(0)
+            await publisher.repair(0)
 
 
-def _initial_weights(settings: Policy) -> tuple[bytes, Base | None]:
-    """Version 0's, and what they are an adapter of, if they are one."""
+def _initial_weights(settings: Policy) -> tuple[bytes, FrozenBase | None]:
+    """Returns version 0 as a safetensors file, and its base if it is an adapter."""
     folder, dtype = model_folder(settings.model, weights=True), DTYPES[settings.dtype]
     model = load_model(folder, settings.seed)
     if settings.lora is None:

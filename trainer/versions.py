@@ -1,9 +1,9 @@
-"""A policy's versions in the blob store: whole weights, or what has changed since the last ones.
+"""Stores a policy's versions in the blob store: full weights, or deltas since full weights.
 
-Between two whole ones lies a chain of deltas (`services/models/deltas.py`). A version is whole
-where a delta would not be smaller, where the chain would come to cost as much as whole weights,
-after `full_every` versions, and wherever a blob of the chain is gone. Versions of an adapter are
-stored in the same way, and beside them the base, once.
+Between two full versions lies a chain of deltas (`services/models/deltas.py`). A version is stored
+in full if its delta would not be smaller, if the chain would cost as much as full weights, after
+`full_every` versions, and if a blob of the chain is missing. Versions of an adapter are stored in
+the same way; their base is stored once.
 """
 
 from __future__ import annotations
@@ -24,70 +24,76 @@ SAFETENSORS = "application/vnd.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredVersion:
     """A version's weights in the blob store."""
 
     digest: bytes
+    """`weights_digest` of the version's weights."""
     full: Blob
+    """The weights of `full_version`."""
     full_version: int
     deltas: tuple[WeightsDelta, ...] = ()
+    """What to apply to `full`, in this order."""
 
     @classmethod
-    def of(cls, published: PolicyPublished) -> Stored | None:
-        """What a publication says; None where it names no weights."""
+    def of(cls, published: PolicyPublished) -> StoredVersion | None:
+        """Returns what a publication names; None if it names no weights."""
         if published.full is None:
             return None
         return cls(published.digest, published.full, published.full_version, published.deltas)
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """All that a reader of this version needs."""
+        """All blobs that a reader of this version needs."""
         return (self.full, *(delta.blob for delta in self.deltas))
 
 
 class VersionStore:
-    """Stores one policy's versions in turn. Keeps the newest weights in memory: the next delta's
-    base, and what is stored again where the store has lost them. All methods block."""
+    """Stores one policy's versions one after the other. All methods block.
+
+    Keeps the newest weights in memory: the next delta starts from them, and they are stored again
+    if the blob store loses them. Methods that store raise DependencyError if the store can't.
+    """
 
     def __init__(self, blobs: BlobStore, full_every: int = 1) -> None:
-        """`full_every` versions lie between two whole ones."""
+        """Every `full_every` versions the weights are stored in full."""
         self._blobs = blobs
         self._full_every = full_every
         self._version = -1
         self._weights = b""
-        self._stored: Stored | None = None
+        self._stored: StoredVersion | None = None
         self._base: tuple[Blob, Callable[[], bytes]] | None = None
 
     def keep_base(self, file: Callable[[], bytes]) -> Blob:
-        """Stores what all versions are adapters of, and looks after it with them."""
+        """Stores the weights that all versions are adapters of, and repairs them from then on."""
         blob = self._blobs.put(file(), SAFETENSORS)
         self._base = blob, file
         return blob
 
-    def add(self, version: int, weights: bytes) -> Stored:
-        """Stores the next version, a safetensors file. DependencyError where the store can't."""
+    def add(self, version: int, weights: bytes) -> StoredVersion:
+        """Stores the next version. `weights` is a safetensors file."""
         digest = weights_digest(weights)
         stored = self._following(version, weights, digest)
         if stored is None:
-            stored = self._whole(version, weights, digest)
+            stored = self._in_full(version, weights, digest)
         return self._keep(version, weights, stored)
 
-    def adopt(self, newest: PolicyPublished, weights: bytes) -> Stored:
-        """Goes on from a version of the log with these weights, and sees to it that they are there.
+    def resume(self, newest: PolicyPublished, weights: bytes) -> StoredVersion:
+        """Continues from a published version with these weights, and stores them if need be.
 
-        Where what comes back is not what the log says, the version must be published again.
+        If the result is not what the publication names, the version must be published again.
         """
-        digest, said = weights_digest(weights), Stored.of(newest)
-        if said is None or said.digest != digest:
-            stored = self._whole(newest.version, weights, digest)
+        digest, published = weights_digest(weights), StoredVersion.of(newest)
+        if published is None or published.digest != digest:
+            stored = self._in_full(newest.version, weights, digest)
         else:
-            stored = self._repaired(newest.version, weights, said)
+            stored = self._repaired(newest.version, weights, published)
         return self._keep(newest.version, weights, stored)
 
-    def mend(self) -> tuple[Stored, bool]:
-        """Stores the newest weights again where the store has lost or damaged them.
+    def repair(self) -> tuple[StoredVersion, bool]:
+        """Stores the newest weights again if the store has lost or damaged them.
 
-        Also says whether they must be published again: by other blobs than before.
+        Also returns whether other blobs hold them now. Then the version must be published again.
         """
         before = self._stored
         assert before is not None, "no version is stored yet"
@@ -96,14 +102,14 @@ class VersionStore:
         self._stored = after
         return after, after != before
 
-    def _keep(self, version: int, weights: bytes, stored: Stored) -> Stored:
+    def _keep(self, version: int, weights: bytes, stored: StoredVersion) -> StoredVersion:
         self._version, self._weights, self._stored = version, weights, stored
         if self._base is not None and not self._blobs.holds(self._base[0]):
             self._repair_base()
         return stored
 
-    def _following(self, version: int, weights: bytes, digest: bytes) -> Stored | None:
-        """The version by those before it; None where it must be stored whole."""
+    def _following(self, version: int, weights: bytes, digest: bytes) -> StoredVersion | None:
+        """Stores a version as a delta. Returns None if it must be stored in full."""
         before = self._stored
         if before is None:
             return None
@@ -112,7 +118,9 @@ class VersionStore:
         if version - before.full_version >= self._full_every:
             return None
         if not all(self._blobs.holds(blob) for blob in before.blobs):
-            logger.warning("version %d is stored whole: a blob of those before it is gone", version)
+            logger.warning(
+                "version %d is stored in full because a blob of its delta chain is missing", version
+            )
             return None
         chain = sum(delta.blob.size for delta in before.deltas)
         delta = diff(self._weights, weights, limit=before.full.size - chain)
@@ -123,16 +131,16 @@ class VersionStore:
             from_version=self._version,
             to_version=version,
         )
-        return Stored(digest, before.full, before.full_version, (*before.deltas, link))
+        return StoredVersion(digest, before.full, before.full_version, (*before.deltas, link))
 
-    def _repaired(self, version: int, weights: bytes, stored: Stored) -> Stored:
-        """The same, if the store has all of it; else whole weights, put again."""
+    def _repaired(self, version: int, weights: bytes, stored: StoredVersion) -> StoredVersion:
+        """Returns `stored` if the store has all its blobs; else stores the weights in full."""
         try:
             for blob in stored.blobs:
                 self._blobs.verify(blob)
         except BlobError as error:
             logger.error("the newest weights are stored again: %s", error)
-            again = self._whole(version, weights, stored.digest)
+            again = self._in_full(version, weights, stored.digest)
             return stored if (again.full, ()) == (stored.full, stored.deltas) else again
         return stored
 
@@ -143,8 +151,8 @@ class VersionStore:
         try:
             self._blobs.verify(blob)
         except BlobError as error:
-            logger.error("the base of the adapters is stored again: %s", error)
+            logger.error("the base weights of the adapters are stored again: %s", error)
             self._blobs.put(file(), SAFETENSORS)
 
-    def _whole(self, version: int, weights: bytes, digest: bytes) -> Stored:
-        return Stored(digest, self._blobs.put(weights, SAFETENSORS), version)
+    def _in_full(self, version: int, weights: bytes, digest: bytes) -> StoredVersion:
+        return StoredVersion(digest, self._blobs.put(weights, SAFETENSORS), version)

@@ -25,7 +25,7 @@ from time import perf_counter
 import numpy as np
 from torch import Tensor
 
-from headrace.schemas.events import PolicyPublished
+from headrace.schemas.events import PolicyPublished, Sampling
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.blobs import LocalBlobStore
@@ -33,8 +33,8 @@ from headrace.services.models.weights import model_folder
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.trainer.learner import Learner
 from headrace.trainer.losses import MicroBatch
-from headrace.trainer.sequences import Draw, TokenSequence, UpdateBatch
-from headrace.trainer.versions import Stored, VersionStore
+from headrace.trainer.sequences import TokenSequence, UpdateBatch
+from headrace.trainer.versions import StoredVersion, VersionStore
 from tests.bench.report import Figure
 
 TEXT = Path(__file__).parents[2]
@@ -161,24 +161,24 @@ def _update(number: int) -> UpdateBatch:
     text = np.frombuffer(b"".join(file.read_bytes() for file in files), dtype=np.uint8)
     starts = np.random.default_rng(number).integers(0, len(text) - LENGTH, SEQUENCES)
     trained = LENGTH - 1
-    draw = Draw(temperature=1.0, allowed=b"")
+    sampling = Sampling(max_tokens=trained)
     zeros = np.zeros(trained, dtype=np.float32)
     sequences = [
         TokenSequence(
             tokens=text[start : start + LENGTH].astype(np.int64),
-            places=np.arange(1, LENGTH),
+            positions=np.arange(1, LENGTH),
             behaviour=zeros,
             advantages=zeros,
             versions=np.zeros(trained, dtype=np.int64),
-            draws=((draw, trained),),
+            samplings=((sampling, trained),),
             demonstrated=np.zeros(trained, dtype=np.bool_),
         )
         for start in starts
     ]
-    return UpdateBatch(sequences, SEQUENCES * trained)
+    return UpdateBatch(sequences)
 
 
-def _published(version: int, stored: Stored) -> PolicyPublished:
+def _published(version: int, stored: StoredVersion) -> PolicyPublished:
     return PolicyPublished(
         policy="default",
         version=version,

@@ -143,7 +143,7 @@ class Loader:
             prepared = await load_batch(self._log, delivery, VOCABULARY, 1)
             if prepared.unusable or not prepared.updates:
                 raise RuntimeError(
-                    f"batch {prepared.batch.version}: {prepared.unusable or 'empty'}"
+                    f"batch {delivery.event.version}: {prepared.unusable or 'empty'}"
                 )
             ages_s.append(time.time() - delivery.recorded_at)
         seconds = time.perf_counter() - clock

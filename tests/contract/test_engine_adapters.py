@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace.errors import BlobError, InfrastructureError
+from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Lora
 from headrace.services.inference.engine import (
@@ -26,9 +27,9 @@ from headrace.services.inference.engine import (
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.models.lora import adapter_tensors
 from headrace.services.models.weights import weights_digest
-from headrace.trainer.collate import collate, drawn_logprobs, processed_distribution
+from headrace.trainer.collate import collate, processed_distribution, target_logprobs
 from headrace.trainer.model_loading import ChosenLogits, add_adapter, load_model
-from headrace.trainer.sequences import Draw, TokenSequence
+from headrace.trainer.sequences import TokenSequence
 from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
@@ -91,21 +92,24 @@ def weights(model: Path, policy: str, version: int, base: int = 0) -> Weights:
 def expected(model: Path, version: int, prompt: EnginePrompt, drawn: Sequence[int]) -> Any:
     """[drawn]: logprobs by the trainer's own forward and processing."""
     network = trainers_model(model, prompt.policy, version)
-    places = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
+    positions = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
     zeros = np.zeros(len(drawn), dtype=np.float32)
-    draw = Draw(prompt.temperature or 1.0, pack_i32(prompt.allowed))
+    temperature, allowed = prompt.temperature or 1.0, pack_i32(prompt.allowed)
+    sampling = Sampling(max_tokens=len(drawn), temperature=temperature, allowed=allowed)
     sequence = TokenSequence(
         tokens=np.array([*prompt.tokens, *drawn]),
-        places=places,
+        positions=positions,
         behaviour=zeros,
         advantages=zeros,
-        versions=places,
+        versions=positions,
         demonstrated=zeros.astype(bool),
-        draws=((draw, len(drawn)),),
+        samplings=((sampling, len(drawn)),),
     )
     inputs = collate([sequence], VOCABULARY, torch.device("cpu"))
     with torch.no_grad():
-        return drawn_logprobs(processed_distribution(ChosenLogits(network)(inputs), inputs), inputs)
+        return target_logprobs(
+            processed_distribution(ChosenLogits(network)(inputs), inputs), inputs
+        )
 
 
 def assert_close(generation: EngineOutput, logprobs: Any, first: int = 0) -> None:

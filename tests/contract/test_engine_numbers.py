@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headrace.schemas.events import Event, PolicyPublished, Ref
+from headrace.schemas.events import Event, PolicyPublished, Ref, Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.services.inference.engine import EngineOutput, EnginePrompt, Weights
 from headrace.services.inference.serving import ServedPolicy, Slots
@@ -24,10 +24,10 @@ from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer.collate import collate, drawn_logprobs, processed_distribution
+from headrace.trainer.collate import collate, processed_distribution, target_logprobs
 from headrace.trainer.model_loading import ChosenLogits, load_model
 from headrace.trainer.schema_masks import SchemaMasks
-from headrace.trainer.sequences import Draw, TokenSequence
+from headrace.trainer.sequences import TokenSequence
 from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
@@ -82,26 +82,34 @@ def trainer_logprobs(
     network = load_model(model_without_weights(model), seed=0)
     network.load_state_dict(load_file(weights(model, version).path))
     drawn = list(tokens)
-    places = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
+    positions = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
     zeros = np.zeros(len(drawn), dtype=np.float32)
-    ends = pack_i32(prompt.stop_ids)
-    draw = Draw(
-        prompt.temperature, pack_i32(prompt.allowed), prompt.json_schema, ends, around=prompt.around
+    before, after = prompt.around
+    sampling = Sampling(
+        max_tokens=len(drawn),
+        temperature=prompt.temperature,
+        allowed=pack_i32(prompt.allowed),
+        json_schema=prompt.json_schema,
+        stop_ids=pack_i32(prompt.stop_ids),
+        json_before=before,
+        json_after=after,
     )
     said = np.zeros(len(drawn), dtype=np.bool_)
     sequence = TokenSequence(
         np.array([*prompt.tokens, *drawn]),
-        places,
+        positions,
         zeros,
         zeros,
-        places,
-        ((draw, len(drawn)),),
+        positions,
+        ((sampling, len(drawn)),),
         said,
     )
     masks = SchemaMasks(model, vocabulary)
     inputs = collate([sequence], vocabulary, torch.device("cpu"), masks)
     with torch.no_grad():
-        return drawn_logprobs(processed_distribution(ChosenLogits(network)(inputs), inputs), inputs)
+        return target_logprobs(
+            processed_distribution(ChosenLogits(network)(inputs), inputs), inputs
+        )
 
 
 def model_without_weights(model: Path) -> Path:

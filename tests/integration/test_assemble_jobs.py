@@ -100,9 +100,9 @@ async def wait_for_commit(log: EventLog) -> None:
     consumer_group = f"{log.topics.namespace}.assemble-groups"
     async with asyncio.timeout(BOUND_S):
         while True:
-            places = await log.broker.committed(consumer_group, results_of(log))
+            offsets = await log.broker.committed(consumer_group, results_of(log))
             ends = await log.broker.ends(results_of(log))
-            if all(places[partition].offset == end for partition, (_, end) in ends.items()):
+            if all(offsets[partition].offset == end for partition, (_, end) in ends.items()):
                 return
             await asyncio.sleep(0.2)
 
@@ -229,7 +229,7 @@ def test_batches_are_made_as_groups_come_and_go_on_after_a_restart(
     asyncio.run(main())
 
 
-def test_who_takes_over_cuts_the_predecessor_off(
+def test_a_new_job_fences_its_predecessor(
     bootstrap_servers: str, namespace: str, tmp_path: Path
 ) -> None:
     async def main() -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.schemas.events import Sampling
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.inference.engine import EngineOutput, EnginePrompt, EngineSetup, Weights
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.models.weights import model_folder
 from headrace.trainer.learner import Learner
-from headrace.trainer.sequences import Draw, TokenSequence, UpdateBatch
+from headrace.trainer.sequences import TokenSequence, UpdateBatch
 
 PROMPT = [97, 98, 99, 100]
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -41,11 +42,11 @@ def drawn(tokens: list[int], logprobs: list[float], advantage: float) -> TokenSe
     count = len(tokens)
     return TokenSequence(
         tokens=np.array([*PROMPT, *tokens]),
-        places=np.arange(len(PROMPT), len(PROMPT) + count),
+        positions=np.arange(len(PROMPT), len(PROMPT) + count),
         behaviour=np.array(logprobs, dtype=np.float32),
         advantages=np.full(count, advantage, dtype=np.float32),
         versions=np.zeros(count, dtype=np.int64),
-        draws=((Draw(temperature=0.7, allowed=b""), count),),
+        samplings=((Sampling(max_tokens=count, temperature=0.7), count),),
         demonstrated=np.zeros(count, dtype=np.bool_),
     )
 
@@ -78,6 +79,6 @@ def test_what_is_served_is_what_is_trained(
     said = asyncio.run(served(folder, before, dtype))
     assert len(said.tokens) == 20
     sequence = drawn(said.tokens, said.logprobs, 1.0)
-    metrics = learner.train([UpdateBatch([sequence], 20)])
+    metrics = learner.train([UpdateBatch([sequence])])
     assert 0 <= metrics["kl"] < apart
     assert learner.weights() != before

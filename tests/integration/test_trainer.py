@@ -91,10 +91,10 @@ class Bench:
         """A version's weights, as a reader that has nothing yet gets them."""
         return LocalWeights(self.blobs, self.state / "reader").fetch(published)
 
-    async def expire(self, place: Partition, before: int) -> None:
+    async def expire(self, partition: Partition, before: int) -> None:
         """Deletes records, as retention does."""
         assert isinstance(self.log.broker, MemoryBroker)
-        self.log.broker._state.log(place).expire(before)
+        self.log.broker._state.log(partition).expire(before)
 
     async def submit(
         self,
@@ -165,8 +165,8 @@ class Bench:
 
     async def published(self, policy: str = "learner", until: int = -1) -> list[PolicyPublished]:
         """All publications of a policy, once version `until` is among them."""
-        place = Partition(self.log.topics.name(POLICIES), 0)
-        reader = follow_events(self.log, {place: 0})
+        policies = Partition(self.log.topics.name(POLICIES), 0)
+        reader = follow_events(self.log, {policies: 0})
         found: list[PolicyPublished] = []
         caught_up = False
         async with asyncio.timeout(BOUND_S):
@@ -182,7 +182,7 @@ class Bench:
 
     @asynccontextmanager
     async def training(self, *, killed: bool = False) -> AsyncIterator[asyncio.Task[None]]:
-        """A trainer; in the end stopped in order, or killed without a last checkpoint."""
+        """A trainer; in the end stopped cleanly, or killed without a last checkpoint."""
         context = self.context()
         trainer = asyncio.ensure_future(service.run(context, "learner"))
         try:
@@ -358,7 +358,7 @@ def test_a_batch_written_twice_is_trained_once_and_a_gap_is_an_error(tmp_path: P
         await bench.submit(2)
         assert [one[0] for one in facts(await bench.train(2))] == [0, 1, 2]
         await bench.submit(4)
-        with pytest.raises(HeadraceError, match="has batch 4 where batch 3 is due"):
+        with pytest.raises(HeadraceError, match="has batch 4, but batch 3 is due"):
             async with asyncio.timeout(BOUND_S):
                 await service.run(bench.context(), "learner")
 
@@ -367,9 +367,9 @@ def test_a_batch_written_twice_is_trained_once_and_a_gap_is_an_error(tmp_path: P
 
 async def forget_trajectories(bench: Bench) -> None:
     """Deletes every trajectory, as retention does."""
-    places = [Partition(bench.log.topics.name(TRAJECTORIES), number) for number in range(2)]
-    for place, (_, end) in (await bench.log.broker.ends(places)).items():
-        await bench.expire(place, end)
+    partitions = [Partition(bench.log.topics.name(TRAJECTORIES), number) for number in range(2)]
+    for partition, (_, end) in (await bench.log.broker.ends(partitions)).items():
+        await bench.expire(partition, end)
 
 
 async def a_new_batch_without_trajectories(bench: Bench) -> None:
@@ -393,14 +393,14 @@ def test_a_new_batch_whose_trajectories_are_gone_is_skipped(tmp_path: Path) -> N
 def test_a_batch_that_names_no_trajectory_is_skipped(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         topics = bench.log.topics
-        place = Partition(topics.name(TRAJECTORIES), 0)
-        at = await bench.log.broker.send(Outgoing(place.topic, b"k", b"garbage", partition=0))
-        never = {"topic": place.topic, "partition": 0, "offset": at.offset + 50}
-        garbage = {"topic": place.topic, "partition": 0, "offset": at.offset}
-        for version, where in enumerate((never, garbage), 1):
+        partition = Partition(topics.name(TRAJECTORIES), 0)
+        at = await bench.log.broker.send(Outgoing(partition.topic, b"k", b"garbage", partition=0))
+        never = {"topic": partition.topic, "partition": 0, "offset": at.offset + 50}
+        garbage = {"topic": partition.topic, "partition": 0, "offset": at.offset}
+        for version, location in enumerate((never, garbage), 1):
             digest = hashlib.sha256(b"garbage").digest()[:16]
             sample = await bench.sample(version, 0, Random(version))
-            sample = sample.model_copy(update={"trajectory": Ref(**where, digest=digest)})
+            sample = sample.model_copy(update={"trajectory": Ref(**location, digest=digest)})
             await bench.log.send(
                 BatchAssembled(
                     policy="learner", version=version, recipe=RECIPE.digest, seed=0,
@@ -428,19 +428,19 @@ def test_a_published_version_that_cant_be_trained_again_ends_the_trainer(tmp_pat
     on_memory(scenario, tmp_path)
 
 
-def test_a_trainer_whose_publications_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
+def test_a_trainer_whose_publications_are_gone_does_not_begin_again(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.submit(1)
         await bench.train(1)
-        place = Partition(bench.log.topics.name(POLICIES), 0)
-        await bench.expire(place, (await bench.log.broker.ends([place]))[place][1])
+        policies = Partition(bench.log.topics.name(POLICIES), 0)
+        await bench.expire(policies, (await bench.log.broker.ends([policies]))[policies][1])
         with pytest.raises(RecordsLost, match="no version of policy learner"):
             await service.run(bench.context(), "learner")
 
     on_memory(scenario, tmp_path)
 
 
-def test_who_takes_over_cuts_the_other_off(tmp_path: Path) -> None:
+def test_a_new_trainer_fences_the_other(tmp_path: Path) -> None:
     expected = straight(tmp_path / "straight", 2)
 
     async def scenario(bench: Bench) -> None:
@@ -474,7 +474,7 @@ def test_a_policy_that_is_not_trained_has_one_version(tmp_path: Path) -> None:
     on_memory(scenario, tmp_path)
 
 
-def test_it_must_be_told_which_of_several_policies(tmp_path: Path) -> None:
+def test_it_must_be_given_one_of_several_policies(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         for name in (None, "unknown"):
             with pytest.raises(UsageError, match="name one of learner, fixed"):

@@ -144,7 +144,7 @@ def test_a_run_whose_base_was_exchanged_is_refused(tmp_path: Path) -> None:
         tensors = load_file(base)
         tensors["lm_head.weight"][0] += 1
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(UsageError, match=r"version 1 is no adapter of the weights"):
+        with pytest.raises(UsageError, match=r"version 1 is not an adapter of the weights"):
             async with bench.training() as trainer:
                 await asyncio.wait({trainer}, timeout=BOUND_S)
 

@@ -1,8 +1,8 @@
 """The trainer dies at each step of storing, publishing and saving a version, and is started again.
 
 A fresh interpreter imports torch once and forks a child for each death, with a log in memory that
-outlives it: what a child had committed, it had told its parent. It dies before its first write to
-the disk, its second, …, and amid large ones, where the kernel kills it at a file's size.
+outlives it: what a child had committed, it had reported to its parent. It dies before its first
+write to the disk, its second, …, and amid large ones, where the kernel kills it at a file's size.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def recipe() -> Recipe:
 
 
 class Reporter(MemoryBroker):
-    """Tells of every record that is committed, before its writer knows; `step` runs around it."""
+    """Reports every record that is committed, before its writer knows; `step` runs around it."""
 
     def __init__(self, tell: Callable[[Outgoing], None], step: Callable[[], None]) -> None:
         super().__init__()
@@ -116,8 +116,8 @@ def in_child(
         finally:
             os._exit(code)
     os.close(writing)
-    with os.fdopen(reading) as told:
-        for line in told:
+    with os.fdopen(reading) as reports:
+        for line in reports:
             topic, key, value = line.rstrip("\n").split(" ")
             log.append((topic, bytes.fromhex(key), bytes.fromhex(value)))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -37,7 +37,7 @@ def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> li
     "--check", "checks", metavar="'reward>=0.95'", multiple=True, callback=_checks,
     help="Exit with code 3 unless this holds at the end. Give reward, versions, episodes, seconds, "
     "failures or restarts, then >=, <=, ==, > or <, then a number. If stop.reward or "
-    "`stop.versions` ended the run, reward and versions are those at which the rule held. All other "
+    "stop.versions ended the run, reward and versions are those at which the rule held. All other "
     "figures count until the last task has ended. Repeatable.",
 )  # fmt: skip
 @quiet_option

@@ -26,7 +26,7 @@ OF_BATCHES = (
         faults=("environment fails", "engine fails"),
     ),
     Mutant(
-        name="no_group_where_nothing_is_learned",
+        name="no_group_if_nothing_is_learned",
         sentence="Every TaskEnded yields a GroupClosed for every policy, else the low mark stalls.",
         file=GROUPS,
         old="return [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]",
@@ -65,7 +65,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
     ),
     Mutant(
         name="runs_not_read_back",
-        sentence="The frontier of the last batch is taken over whole: mark and runs.",
+        sentence="The frontier of the last batch is restored whole: mark and runs.",
         file=CORE,
         old="self._frontier = batch.frontier()",
         new="self._frontier = Frontier(batch.low_mark)",
@@ -73,10 +73,10 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         faults=(),
     ),
     Mutant(
-        name="groups_read_beyond_the_undecided",
-        sentence="groups_read is the offset of the oldest group read and undecided.",
+        name="groups_read_beyond_the_open",
+        sentence="groups_read is the offset of the oldest open group.",
         file=CORE,
-        old="groups_read=min(undecided, default=self._next_offset)",
+        old="groups_read=min(still_open, default=self._next_offset)",
         new="groups_read=self._next_offset",
         caught_by=("I3: ",),
         faults=(),
@@ -127,7 +127,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         faults=(),
     ),
     Mutant(
-        name="dropped_groups_undecided",
+        name="dropped_groups_left_open",
         sentence="A batch decides dropped groups too, so that they give their room back.",
         file=CORE,
         old="return self._assemble(chosen, list(_fitting(unfit, room)))",
@@ -148,8 +148,8 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="filtered_tasks_not_in_the_mean_reward",
         sentence="A batch carries the mean reward of all tasks it decides, filtered ones too.",
         file=CORE,
-        old="            for waiting in deciding\n            # A group",
-        new="            for waiting in chosen\n            # A group",
+        old="            for waiting in deciding\n            # The mean",
+        new="            for waiting in chosen\n            # The mean",
         caught_by=("that of its tasks is",),
         faults=(),
     ),
@@ -190,11 +190,11 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         new="""\
             loop = asyncio.get_running_loop()
             assembler.on_batch(last.model_copy(update=getattr(loop, "frontier_apart", {})))
-        take_over = assembler.on_batch
+        original = assembler.on_batch
 
         def on_batch(batch: BatchAssembled) -> None:
-            # Written after the batch, to another place: lost if the process dies between.
-            take_over(batch)
+            # Written after the batch, to another store: lost if the process dies between.
+            original(batch)
             names = ("low_mark", "decided", "groups_read")
             frontier = {name: getattr(batch, name) for name in names}
             asyncio.get_running_loop().call_later(

@@ -1,4 +1,4 @@
-"""Mutants of the trainer: versions, checkpoints, and going on after a restart."""
+"""Mutants of the trainer: versions, checkpoints, and what follows a restart."""
 
 from tests.simulation.mutants.mutant import Mutant
 
@@ -20,7 +20,7 @@ OF_TRAINER = (
     ),
     Mutant(
         name="resumed_from_the_start",
-        sentence="It goes on from the newest valid checkpoint, model and position together.",
+        sentence="It continues from the newest valid checkpoint, model and position together.",
         file=LOOP,
         old="            await self._in_thread(lambda: self._learner.load(state))\n",
         new="",
@@ -31,16 +31,16 @@ OF_TRAINER = (
         name="resumed_weights_unpublished",
         sentence="If the digest differs from the published one, it publishes that version again.",
         file=PUBLISH,
-        old="        if stored != Stored.of(newest):\n",
+        old="        if stored != StoredVersion.of(newest):\n",
         new="        if stored.digest == b'':\n",
         caught_by=("I4: ",),
         faults=("kill", "weights differ", "trainer"),
     ),
     Mutant(
         name="resumed_without_need",
-        sentence="It publishes a version again only where its weights came out otherwise.",
+        sentence="It publishes a version again only if its weights came out different.",
         file=PUBLISH,
-        old="        if stored != Stored.of(newest):\n",
+        old="        if stored != StoredVersion.of(newest):\n",
         new="        if stored.digest != b'':\n",
         caught_by=("I4: version",),
         faults=("kill", "trainer"),
@@ -49,8 +49,8 @@ OF_TRAINER = (
         name="skipped_published_as_trained",
         sentence="A poison batch is published as skipped, weights unchanged.",
         file=LOOP,
-        old="return _Made(0, loop.time() - started, metrics, skipped=True)",
-        new="return _Made(0, loop.time() - started, metrics, skipped=False)",
+        old='return _TrainingResult("skipped", 0, loop.time() - started, metrics)',
+        new='return _TrainingResult("trained", 0, loop.time() - started, metrics)',
         caught_by=("I4: ",),
         faults=("batches unusable",),
     ),
@@ -72,7 +72,7 @@ OF_TRAINER = (
         file=LOOP,
         old="checkpoint = Checkpoint(self._version, self._offset, self._stored.digest)",
         new="checkpoint = Checkpoint(self._version, self._offset + 2, self._stored.digest)",
-        caught_by=("I4: ", "I8: ", "where batch"),
+        caught_by=("I4: ", "I8: ", "is due"),
         faults=("kill", "trainer"),
     ),
     Mutant(

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.schemas.events import Sampling
 from headrace.services.base.tool_calls import (
     BEGIN,
     Format,
@@ -22,9 +23,9 @@ from headrace.services.base.tool_calls import END as CALLED
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.json_schema import Schemas, masked
 from headrace.services.models.weights import model_folder
-from headrace.trainer.collate import collate, drawn_logprobs, processed_distribution
+from headrace.trainer.collate import collate, processed_distribution, target_logprobs
 from headrace.trainer.schema_masks import SchemaMasks
-from headrace.trainer.sequences import Draw, TokenSequence, UnusableBatch
+from headrace.trainer.sequences import TokenSequence, UnusableBatch
 
 FOLDER = model_folder("tiny-llama")
 VOCABULARY, END = 258, 257
@@ -132,15 +133,17 @@ def sequence(schema: Any, text: str, ends: bytes = b"") -> TokenSequence:
     tokens = [*b"q:", *text.encode(), END]
     count = len(tokens) - 2
     stop_ids = ends or np.array([END], dtype="<i4").tobytes()
-    draw = Draw(0.5, b"", json.dumps(schema), stop_ids)
+    sampling = Sampling(
+        max_tokens=count, temperature=0.5, json_schema=json.dumps(schema), stop_ids=stop_ids
+    )
     zeros = np.zeros(count, dtype=np.float32)
     return TokenSequence(
         tokens=np.array(tokens),
-        places=np.arange(2, len(tokens)),
+        positions=np.arange(2, len(tokens)),
         behaviour=zeros,
         advantages=zeros,
         versions=np.zeros(count, dtype=np.int64),
-        draws=((draw, count),),
+        samplings=((sampling, count),),
         demonstrated=np.zeros(count, dtype=np.bool_),
     )
 
@@ -153,7 +156,7 @@ def test_the_trainer_spreads_probability_over_what_could_be_drawn_alone() -> Non
         torch.device("cpu"),
         SchemaMasks(FOLDER, VOCABULARY),
     )
-    logprobs = drawn_logprobs(processed_distribution(torch.zeros(11, VOCABULARY), inputs), inputs)
+    logprobs = target_logprobs(processed_distribution(torch.zeros(11, VOCABULARY), inputs), inputs)
     # A choice of two at the first token, and none after it.
     expected = [np.log(0.5), 0, 0, 0, 0, np.log(0.5), 0, 0, 0, 0, 0]
     torch.testing.assert_close(logprobs, torch.tensor(expected, dtype=torch.float32))

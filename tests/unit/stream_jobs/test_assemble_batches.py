@@ -73,7 +73,7 @@ class Batches:
 
 @asynccontextmanager
 async def running(context: ServiceContext) -> AsyncIterator[asyncio.Task[None]]:
-    """The job, stopped in order at the end, unless it has ended."""
+    """The job, stopped cleanly at the end, unless it has ended."""
     context.stopping.clear()
     job = asyncio.ensure_future(assemble_batches.run(context, "default"))
     try:
@@ -100,9 +100,9 @@ async def lose_the_last_batch(context: ServiceContext) -> None:
         await log.send(a_publication(0))
         await log.send(just_ended(1, 0))
         await batches.next()
-    place = Partition(log.topics.name(BATCHES, "default"), 0)
+    partition = Partition(log.topics.name(BATCHES, "default"), 0)
     assert isinstance(log.broker, MemoryBroker)
-    log.broker._state.log(place).expire(2)
+    log.broker._state.log(partition).expire(2)
     async with running(context) as job:
         with pytest.raises(RecordsLost, match="no batch of policy default"):
             await job
@@ -132,7 +132,7 @@ async def follow_and_recover(context: ServiceContext) -> None:
 
 
 async def give_way_to_a_successor(context: ServiceContext, successor: ServiceContext) -> None:
-    """Who takes over cuts the predecessor off, and no batch is missing or made twice."""
+    """A new job fences its predecessor, and no batch is missing or made twice."""
     log = context.log
     await make_topics(log)
     batches = Batches(log)
@@ -166,11 +166,11 @@ def test_batches_are_made_as_groups_come_and_go_on_after_a_restart(tmp_path: Pat
     on_memory(follow_and_recover, 1, tmp_path)
 
 
-def test_it_does_not_begin_anew_where_its_batches_were_deleted(tmp_path: Path) -> None:
+def test_it_does_not_begin_again_if_its_batches_were_deleted(tmp_path: Path) -> None:
     on_memory(lose_the_last_batch, 1, tmp_path)
 
 
-def test_who_takes_over_cuts_the_predecessor_off(tmp_path: Path) -> None:
+def test_a_new_job_fences_its_predecessor(tmp_path: Path) -> None:
     on_memory(give_way_to_a_successor, 2, tmp_path)
 
 

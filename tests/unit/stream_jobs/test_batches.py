@@ -165,7 +165,7 @@ def test_the_assembler_waits_for_the_trainer_beyond_its_prefetch() -> None:
     assert tasks_of(assembler.next_batch(ENDED_S)) == [2]
 
 
-def test_a_short_batch_is_due_after_the_wait_since_the_first_undecided_task() -> None:
+def test_a_short_batch_is_due_after_the_wait_since_the_first_open_task() -> None:
     assembler = an_assembler()
     assembler.on_policy(a_publication(0))
     assert assembler.next_batch(1e9) is None, "no decided task, no batch"
@@ -414,7 +414,7 @@ def test_over_any_order_and_any_crashes(
             assert [decided[task, sample.sample] for sample in group.samples] == [1] * len(
                 group.samples
             )
-    assert set(first) == {*whole, *(task for task, _ in decided)}, "a task is left undecided"
+    assert set(first) == {*whole, *(task for task, _ in decided)}, "a task is left open"
 
 
 def test_a_replayed_group_is_as_stale_as_it_was_when_it_was_recorded() -> None:

@@ -15,39 +15,40 @@ import torch
 from safetensors.torch import load, save
 
 from headrace.errors import UsageError
+from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer.collate import collate, drawn_logprobs, entropy, processed_distribution
+from headrace.trainer.collate import collate, entropy, processed_distribution, target_logprobs
 from headrace.trainer.learner import Learner
 from headrace.trainer.losses import MicroBatch
 from headrace.trainer.model_loading import load_model
-from headrace.trainer.sequences import Draw, Stopped, TokenSequence, UnusableBatch, UpdateBatch
+from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 
 FOLDER = model_folder("tiny-llama")
 ACTIONS = list(b"LDRU")
-COLD = Draw(0.5, pack_i32(ACTIONS))
-OPEN = Draw(1.0, b"")
+COLD = Sampling(max_tokens=1, temperature=0.5, allowed=pack_i32(ACTIONS))
+OPEN = Sampling(max_tokens=1)
 
 
-def sequence(seed: int, turns: int = 3, draw: Draw = COLD) -> TokenSequence:
+def sequence(seed: int, turns: int = 3, sampling: Sampling = COLD) -> TokenSequence:
     """Turns of one token of context and one drawn token."""
     random = np.random.default_rng(seed)
     tokens = random.integers(97, 113, 2 * turns)
     tokens[1::2] = random.choice(ACTIONS, turns)
     return TokenSequence(
         tokens=tokens,
-        places=np.arange(1, 2 * turns, 2),
+        positions=np.arange(1, 2 * turns, 2),
         behaviour=np.full(turns, np.log(0.25), dtype=np.float32),
         advantages=random.normal(size=turns).astype(np.float32),
         versions=np.zeros(turns, dtype=np.int64),
-        draws=((draw, turns),),
+        samplings=((sampling, turns),),
         demonstrated=np.zeros(turns, dtype=np.bool_),
     )
 
 
 def update(*sequences: TokenSequence) -> UpdateBatch:
-    return UpdateBatch(sequences, sum(len(one.places) for one in sequences))
+    return UpdateBatch(sequences)
 
 
 def learner(**training: Any) -> Learner:
@@ -56,7 +57,7 @@ def learner(**training: Any) -> Learner:
 
 
 def state(one: Learner, tmp_path: Path) -> bytes:
-    """All that training goes on from."""
+    """All that training continues from."""
     one.save(tmp_path / "state")
     return weights_digest(tmp_path / "state")
 
@@ -121,7 +122,7 @@ def test_published_weights_have_the_policys_dtype_and_fit_the_model() -> None:
 
 
 def test_the_logprobs_are_those_of_the_whole_model_by_temperature_and_mask() -> None:
-    """Padding, chosen places and mixed draws change nothing against one plain forward each."""
+    """Padding, chosen positions and mixed samplings give what one plain forward each gives."""
     model = load_model(FOLDER, 0).eval()
     sequences = [sequence(0, 5), sequence(1, 2, OPEN), sequence(2, 1)]
     one = learner()
@@ -131,15 +132,15 @@ def test_the_logprobs_are_those_of_the_whole_model_by_temperature_and_mask() -> 
     expected, entropy = [], []
     for single in sequences:
         logits = model(torch.from_numpy(single.tokens)[None]).logits[0]
-        [(draw, _)] = single.draws
-        for place in single.places:
-            scores = logits[place - 1] / draw.temperature
-            if draw.allowed:
+        [(sampling, _)] = single.samplings
+        for position in single.positions:
+            scores = logits[position - 1] / sampling.temperature
+            if sampling.allowed:
                 kept = torch.full_like(scores, -torch.inf)
                 kept[ACTIONS] = scores[ACTIONS]
                 scores = kept
             probabilities = scores.softmax(-1)
-            expected.append(probabilities[single.tokens[place]].log())
+            expected.append(probabilities[single.tokens[position]].log())
             probabilities = probabilities[probabilities > 0]
             entropy.append(-(probabilities * probabilities.log()).sum())
     torch.testing.assert_close(logprobs, torch.stack(expected), rtol=1e-4, atol=1e-5)
@@ -149,7 +150,7 @@ def test_the_logprobs_are_those_of_the_whole_model_by_temperature_and_mask() -> 
 def test_a_forbidden_id_gets_no_gradient() -> None:
     inputs = collate([sequence(0)], 258, torch.device("cpu"))
     logits = torch.randn(3, 258, requires_grad=True)
-    logprobs = drawn_logprobs(processed_distribution(logits, inputs), inputs)
+    logprobs = target_logprobs(processed_distribution(logits, inputs), inputs)
     [gradient] = torch.autograd.grad(logprobs.sum(), logits)
     assert torch.isfinite(gradient).all()
     assert set(gradient.any(dim=0).nonzero().flatten().tolist()) == set(ACTIONS)
@@ -217,7 +218,7 @@ def test_training_makes_what_was_good_likelier() -> None:
         np.array([np.log(0.25)], dtype=np.float32),
         np.array([1.0], dtype=np.float32),
         np.array([0]),
-        ((Draw(1.0, pack_i32(ACTIONS)), 1),),
+        ((Sampling(max_tokens=1, allowed=pack_i32(ACTIONS)), 1),),
         np.array([False]),
     )
     for _ in range(5):
@@ -316,7 +317,7 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
         small.load(tmp_path / "state")
 
 
-def test_a_device_or_model_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_device_or_model_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"training\.device 'abacus'"):
         learner(device="abacus")
     (tmp_path / "config.json").write_text("{}")
@@ -327,8 +328,8 @@ def test_a_device_or_model_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def demonstrated(one: TokenSequence) -> TokenSequence:
-    said = np.ones(len(one.places), dtype=np.bool_)
-    none = np.zeros(len(one.places), dtype=np.float32)
+    said = np.ones(len(one.positions), dtype=np.bool_)
+    none = np.zeros(len(one.positions), dtype=np.float32)
     return replace(one, demonstrated=said, behaviour=none, advantages=none + 1)
 
 
@@ -348,9 +349,9 @@ def test_a_batch_may_hold_both_what_was_sampled_and_what_was_demonstrated() -> N
     metrics = both.train([update(sampled, taught), update(taught, sampled)])
     one_by_one.train([update(sampled, taught), update(taught, sampled)])
 
-    count = len(sampled.places) + len(taught.places)
+    count = len(sampled.positions) + len(taught.positions)
     assert metrics["tokens"] == 2 * count
-    assert metrics["demonstrated_tokens"] == 2 * len(taught.places)
+    assert metrics["demonstrated_tokens"] == 2 * len(taught.positions)
     for name, tensor in load(both.weights()).items():
         torch.testing.assert_close(tensor, load(one_by_one.weights())[name], atol=1e-3, rtol=0)
 

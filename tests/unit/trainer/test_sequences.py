@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.schemas.events import Sampling, TrajectoryRecorded, Turn
 from headrace.schemas.packed import pack_f32, pack_i32, pack_spans
-from headrace.trainer.sequences import Draw, TokenSequence, UnusableBatch, token_sequences
+from headrace.trainer.sequences import TokenSequence, UnusableBatch, token_sequences
 
 PLAIN = Sampling(max_tokens=8)
 
@@ -58,11 +58,11 @@ def test_a_chain_of_turns_is_one_sequence() -> None:
     [sequence] = read(trajectory(one, two), [0.5, -1.0], weight=2.0)
 
     assert sequence.tokens.tolist() == [1, 2, 3, 4, 5, 6]
-    assert sequence.places.tolist() == [2, 3, 5]
+    assert sequence.positions.tolist() == [2, 3, 5]
     assert sequence.behaviour.tolist() == np.array([-0.53, -0.54, -2.0], dtype=np.float32).tolist()
     assert sequence.advantages.tolist() == [1.0, 1.0, -2.0]
     assert sequence.versions.tolist() == [3, 4, 3]
-    assert sequence.draws == ((Draw(1.0, b""), 2), (Draw(1.0, b""), 1))
+    assert sequence.samplings == ((PLAIN, 2), (PLAIN, 1))
 
 
 def said(context: list[int], tokens: list[int], parent: int = -1, **fields: Any) -> Turn:
@@ -75,7 +75,7 @@ def test_demonstrated_tokens_are_weighed_by_the_sample_alone() -> None:
 
     [sequence] = read(trajectory(*turns), [0.5, -1.0, 0.5], weight=2.0)
 
-    assert sequence.places.tolist() == [1, 2, 4, 6]
+    assert sequence.positions.tolist() == [1, 2, 4, 6]
     assert sequence.demonstrated.tolist() == [True, True, False, True]
     assert sequence.advantages.tolist() == [2.0, 2.0, -2.0, 2.0]
     assert sequence.versions.tolist() == [-1, -1, 3, -1]
@@ -95,7 +95,7 @@ def test_a_turn_shared_by_branches_is_trained_once() -> None:
     sequences = read(trajectory(root, left, right))
 
     assert [one.tokens.tolist() for one in sequences] == [[1, 2, 3, 4], [1, 2, 5, 6]]
-    assert [one.places.tolist() for one in sequences] == [[1, 3], [3]]
+    assert [one.positions.tolist() for one in sequences] == [[1, 3], [3]]
 
 
 def test_only_the_own_trainable_turns_are_trained() -> None:
@@ -110,7 +110,7 @@ def test_only_the_own_trainable_turns_are_trained() -> None:
     [sequence] = read(trajectory(*turns))
 
     assert sequence.tokens.tolist() == [1, 2]
-    assert sequence.places.tolist() == [1]
+    assert sequence.positions.tolist() == [1]
 
 
 def test_advantages_are_one_a_turn_of_the_own_policy() -> None:
@@ -123,7 +123,7 @@ def test_advantages_are_one_a_turn_of_the_own_policy() -> None:
 
     [sequence] = read(trajectory(*turns), [0.1, 0.2, 0.3])
 
-    assert sequence.places.tolist() == [1, 7, 8]
+    assert sequence.positions.tolist() == [1, 7, 8]
     assert sequence.advantages.tolist() == np.array([0.1, 0.3, 0.3], dtype=np.float32).tolist()
 
 
@@ -132,7 +132,7 @@ def test_advantages_are_one_a_turn_of_the_own_policy() -> None:
     [
         (turn([1], [2, 3], logprobs=pack_f32([-1.0])), "1 logprobs for 2 tokens"),
         (turn([1], [2], logprobs=pack_f32([0.5])), "above 0"),
-        (turn([1], [2], logprobs=pack_f32([float("nan")])), "no number"),
+        (turn([1], [2], logprobs=pack_f32([float("nan")])), "not a number"),
         (turn([1], [2], logprobs=pack_f32([float("-inf")])), "infinite"),
         (turn([1], [2], logprobs=b"\0\0"), "multiple"),
         (turn([1], [2]).model_copy(update={"tokens": b"\0\0\0"}), "multiple"),
@@ -171,7 +171,7 @@ def test_tokens_whose_logprobs_cant_be_recomputed_are_refused(sampling: Sampling
 def test_a_token_that_was_not_allowed_is_refused() -> None:
     allowed = Sampling(max_tokens=1, allowed=pack_i32([2, 3]))
     [sequence] = read(trajectory(turn([1], [3]), samplings=(allowed,)))
-    assert sequence.draws == ((Draw(1.0, pack_i32([2, 3])), 1),)
+    assert sequence.samplings == ((allowed, 1),)
     with pytest.raises(UnusableBatch, match="does not allow"):
         read(trajectory(turn([1], [4]), samplings=(allowed,)))
 
@@ -199,7 +199,7 @@ def test_every_trainable_token_of_a_tree_is_trained_once(
 
     sequences = read(trajectory(*turns))
 
-    trained = [int(one.tokens[place]) for one in sequences for place in one.places]
+    trained = [int(one.tokens[position]) for one in sequences for position in one.positions]
     assert sorted(trained) == [2 * i + 1 for i, one in enumerate(turns) if one.trainable]
     for one in sequences:
         for before, after in zip(one.tokens[1::2], one.tokens[3::2], strict=False):

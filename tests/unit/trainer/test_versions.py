@@ -14,7 +14,7 @@ from headrace.schemas.events import Blob, PolicyPublished
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import weights_digest
-from headrace.trainer.versions import Stored, VersionStore
+from headrace.trainer.versions import StoredVersion, VersionStore
 
 ELEMENTS = 4000
 ACTS = ["next", "same", "lose", "restart", "read"]
@@ -28,7 +28,7 @@ def weights(version: int, changed: int = 40) -> bytes:
     return save({"a": values})
 
 
-def said(version: int, stored: Stored) -> PolicyPublished:
+def said(version: int, stored: StoredVersion) -> PolicyPublished:
     return PolicyPublished(
         policy="p",
         version=version,
@@ -44,12 +44,12 @@ def file_of(store: LocalBlobStore, blob: Blob) -> Path:
     return store.get(blob)
 
 
-def readable(blobs: LocalBlobStore, folder: Path, version: int, stored: Stored) -> bytes:
+def readable(blobs: LocalBlobStore, folder: Path, version: int, stored: StoredVersion) -> bytes:
     """The weights that a reader who has nothing yet makes of a publication."""
     return LocalWeights(blobs, folder / "reader").fetch(said(version, stored)).read_bytes()
 
 
-def test_a_chain_is_begun_anew_after_so_many_versions(tmp_path: Path) -> None:
+def test_a_chain_is_begun_again_after_so_many_versions(tmp_path: Path) -> None:
     blobs = LocalBlobStore(tmp_path)
     store = VersionStore(blobs, full_every=3)
     for version in range(8):
@@ -105,17 +105,17 @@ def test_a_lost_blob_is_followed_by_whole_weights(tmp_path: Path, lost: str, how
 
 
 @pytest.mark.parametrize("lost", ["nothing", "full", "delta"])
-def test_mending_gives_what_every_reader_can_have(tmp_path: Path, lost: str) -> None:
+def test_a_repair_gives_what_every_reader_can_have(tmp_path: Path, lost: str) -> None:
     blobs = LocalBlobStore(tmp_path)
     store = VersionStore(blobs, full_every=9)
     store.add(0, weights(0))
     before = store.add(1, weights(1))
     if lost != "nothing":
         file_of(blobs, before.full if lost == "full" else before.deltas[0].blob).unlink()
-    after, other = store.mend()
+    after, other = store.repair()
     assert other == (lost != "nothing")
     assert readable(blobs, tmp_path, 1, after) == weights(1)
-    assert store.mend() == (after, False)
+    assert store.repair() == (after, False)
 
 
 def test_whole_weights_that_were_lost_come_back_under_their_name(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_whole_weights_that_were_lost_come_back_under_their_name(tmp_path: Path)
     store = VersionStore(blobs)
     before = store.add(0, weights(0))
     file_of(blobs, before.full).unlink()
-    assert store.mend() == (before, False)
+    assert store.repair() == (before, False)
     assert file_of(blobs, before.full).read_bytes() == weights(0)
 
 
@@ -136,8 +136,8 @@ def test_a_restarted_trainer_goes_on_with_the_chain(tmp_path: Path, lost: bool) 
     if lost:
         file_of(blobs, before.deltas[0].blob).unlink()
     second = VersionStore(blobs, full_every=9)
-    adopted = second.adopt(said(1, before), weights(1))
-    assert (adopted != before) == lost
+    resumed = second.resume(said(1, before), weights(1))
+    assert (resumed != before) == lost
     after = second.add(2, weights(2))
     assert after.full_version == (1 if lost else 0)
     assert readable(blobs, tmp_path, 2, after) == weights(2)
@@ -147,11 +147,11 @@ def test_weights_that_came_out_otherwise_are_stored_whole(tmp_path: Path) -> Non
     blobs = LocalBlobStore(tmp_path)
     first = VersionStore(blobs, full_every=9)
     before = first.add(0, weights(0))
-    adopted = VersionStore(blobs, full_every=9).adopt(said(0, before), weights(1))
-    assert adopted.digest != before.digest
-    assert readable(blobs, tmp_path, 0, adopted) == weights(1)
+    resumed = VersionStore(blobs, full_every=9).resume(said(0, before), weights(1))
+    assert resumed.digest != before.digest
+    assert readable(blobs, tmp_path, 0, resumed) == weights(1)
     nothing = said(0, before).model_copy(update={"full": None})
-    assert VersionStore(blobs).adopt(nothing, weights(0)) == before
+    assert VersionStore(blobs).resume(nothing, weights(0)) == before
 
 
 @settings(max_examples=20, deadline=None)
@@ -161,7 +161,7 @@ def test_weights_that_came_out_otherwise_are_stored_whole(tmp_path: Path) -> Non
 def test_whatever_happens_the_newest_version_can_be_read(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str], data: st.DataObject
 ) -> None:
-    """One reader follows at its own pace, another begins anew each time."""
+    """One reader follows at its own pace, another begins again each time."""
     folder = tmp_path_factory.mktemp("versions")
     blobs = LocalBlobStore(folder / "blobs")
     store = VersionStore(blobs, full_every=4)
@@ -179,10 +179,10 @@ def test_whatever_happens_the_newest_version_can_be_read(
             case "lose":
                 path = file_of(blobs, data.draw(st.sampled_from(stored.blobs)))
                 path.unlink()
-                stored, _ = store.mend()
+                stored, _ = store.repair()
             case "restart":
                 store = VersionStore(blobs, full_every=4)
-                assert store.adopt(said(version, stored), weights(content)) == stored
+                assert store.resume(said(version, stored), weights(content)) == stored
             case "read":
                 got = follower.fetch(said(version, stored)).read_bytes()
                 assert got == weights(content)

@@ -1,0 +1,91 @@
+"""The updates of a batch: every sample is trained once, and a batch that contradicts is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.schemas.events import BatchAssembled, BatchSample, Ref, TrajectoryRecorded
+from headrace.schemas.packed import pack_f32
+from headrace.trainer.loader import build_updates, staleness
+from headrace.trainer.sequences import UnusableBatch, UpdateBatch
+from tests.unit.trainer.test_sequences import trajectory, turn
+
+REF = Ref(topic="t", partition=0, offset=0, digest=bytes(16))
+
+
+def recorded(sample: int, tokens: int) -> TrajectoryRecorded:
+    """A trajectory that trains so many tokens; each names its sample."""
+    one = trajectory(turn([1], [sample] * tokens))
+    return one.model_copy(update={"sample": sample})
+
+
+def batch_of(sizes: list[int], **changes: Any) -> BatchAssembled:
+    """A batch whose samples have so many trained tokens."""
+    samples = tuple(
+        BatchSample(
+            task=7, sample=index, trajectory=REF, advantages=pack_f32([1.0]), tokens=tokens,
+            longest=tokens + 1, oldest_version=3,
+        )
+        for index, tokens in enumerate(sizes)
+    )  # fmt: skip
+    values: dict[str, Any] = {
+        "policy": "p", "version": 5, "recipe": bytes(32), "seed": 0, "samples": samples,
+        "sampled_tokens": sum(sizes), "low_mark": 0, "groups_read": 0,
+    }  # fmt: skip
+    return BatchAssembled(**values | changes)
+
+
+def build(sizes: list[int], updates: int) -> list[UpdateBatch]:
+    events = [recorded(index, tokens) for index, tokens in enumerate(sizes)]
+    return build_updates(batch_of(sizes), events, 100, updates)
+
+
+def samples_of(update: UpdateBatch) -> list[int]:
+    return [int(one.tokens[-1]) for one in update.sequences]
+
+
+@given(st.lists(st.integers(1, 9), max_size=20), st.integers(1, 6))
+def test_every_sample_is_trained_once_and_counted_once(sizes: list[int], updates: int) -> None:
+    built = build(sizes, updates)
+
+    assert len(built) == min(updates, len(sizes))
+    assert sorted(sample for update in built for sample in samples_of(update)) == [
+        *range(len(sizes))
+    ]
+    for update in built:
+        assert update.tokens == sum(sizes[sample] for sample in samples_of(update))
+
+
+def test_a_groups_samples_are_spread_over_the_updates() -> None:
+    assert [samples_of(update) for update in build([1] * 8, 2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+def test_an_update_without_tokens_is_left_out() -> None:
+    assert build([], 3) == []
+    assert [samples_of(update) for update in build([0, 3], 2)] == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "event", "reason"),
+    [
+        (batch_of([2], sampled_tokens=3), recorded(0, 2), "states 3 trainable tokens"),
+        (batch_of([2]), recorded(0, 1), "has 1 trainable tokens, the batch states 2"),
+        (batch_of([2]), recorded(1, 2), "names task 7 sample 1"),
+        (batch_of([2]), batch_of([]), "names a BatchAssembled"),
+    ],
+)
+def test_a_batch_that_contradicts_its_trajectories_is_refused(
+    batch: BatchAssembled, event: Any, reason: str
+) -> None:
+    with pytest.raises(UnusableBatch, match=reason):
+        build_updates(batch, [event], 100, 1)
+
+
+def test_staleness_counts_from_the_version_before_the_batchs() -> None:
+    """Batch 5 starts from version 4; the tokens were sampled by version 3."""
+    assert staleness(batch_of([2]), build([2], 1)) == {"staleness_mean": 1.0, "staleness_max": 1.0}
+    assert staleness(batch_of([]), []) == {}
