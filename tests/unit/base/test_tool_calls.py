@@ -67,7 +67,7 @@ def test_plain_json_calls_are_read(text: str) -> None:
 )
 def test_what_cannot_be_parsed_stays_text(text: str) -> None:
     for form in ("hermes", "json", "none"):
-        assert parse_tool_calls(text, form) == (text, ())  # type: ignore[arg-type]
+        assert parse_tool_calls(text, form) == (text, ())
 
 
 def test_an_action_is_read_as_models_write_calls() -> None:
@@ -105,7 +105,7 @@ def test_an_action_is_read_as_models_write_calls() -> None:
 def test_reading_takes_linear_time(text: str) -> None:
     began = time.process_time()
     for form in ("hermes", "json"):
-        parse_tool_calls(text, form)  # type: ignore[arg-type]
+        parse_tool_calls(text, form)
     with suppress(BadCall):
         read_calls(text, ["add"])
     assert time.process_time() - began < 2

@@ -39,7 +39,7 @@ class Cluster:
     def log(self, name: str) -> EventLog:
         topics = Topics(name, ("default",), 1)
         codec = Codec()
-        self.registry.prepare(codec, topics)  # type: ignore[arg-type]
+        self.registry.prepare(codec, topics)
         return EventLog(self.broker, topics, codec, self.registry, "test")
 
     async def make(
