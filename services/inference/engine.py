@@ -115,7 +115,8 @@ class Engine(Protocol):
     All methods are called from one asyncio loop and must not block it; making one may.
     """
 
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """Returns what the engine can take now."""
 
     async def generate(self, prompt: EnginePrompt) -> EngineOutput:
         """Continues a prompt; beyond the free slots it waits for one. Cancelling it frees its slot.

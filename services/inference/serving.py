@@ -24,13 +24,17 @@ RECHECK_S = 1.0
 class TextCodec(Protocol):
     """Text to token ids and back: `tokenizer.Tokenizer`."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text."""
 
-    def chat(self, chat: str, context: Sequence[int]) -> list[int]: ...
+    def chat(self, chat: str, context: Sequence[int]) -> list[int]:
+        """Returns the token ids that a request's new messages add to `context`."""
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of token ids."""
 
-    def token_id(self, spelling: str) -> int | None: ...
+    def token_id(self, spelling: str) -> int | None:
+        """Returns the id of the token that is spelled so, or None."""
 
 
 class Slots:

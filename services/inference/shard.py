@@ -18,11 +18,14 @@ class Hands(Protocol):
 
     caught_up: bool
 
-    async def send(self, event: Event) -> Ref: ...
+    async def send(self, event: Event) -> Ref:
+        """See ShardContext."""
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """See ShardContext."""
 
-    def hold(self, delivery: Delivery[Event]) -> Callable[[], None]: ...
+    def hold(self, delivery: Delivery[Event]) -> Callable[[], None]:
+        """See ShardContext."""
 
 
 class PromptShard:

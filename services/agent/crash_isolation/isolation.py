@@ -42,11 +42,14 @@ HANG_S = 10.0
 class IsolationHost(Protocol):
     """A child that runs isolated episodes. It is notified of what happens to each of them."""
 
-    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None: ...
+    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None:
+        """Passes an answer from the log to an episode."""
 
-    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None: ...
+    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None:
+        """Ends an episode as cancelled."""
 
-    def stop(self, isolated: IsolatedEpisode) -> None: ...
+    def stop(self, isolated: IsolatedEpisode) -> None:
+        """Ends an episode, which then writes nothing."""
 
 
 class IsolatedEpisode:
@@ -159,7 +162,8 @@ class IsolationChild(IsolationHost, Protocol):
 class MakeChild(Protocol):
     """Starts a child. Raises HeadraceError if the child doesn't start."""
 
-    async def __call__(self) -> IsolationChild: ...
+    async def __call__(self) -> IsolationChild:
+        """Starts one child, and returns it once it can run episodes."""
 
 
 class Isolation:

@@ -81,9 +81,11 @@ class ForkedProcess:
 
     @property
     def returncode(self) -> int | None:
+        """The exit code, negative for a signal; None while the process runs."""
         return self._end.result() if self._end.done() else None
 
     async def wait(self) -> int:
+        """Waits until the process has ended, and returns its exit code."""
         return await asyncio.shield(self._end)
 
     def send_signal(self, number: int, /) -> None:
