@@ -20,9 +20,10 @@ ADD = '{"name": "add", "arguments": {"a": 2, "b": 3}}'
 
 
 def test_an_end_within_an_argument_ends_no_call() -> None:
-    call = {"name": "say", "arguments": {"text": "</tool_call> and <tool_call>"}}
+    arguments = {"text": "</tool_call> and <tool_call>"}
+    call = {"name": "say", "arguments": arguments}
     text = f"so: <tool_call>\n{json.dumps(call)}\n</tool_call>"
-    assert parse_tool_calls(text, "hermes") == ("so:", (ToolCall("say", call["arguments"]),))  # type: ignore[arg-type]
+    assert parse_tool_calls(text, "hermes") == ("so:", (ToolCall("say", arguments),))
 
 
 def test_hermes_calls_are_read_with_the_text_before_them() -> None:

@@ -14,7 +14,7 @@ from headrace.schemas.events import BatchAssembled, EpisodeEnded, Event, PolicyU
 from headrace.schemas.topics import BATCHES, TRAJECTORIES
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import WHOLE, read_records
+from headrace.services.log.log_reader import WHOLE, Patience, read_records
 from headrace.services.operate.show.facts import Fact, fact_of, story_tree
 from headrace.services.operate.show.gather import Gatherer, only_policy
 from headrace.services.operate.show.pages import Part, Table
@@ -30,10 +30,10 @@ from headrace.services.operate.show.task_story import make_task_story
 from tests.unit.operate.show.world import SAMPLES, TOPICS, World, in_a_world
 
 
-async def whole_log(log: EventLog, patience: object) -> list[Fact[Event]]:
+async def whole_log(log: EventLog, patience: Patience) -> list[Fact[Event]]:
     """Every fact of the namespace."""
     ranges = {partition: WHOLE for one in TOPICS for partition in one.all_partitions()}
-    async with aclosing(read_records(log.broker, ranges, patience)) as records:  # type: ignore[arg-type]
+    async with aclosing(read_records(log.broker, ranges, patience)) as records:
         return [await fact_of(log, record) async for record in records]
 
 
