@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.async_client import AsyncClient, SubmittedTask
     from headrace.client import Client
     from headrace.errors import (
+        BlobError,
         DependencyError,
         EnvironmentFailed,
         HeadraceError,
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from headrace.services.agent.conversation import Conversation, Generation
     from headrace.services.agent.episode import Episode, NoScore
     from headrace.services.base.types import Observation, TaskView
-    from headrace.services.env.environment import Environment, Judge, Resumable
-    from headrace.services.env.sandbox.sandbox import Sandbox
+    from headrace.services.env.environment import Environment, Judge, Named, Resumable
+    from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
     from headrace.services.env.sandbox.tools import Tool
     from headrace.services.inference.engine import (
         AdapterWeights,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         EnginePrompt,
         EngineSetup,
         Weights,
+        check_prompt,
     )
     from headrace.services.tasks.task_maker import Item
     from headrace.stream_jobs.filters import Group
@@ -47,18 +49,18 @@ _MODULES = {
     "headrace.async_client": ("AsyncClient", "SubmittedTask"),
     "headrace.client": ("Client",),
     "headrace.errors": (
-        "DependencyError", "EnvironmentFailed", "HeadraceError", "InfrastructureError",
-        "RecordsLost", "UsageError",
+        "BlobError", "DependencyError", "EnvironmentFailed", "HeadraceError",
+        "InfrastructureError", "RecordsLost", "UsageError",
     ),
     "headrace.services.agent.conversation": ("Conversation", "Generation"),
     "headrace.services.agent.episode": ("Episode", "NoScore"),
     "headrace.services.base.types": ("Observation", "TaskView"),
-    "headrace.services.env.environment": ("Environment", "Judge", "Resumable"),
-    "headrace.services.env.sandbox.sandbox": ("Sandbox",),
+    "headrace.services.env.environment": ("Environment", "Judge", "Named", "Resumable"),
+    "headrace.services.env.sandbox.sandbox": ("BadArgument", "Sandbox"),
     "headrace.services.env.sandbox.tools": ("Tool",),
     "headrace.services.inference.engine": (
         "AdapterWeights", "Capacity", "Engine", "EngineOutput", "EnginePrompt", "EngineSetup",
-        "Weights",
+        "Weights", "check_prompt",
     ),
     "headrace.services.tasks.task_maker": ("Item",),
     "headrace.stream_jobs.filters": ("Group",),
@@ -71,6 +73,8 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [
     "AdapterWeights",
     "AsyncClient",
+    "BadArgument",
+    "BlobError",
     "Capacity",
     "Client",
     "Conversation",
@@ -89,6 +93,7 @@ __all__ = [
     "Item",
     "Judge",
     "MicroBatch",
+    "Named",
     "NoScore",
     "Observation",
     "PathArrays",
@@ -102,6 +107,7 @@ __all__ = [
     "TurnArrays",
     "UsageError",
     "Weights",
+    "check_prompt",
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.errors import UsageError
 from headrace.schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS, Topic
 from headrace.services.agent.agents import load_agents
-from headrace.services.agent.crash_isolation.episode_process import ChildProcess
+from headrace.services.agent.crash_isolation.episode_process import EpisodesProcess
 from headrace.services.agent.crash_isolation.isolation import Isolation, MakeChild
 from headrace.services.agent.gateway.clients import ClientAgent, Entrance
 from headrace.services.agent.shard import AgentShard
@@ -44,7 +44,7 @@ async def run(
                 )
             setup.agent.entrance = entrance
     cancellations = Cancellations(context.log)
-    isolation = Isolation(make_child or partial(ChildProcess.start, context.recipe))
+    isolation = Isolation(make_child or partial(EpisodesProcess.start, context.recipe))
     side_topics = [context.log.topics.name(topic) for topic in SIDE_TOPICS]
 
     def side_partitions(partition: Partition) -> Mapping[Partition, SideStart]:

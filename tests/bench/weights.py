@@ -157,7 +157,7 @@ def _learner(base: Path, rate: float, dtype: str) -> Learner:
 
 def _update(number: int) -> UpdateBatch:
     """Bytes of this repository's text, other ones for each number."""
-    files = sorted([*TEXT.glob("docs/**/*.md"), *TEXT.glob("services/*.py"), TEXT / "README.md"])
+    files = sorted([*TEXT.glob("docs/**/*.md"), *TEXT.glob("services/**/*.py"), TEXT / "README.md"])
     text = np.frombuffer(b"".join(file.read_bytes() for file in files), dtype=np.uint8)
     starts = np.random.default_rng(number).integers(0, len(text) - LENGTH, SEQUENCES)
     trained = LENGTH - 1

@@ -73,7 +73,7 @@ def test_each_process_is_killed_and_the_run_learns(
                 for service in SERVICES:
                     if service == "assemble-groups":
                         harness.preloader_of(tmp_path).kill()
-                        await run.says("the preloader died: started again")
+                        await run.says("the preloader died and was started again")
                     replaced_s, version_s = await kill_and_see_it_replaced(watch, tmp_path, service)
                     print(f"{service:<17} replaced {replaced_s:5.1f} s, version {version_s:5.1f} s")
                 assert await run.ends(RUN_S) == 0, run.said

@@ -117,7 +117,7 @@ def test_a_result_that_does_not_come_is_named(address: tuple[str, str, str]) -> 
 def test_a_wrong_task_writes_none(address: tuple[str, str, str]) -> None:
     with Client(*address) as client:
         before = {result.task for result in client.results()}
-        with pytest.raises(UsageError, match=r"sample: .*nothing was submitted"):
+        with pytest.raises(UsageError, match=r"sample: .*Nothing was submitted"):
             client.submit([{"payload": {}}, {"sample": 3}])
         assert before <= {result.task for result in client.results()}
     with pytest.raises(UsageError, match="closed"):

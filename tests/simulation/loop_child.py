@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 
 from headrace.errors import TooLarge
-from headrace.schemas.events import Event, Ref
+from headrace.schemas.events import Event, GenerationCompleted, ObservationRecorded, Ref
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.agents import load_agents
+from headrace.services.agent.crash_isolation.frames import Frame
 from headrace.services.agent.crash_isolation.isolation import IsolatedEpisode
 from headrace.services.agent.episode_run import EpisodeRun
-from headrace.services.agent.requests import Answer
 
 child: ContextVar[LoopChild | None] = ContextVar("child", default=None)
 """The child that a task runs in."""
@@ -61,17 +61,16 @@ class LoopChild:
         await run.run()
         isolated.ended = True
 
-    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None:
-        """Hands an answer on."""
-        self._runs[isolated].on_answer(answer)
-
-    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None:
-        """Has an episode end as cancelled."""
-        self._runs[isolated].cancel(reason)
-
-    def stop(self, isolated: IsolatedEpisode) -> None:
-        """Has an episode end without a word."""
-        self._runs[isolated].stop()
+    def tell(self, isolated: IsolatedEpisode, frame: Frame) -> None:
+        """Passes an answer on, or ends the episode, as cancelled or without a word."""
+        run = self._runs[isolated]
+        if frame.kind == "cancel":
+            run.cancel(frame.text)
+        elif frame.kind == "stop":
+            run.stop()
+        else:
+            assert isinstance(frame.event, GenerationCompleted | ObservationRecorded)
+            run.on_answer(frame.event)
 
     async def aclose(self) -> None:
         """Ends what runs."""

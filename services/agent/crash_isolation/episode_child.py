@@ -1,7 +1,7 @@
-"""The child process of isolated episodes. Its argument is the file descriptor of its socket.
+"""The child process for episodes that may kill it.
 
-It runs episodes as a worker does, but it has no log: the episodes' events go to the worker over the
-socket, and the answers come from there. The process ends when the socket does.
+It runs episodes as a worker does, but has no log: what they send goes to the worker, and what
+answers them comes from there.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import functools
 import json
 import logging
 import os
-import socket
-import sys
-import threading
+from typing import BinaryIO
 
 from headrace.errors import TooLarge
 from headrace.schemas.events import (
@@ -25,9 +23,10 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.services.agent.agents import load_agents
-from headrace.services.agent.crash_isolation.frames import Frame, FrameCodec
+from headrace.services.agent.crash_isolation.frames import LIMIT, Frame, FrameCodec
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup
+from headrace.services.processes.pipes import take_pipes
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +66,8 @@ class _Outlet:
 class Child:
     """Runs the episodes of the process."""
 
-    def __init__(self, peer: socket.socket) -> None:
-        self._peer = peer
+    def __init__(self, worker: BinaryIO) -> None:
+        self._worker = worker
         self._codec = FrameCodec()
         self._agents: dict[str, AgentSetup] = {}
         self._runs: dict[int, EpisodeRun] = {}
@@ -76,33 +75,16 @@ class Child:
 
     def write(self, frame: Frame) -> None:
         """Sends a frame to the worker. It has left this process when this returns."""
-        self._peer.sendall(self._codec.encode(frame))
+        self._worker.write(self._codec.encode(frame) + b"\n")
+        self._worker.flush()
 
-    async def main(self) -> None:
-        """Loads the recipe's agents, then runs the worker's episodes until the process ends."""
-        incoming = FrameCodec()
-        take = functools.partial(_take, self._peer)
-        recipe = incoming.read(take)
+    async def main(self, frames: asyncio.StreamReader) -> None:
+        """Loads the recipe's agents, then runs what it is told to, until the worker is gone."""
+        recipe = self._codec.decode(await frames.readline())
         self._agents = load_agents(parse_recipe(json.loads(recipe.text), "the worker's recipe"))
         self.write(Frame("ready"))
-        loop = asyncio.get_running_loop()
-
-        def listen() -> None:
-            # A thread: while an agent's code blocks the loop, the worker may end.
-            while True:
-                try:
-                    frame = incoming.read(take)
-                except (EOFError, OSError):
-                    os._exit(0)
-                except BaseException:  # the process must not go on without this thread
-                    logger.critical(
-                        "can't read a frame of the worker; the child process ends", exc_info=True
-                    )
-                    os._exit(1)
-                loop.call_soon_threadsafe(self._on_frame, frame)
-
-        threading.Thread(target=listen, name="worker", daemon=True).start()
-        await asyncio.Event().wait()
+        async for line in frames:
+            self._on_frame(self._codec.decode(line))
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == "start":
@@ -142,24 +124,18 @@ class Child:
         self.write(Frame("ended", number))
 
 
-def _take(peer: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        part = peer.recv(min(count - len(data), 1 << 20))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
-
-
-def main() -> None:
+async def main() -> None:
     """Runs the process."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)-7s agent's child %(message)s"
+    received, sent = take_pipes()
+    frames = asyncio.StreamReader(LIMIT)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(frames), received
     )
-    with socket.socket(fileno=int(sys.argv[1])) as peer:
-        asyncio.run(Child(peer).main())
+    await Child(sent).main(frames)
 
 
 if __name__ == "__main__":
-    main()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)-7s agent's child %(message)s"
+    )
+    asyncio.run(main())

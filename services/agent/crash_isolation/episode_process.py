@@ -3,82 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import signal
-import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from headrace.errors import HeadraceError, TooLarge
 from headrace.schemas.events import Ref
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.agent.crash_isolation.frames import Frame, FrameCodec
+from headrace.services.agent.crash_isolation.frames import LIMIT, Frame, FrameCodec
 from headrace.services.agent.crash_isolation.isolation import HANG_S, IsolatedEpisode
-from headrace.services.agent.requests import Answer
 from headrace.services.base.clock import now
-
-logger = logging.getLogger(__name__)
+from headrace.services.processes.child_process import ChildProcess, LineTooLong
 
 READY_S = 60.0
 """Seconds that a child has to load the recipe's agents."""
-DEATH_S = 1.0
-"""Seconds that a child has to end after its socket has ended."""
 
 
-class ChildProcess:
-    """A child in a process group of its own. `aclose` kills the whole group."""
+class EpisodesProcess:
+    """A child process that runs suspects."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    def __init__(self, process: ChildProcess) -> None:
         self._process = process
-        self._reader = reader
-        self._writer = writer
         self._codec = FrameCodec()
         self._numbers: dict[IsolatedEpisode, int] = {}
 
     @classmethod
-    async def start(cls, recipe: Recipe) -> ChildProcess:
+    async def start(cls, recipe: Recipe) -> EpisodesProcess:
         """Starts a child that has loaded the recipe's agents. Raises HeadraceError if it can't."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(
-                    sys.executable,
-                    "-m",
-                    "headrace.services.agent.crash_isolation.episode_child",
-                    str(theirs.fileno()),
-                ),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                # What it does to its process group must not reach the worker.
-                start_new_session=True,
-            )
-        reader, writer = await asyncio.open_connection(sock=ours)
-        child = cls(process, reader, writer)
+        from headrace.services.agent.crash_isolation import episode_child as child
+
+        command = (sys.executable, "-m", child.__name__)
+        made = cls(await ChildProcess.start(command, limit=LIMIT))
         try:
-            await child._prepare(recipe)
+            await made._prepare(recipe)
         except BaseException:
-            await child.aclose()
+            await made.aclose()
             raise
-        return child
+        return made
 
     async def _prepare(self, recipe: Recipe) -> None:
         self._write(Frame("recipe", text=recipe.canonical()))
-        frame = None
-        with suppress(TimeoutError):
-            frame = await asyncio.wait_for(self._codec.read_async(self._reader), READY_S)
-        if frame is None:
-            death = await self._death()  # gives it time to write to the log
+        try:
+            async with asyncio.timeout(READY_S):
+                end = await self._receive()
+        except TimeoutError:
+            end = f"not ready within {READY_S:g} s"
+        if not isinstance(end, Frame):
             raise HeadraceError(
-                f"the child process for isolated episodes did not come up ({death}); this worker's "
-                f"log says why"
+                f"a child process for the agents' code did not come up ({end}): why is in this log"
             )
 
     async def run(self, isolated_episodes: Sequence[IsolatedEpisode]) -> str | None:
@@ -86,47 +59,29 @@ class ChildProcess:
         for number, isolated in enumerate(isolated_episodes):
             self._numbers[isolated] = number
             isolated.host = self
-            self._write(
-                Frame(
-                    "start",
-                    number,
-                    number=isolated.attempt,
-                    at=isolated.recorded_at,
-                    event=isolated.started,
-                )
-            )
+            start = Frame("start", number=isolated.attempt, at=isolated.recorded_at)
+            self.tell(isolated, replace(start, event=isolated.started))
             if isolated.cancelled is not None:
-                self.cancel(isolated, isolated.cancelled)
+                self.tell(isolated, Frame("cancel", text=isolated.cancelled))
         last = max(isolated.started.deadline for isolated in isolated_episodes) / 1000
         try:
             async with asyncio.timeout(max(0.0, last - now()) + HANG_S):
                 while not all(isolated.ended for isolated in isolated_episodes):
-                    frame = await self._codec.read_async(self._reader)
-                    if frame is None:
-                        return await self._death()
+                    frame = await self._receive()
+                    if not isinstance(frame, Frame):
+                        return frame
                     self._on_frame(isolated_episodes[frame.run], frame)
         except TimeoutError:
             return "it hung"
         return None
 
-    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None:
-        """Passes an answer to an episode."""
-        self._write(Frame("answer", self._numbers[isolated], event=answer))
-
-    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None:
-        """Ends an episode as cancelled."""
-        self._write(Frame("cancel", self._numbers[isolated], text=reason))
-
-    def stop(self, isolated: IsolatedEpisode) -> None:
-        """Ends an episode, which then writes nothing."""
-        self._write(Frame("stop", self._numbers[isolated]))
+    def tell(self, isolated: IsolatedEpisode, frame: Frame) -> None:
+        """Hands on what happens to an episode from outside."""
+        self._write(replace(frame, run=self._numbers[isolated]))
 
     async def aclose(self) -> None:
         """Kills the child and all that it started."""
-        self._writer.close()
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        await self._process.aclose()
 
     def _on_frame(self, isolated: IsolatedEpisode, frame: Frame) -> None:
         if frame.kind == "ended":
@@ -142,13 +97,12 @@ class ChildProcess:
 
     def _write(self, frame: Frame) -> None:
         # The buffer stays small: there are only a few frames for each live episode.
-        if not self._writer.is_closing():
-            self._writer.write(self._codec.encode(frame))
+        self._process.send(self._codec.encode(frame))
 
-    async def _death(self) -> str:
-        """Returns how the process ended, after the end of its socket."""
+    async def _receive(self) -> Frame | str:
+        """The child's next frame, or how it ended."""
         try:
-            code = await asyncio.wait_for(self._process.wait(), DEATH_S)
-        except TimeoutError:
-            return "it closed its socket"
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            line = await self._process.receive()
+        except LineTooLong as error:
+            return str(error)
+        return await self._process.describe_end() if line is None else self._codec.decode(line)

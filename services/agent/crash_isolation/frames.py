@@ -1,29 +1,30 @@
-"""The messages between a worker and its child process, over their socket.
+"""What a worker and its child process tell each other.
 
-A frame consists of two lengths (4 bytes each, big-endian), a JSON header, and the Avro bytes of an
-event, or none. Both ends are from the same build, so the schemas of the events need no registry.
+A frame is a line of JSON; an event in it is Avro, in base64. Both ends are of one build, so the
+events' schemas need no registry.
 """
 
 from __future__ import annotations
 
-import asyncio
+import base64
 import json
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import EVENTS, Event, Ref
+from headrace.schemas.topics import MAX_RECORD_BYTES
 
-_LENGTHS = struct.Struct(">II")
 _SCHEMA_ID = struct.Struct(">xI")
 """The head of Confluent's framing: the byte 0, then the schema id."""
+LIMIT = 2 * MAX_RECORD_BYTES
+"""Most bytes of a frame; an event in base64 takes a third more than its own."""
 
 Kind = Literal["recipe", "ready", "start", "send", "sent", "answer", "cancel", "stop", "ended"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Frame:
     """One message.
 
@@ -53,37 +54,19 @@ class FrameCodec:
 
     def encode(self, frame: Frame) -> bytes:
         """Returns the bytes of a frame. Raises TooLarge if its event is too large."""
-        header: dict[str, object] = {
-            "kind": frame.kind,
-            "run": frame.run,
-            "number": frame.number,
-            "at": frame.at,
-            "text": frame.text,
+        ref, event = frame.ref, frame.event
+        tree = vars(frame) | {
+            "ref": ref and ref.model_dump() | {"digest": ref.digest.hex()},
+            "event": event and base64.b64encode(self._codec.encode(event)).decode(),
         }
-        if frame.ref is not None:
-            header["ref"] = frame.ref.model_dump() | {"digest": frame.ref.digest.hex()}
-        head = json.dumps(header).encode()
-        body = b"" if frame.event is None else self._codec.encode(frame.event)
-        return _LENGTHS.pack(len(head), len(body)) + head + body
+        return json.dumps(tree).encode()
 
-    def read(self, take: Callable[[int], bytes]) -> Frame:
-        """Reads the next frame. `take` returns exactly that many bytes, or raises EOFError."""
-        head, body = _LENGTHS.unpack(take(_LENGTHS.size))
-        return self._decode(take(head), take(body))
-
-    async def read_async(self, reader: asyncio.StreamReader) -> Frame | None:
-        """Reads the next frame. Returns None at the end."""
-        try:
-            head, body = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
-            return self._decode(await reader.readexactly(head), await reader.readexactly(body))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
-
-    def _decode(self, head: bytes, body: bytes) -> Frame:
-        header = json.loads(head)
-        if (ref := header.pop("ref", None)) is not None:
-            header["ref"] = Ref(**ref | {"digest": bytes.fromhex(ref["digest"])})
-        event = None
-        if body:
-            event = self._codec.decode(EVENTS[_SCHEMA_ID.unpack_from(body)[0]], body)
-        return Frame(**header, event=event)
+    def decode(self, line: bytes) -> Frame:
+        """The frame of these bytes."""
+        tree = json.loads(line)
+        if (ref := tree["ref"]) is not None:
+            tree["ref"] = Ref(**ref | {"digest": bytes.fromhex(ref["digest"])})
+        if tree["event"] is not None:
+            value = base64.b64decode(tree["event"])
+            tree["event"] = self._codec.decode(EVENTS[_SCHEMA_ID.unpack_from(value)[0]], value)
+        return Frame(**tree)

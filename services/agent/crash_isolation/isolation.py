@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from headrace.errors import TooLarge
@@ -24,6 +24,7 @@ from headrace.schemas.events import (
     GenerationRequested,
     Ref,
 )
+from headrace.services.agent.crash_isolation.frames import Frame
 from headrace.services.agent.records import AgentSetup, outcome_of
 from headrace.services.agent.requests import Answer, close_after
 from headrace.services.base.clock import now
@@ -39,17 +40,21 @@ HANG_S = 10.0
 """Seconds after the last deadline of its episodes at which a child counts as hanging."""
 
 
-class IsolationHost(Protocol):
-    """A child that runs isolated episodes. It is notified of what happens to each of them."""
+class Child(Protocol):
+    """A child process for isolated episodes."""
 
-    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None:
-        """Passes an answer from the log to an episode."""
+    async def run(self, episodes: Sequence[IsolatedEpisode]) -> str | None:
+        """Runs them until all have ended. If the process dies before, returns how it died."""
 
-    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None:
-        """Ends an episode as cancelled."""
+    def tell(self, isolated: IsolatedEpisode, frame: Frame) -> None:
+        """Tells the process what happens to one of them from outside."""
 
-    def stop(self, isolated: IsolatedEpisode) -> None:
-        """Ends an episode, which then writes nothing."""
+    async def aclose(self) -> None:
+        """Ends the process, whatever it is doing."""
+
+
+MakeChild = Callable[[], Awaitable[Child]]
+"""Starts a child. HeadraceError where none comes up."""
 
 
 class IsolatedEpisode:
@@ -68,7 +73,7 @@ class IsolatedEpisode:
         self.attempt = max(started.attempt, *answers, 0)
         self.cancelled: str | None = None
         """Why it is cancelled; None if it is not."""
-        self.host: IsolationHost | None = None
+        self.host: Child | None = None
         """The child in which it runs at the moment."""
         self.ended = False
         self._context = context
@@ -82,20 +87,17 @@ class IsolatedEpisode:
         if answer.call not in known:
             known[answer.call] = answer
             self.attempt = max(self.attempt, answer.attempt)
-            if self.host is not None:
-                self.host.answer(self, answer)
+            self._tell(Frame("answer", event=answer))
 
     def cancel(self, reason: str) -> None:
         """Ends the episode as cancelled."""
         self.cancelled = self.cancelled or reason
-        if self.host is not None:
-            self.host.cancel(self, self.cancelled)
+        self._tell(Frame("cancel", text=self.cancelled))
 
     def stop(self) -> None:
         """Ends the run and writes nothing: the episode's outcome is in the log."""
         self.ended = True
-        if self.host is not None:
-            self.host.stop(self)
+        self._tell(Frame("stop"))
 
     def relay(self, event: Event, on_sent: Callable[[Ref | TooLarge], None]) -> None:
         """Sends an event for the child's episode, and passes the result to `on_sent`.
@@ -113,17 +115,13 @@ class IsolatedEpisode:
             self._context.spawn(self._send(event, on_sent), name)
         elif self.host is not None:
             on_sent(_NOT_SENT)
-            self.host.answer(self, answer)
+            self._tell(Frame("answer", event=answer))
 
     async def end_as_poison(self, death: str) -> None:
-        """Ends the episode, since its own code can't."""
-        message = f"the agent's code killed {DEATHS} workers, then a child process ({death})"
-        logger.error(
-            "ended task %d, sample %d as poison: %s",
-            self.started.task,
-            self.started.sample,
-            message,
-        )
+        """Ends the episode in its code's stead."""
+        where = f"task {self.started.task}, sample {self.started.sample}"
+        message = f"the agent's code killed {DEATHS} workers, then a process of its own ({death})"
+        logger.error("poison: %s: %s", where, message)
         if self._action is not None:
             await self._context.send(close_after(self._action, None))
         outcome = outcome_of(
@@ -138,6 +136,10 @@ class IsolatedEpisode:
         )
         await self._context.send(outcome)
 
+    def _tell(self, frame: Frame) -> None:
+        if self.host is not None:
+            self.host.tell(self, frame)
+
     async def _send(self, event: Event, on_sent: Callable[[Ref | TooLarge], None]) -> None:
         try:
             on_sent(await self._context.send(event))
@@ -147,23 +149,6 @@ class IsolatedEpisode:
 
 _NOT_SENT = Ref(topic="", partition=0, offset=0, digest=bytes(16))
 """The reference of a request that was not sent. Nothing uses it."""
-
-
-class IsolationChild(IsolationHost, Protocol):
-    """A child process for isolated episodes."""
-
-    async def run(self, episodes: Sequence[IsolatedEpisode]) -> str | None:
-        """Runs them until all have ended. If the process dies before, returns how it died."""
-
-    async def aclose(self) -> None:
-        """Ends the process, whatever it is doing."""
-
-
-class MakeChild(Protocol):
-    """Starts a child. Raises HeadraceError if the child doesn't start."""
-
-    async def __call__(self) -> IsolationChild:
-        """Starts one child, and returns it once it can run episodes."""
 
 
 class Isolation:

@@ -1,24 +1,23 @@
-"""The child process that runs a library. Its arguments are the parent's pid and the target.
+"""The child process that runs a library.
 
-It reads one request per line from standard input and writes one answer per line to standard output.
-What the library prints goes to standard error. It ends with its input, and with its parent.
+The first line from the worker is the setup, and each later line is a call. Each line has one line
+of answer. What the library prints goes to standard error.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import os
 import resource
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol, TextIO
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
 from headrace.errors import EnvironmentFailed, UsageError
 from headrace.services.base.plugins import Loader, load
-from headrace.services.processes.parent import die_with
+from headrace.services.processes.pipes import take_pipes
 
 
 def _reasoning_gym() -> Any:
@@ -50,40 +49,41 @@ class Library(Protocol):
 
 
 def main() -> None:
-    """Serve until the input ends."""
-    parent, target = sys.argv[1:]
-    die_with(int(parent))
-    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)
-        setup = json.loads(sys.stdin.readline())
-        _limit(setup["memory_mb"])
-        signal.signal(signal.SIGALRM, _too_slow)
-        serve(target, setup, answers)
+    """Serves until the worker ends this process."""
+    calls, answers = take_pipes()
+    signal.signal(signal.SIGALRM, _too_slow)
+    setup = json.loads(calls.readline())
+    _limit(setup["memory_mb"])
+    library: Library | None = None
+
+    def make() -> None:
+        nonlocal library
+        library = _make(setup["target"], setup["options"])
+
+    answers.write(_answer(setup["make_s"], make))
+    answers.flush()
+    for line in calls:
+        call = json.loads(line)
+        ask = getattr(library, call.pop("verb"))
+        answers.write(_answer(setup["call_s"], partial(ask, **call)))
+        answers.flush()
 
 
-def serve(target: str, setup: Mapping[str, Any], answers: TextIO) -> None:
-    """Make the library, then answer each request. The first answer says that it is made."""
-    library: Any = None
-    call: dict[str, Any] = {"verb": "make"}
-    while call:
-        verb = call.pop("verb")
-        try:
-            # Real time: a library that sleeps is as slow as one that computes.
-            signal.setitimer(signal.ITIMER_REAL, setup["make_s" if verb == "make" else "call_s"])
-            if verb == "make":
-                library = _make(load("library", target, LIBRARIES), setup["options"])
-                answer: dict[str, Any] = {"answer": {}}
-            else:
-                answer = {"answer": getattr(library, verb)(**call) or {}}
-        except Exception as error:  # a library's own code: the parent raises it
-            answer = {"error": str(error), "kind": _kind(error)}
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        answers.write(json.dumps(answer) + "\n")
-        call = json.loads(sys.stdin.readline() or "{}")
+def _answer(limit_s: float, call: Callable[[], Any]) -> bytes:
+    """What a call answers, or its error."""
+    try:
+        # Real time: a library that sleeps is as slow as one that computes.
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        answer = {"answer": call() or {}}
+    except Exception as error:  # a library's own code: the parent raises it
+        answer = {"error": str(error), "kind": _kind(error)}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return json.dumps(answer).encode() + b"\n"
 
 
-def _make(library: Callable[..., Library], options: Mapping[str, Any]) -> Library:
+def _make(target: str, options: Mapping[str, Any]) -> Library:
+    library: Callable[..., Library] = load("library", target, LIBRARIES)
     try:
         inspect.signature(library).bind(**options)
     except TypeError as error:
@@ -100,7 +100,7 @@ def _kind(error: Exception) -> str:
 
 
 def _limit(memory_mb: int) -> None:
-    with suppress(ValueError, OSError):  # not every system supports it
+    with suppress(ValueError, OSError):  # not every system can
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 2**20, memory_mb * 2**20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

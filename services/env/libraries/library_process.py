@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.services.env.libraries import library_child as child
+from headrace.services.processes.child_process import ChildProcess, LineTooLong
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +32,8 @@ class LibraryProcess:
         self, target: str, options: Mapping[str, Any], call_s: float, memory_mb: int, most: int
     ) -> None:
         """`target` names a Library for `plugins.load`. An answer has at most `most` bytes."""
-        self._target = target
         self._setup = {
+            "target": target,
             "options": dict(options),
             "make_s": MAKE_S,
             "call_s": call_s,
@@ -39,7 +41,7 @@ class LibraryProcess:
         }
         self._call_s = call_s
         self._most = most
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._turn = asyncio.Lock()
         self.born = 0
         """Children started so far. An episode lives in one of them."""
@@ -70,53 +72,35 @@ class LibraryProcess:
         """End the child, if there is one."""
         process, self._process = self._process, None
         if process is not None:
-            if process.returncode is None:
-                process.kill()
-            assert process.stdout is not None
-            while await process.stdout.read(1 << 16):  # unread output keeps its pipe open
-                pass
-            await process.wait()
+            await process.aclose()
 
     async def _start(self) -> None:
         self.born += 1
-        self._process = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                "-m",
-                "headrace.services.env.libraries.library_child",
-                str(os.getpid()),
-                self._target,
-            ),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+        self._process = await ChildProcess.start(
+            (sys.executable, "-m", child.__name__),
+            {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
             limit=self._most,
-            env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
         )
         _said(await self._exchange(self._setup, MAKE_S))
 
     async def _exchange(self, request: Mapping[str, Any], limit_s: float) -> Mapping[str, Any]:
         assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             async with asyncio.timeout(limit_s + GRACE_S):
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
-                await self._process.stdin.drain()
-                line = await self._process.stdout.readline()
+                self._process.send(json.dumps(request).encode())
+                message = await self._process.receive()
         except TimeoutError as error:
             said = (
                 f"the library did not answer within {limit_s + GRACE_S:g} s; its process was killed"
             )
             raise EnvironmentFailed("too_slow", said) from error
-        except ValueError as error:
+        except LineTooLong as error:
             said = f"the library answered with more than {self._most // 1024} KiB; raise answer_kb"
             raise EnvironmentFailed("answer_too_large", said) from error
-        except OSError as error:
-            raise EnvironmentFailed("library_died", f"its process is gone: {error}") from error
-        if not line.endswith(b"\n"):
-            code = await self._process.wait()
-            raise EnvironmentFailed("library_died", f"its process ended with {code} in this call")
-        answer: Mapping[str, Any] = json.loads(line)
+        if message is None:
+            end = await self._process.describe_end()
+            raise EnvironmentFailed("library_died", f"its process ended in this call: {end}")
+        answer: Mapping[str, Any] = json.loads(message)
         return answer
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -17,12 +14,10 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
-from headrace.services.processes import parent
+from headrace.services.processes.child_process import ChildProcess, LineTooLong
 
 EXIT_S = 0.5
 """Seconds that a server has to end after its input ended."""
-
-CHUNK_BYTES = 64 * 1024
 
 
 @asynccontextmanager
@@ -34,19 +29,14 @@ async def by_command(
     A line has at most `most` bytes. The server and the processes that it started end with this
     context, and with this process.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", parent.__file__, str(os.getpid()), *command),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=most,
-        env={**get_default_environment(), **environment},
-        start_new_session=True,
-    )
-    try:
-        async with _piped(process) as streams:
-            yield streams
-    finally:
-        await _end(process)
+    surroundings = {**get_default_environment(), **environment}
+    async with aclosing(await ChildProcess.start(command, surroundings, limit=most)) as server:
+        try:
+            async with _piped(server) as streams:
+                yield streams
+        finally:
+            server.stdin.close()
+            await server.ends_within(EXIT_S)
 
 
 @asynccontextmanager
@@ -65,11 +55,11 @@ async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterat
 
 
 @asynccontextmanager
-async def _piped(process: asyncio.subprocess.Process) -> AsyncIterator[Any]:
+async def _piped(server: ChildProcess) -> AsyncIterator[Any]:
     """Carry messages between a process's pipes and the streams that the library takes."""
     heard, reading = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     writing, said = anyio.create_memory_object_stream[SessionMessage](0)
-    tasks = [asyncio.create_task(_hear(process, heard)), asyncio.create_task(_say(process, said))]
+    tasks = [asyncio.create_task(_hear(server, heard)), asyncio.create_task(_say(server, said))]
     try:
         yield reading, writing
     finally:
@@ -80,12 +70,11 @@ async def _piped(process: asyncio.subprocess.Process) -> AsyncIterator[Any]:
             stream.close()
 
 
-async def _hear(process: asyncio.subprocess.Process, heard: Any) -> None:
+async def _hear(server: ChildProcess, heard: Any) -> None:
     """Pass on each line. The stream ends if the server is gone, or a line is too long."""
-    assert process.stdout is not None
-    with suppress(anyio.BrokenResourceError, ValueError, OSError):
+    with suppress(anyio.BrokenResourceError, LineTooLong):
         async with heard:
-            while line := await process.stdout.readline():
+            while (line := await server.receive()) is not None:
                 await heard.send(_message(line))
 
 
@@ -96,33 +85,11 @@ def _message(line: bytes) -> SessionMessage | Exception:
         return error
 
 
-async def _say(process: asyncio.subprocess.Process, said: Any) -> None:
-    assert process.stdin is not None
+async def _say(server: ChildProcess, said: Any) -> None:
     with suppress(OSError):
         async for message in said:
-            text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            process.stdin.write(text.encode() + b"\n")
-            await process.stdin.drain()
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Give a server a moment to end by itself, then kill it and all that it started."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        async with asyncio.timeout(EXIT_S):
-            await process.wait()
-    except TimeoutError:
-        pass
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.stdout is not None
-    with suppress(TimeoutError):  # a process that left the group may hold the pipe
-        async with asyncio.timeout(EXIT_S):
-            while await process.stdout.read(CHUNK_BYTES):
-                pass
-    await process.wait()
+            server.send(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+            await server.stdin.drain()
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
@@ -136,11 +103,11 @@ class _Bounded(httpx2.AsyncHTTPTransport):
         response = await super().handle_async_request(request)
         if "text/event-stream" not in response.headers.get("content-type", ""):
             assert isinstance(response.stream, httpx2.AsyncByteStream)
-            response.stream = _CountedStream(response.stream, self._most)
+            response.stream = _Counted(response.stream, self._most)
         return response
 
 
-class _CountedStream(httpx2.AsyncByteStream):
+class _Counted(httpx2.AsyncByteStream):
     def __init__(self, stream: httpx2.AsyncByteStream, most: int) -> None:
         self._stream = stream
         self._left = most

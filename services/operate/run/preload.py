@@ -1,10 +1,12 @@
 """The preloader: imports what a run's services need, once, and forks their processes from it.
 
-It is the hidden command `headrace preload SOCKET RECIPE ROOM`. Through SOCKET (SOCK_SEQPACKET,
-inherited) `run` requests processes, and the preloader reports when each one starts and ends. A
-message is one JSON object. A forked process is what the same command line would have started: it
-has its own environment, session, standard streams and exit code. ROOM is any text that is as long
-as the longest command line of a forked process, because that replaces the preloader's in `ps`.
+It is the hidden command `headrace preload SOCKET RECIPE ROOM`. `run` requests processes through
+SOCKET (SOCK_SEQPACKET, inherited). Each request is a command line in JSON, with three descriptors:
+the pipe from `run`, the log, and a socket. Through that socket the preloader reports on this one
+process: first its pid together with a pidfd, then its exit code. A forked process is what the same
+command line would have started: it has its own environment, session, standard streams and exit
+code. ROOM is any text that is as long as the longest command line of a forked process, because
+that replaces the preloader's in `ps`.
 
 A fork copies only the thread that forks, so the preloader must have no other. It imports torch, a
 GPU library or librdkafka but never uses them, and it does not import modules of the recipe's user.
@@ -17,7 +19,6 @@ import ctypes
 import json
 import os
 import select
-import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,9 +32,7 @@ from headrace.services.operate.run.processes import MESSAGE_LIMIT, with_parent
 from headrace.services.operate.run.supervisor import headrace_command
 from headrace.services.operate.serve.process_setup import THREAD_VARIABLES, tune_garbage_collector
 from headrace.services.operate.serve.services import load_service
-
-_PR_SET_PDEATHSIG = 1
-"""From Linux's `prctl.h`."""
+from headrace.services.processes.guard import die_with_parent
 
 
 def fork_processes(descriptor: int, recipe: str) -> bool:
@@ -43,14 +42,14 @@ def fork_processes(descriptor: int, recipe: str) -> bool:
     preloader itself.
     """
     # `run` may be killed during the imports, when nothing reads the socket.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     with one_thread_each():
         import_services(read_recipe(recipe))
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         sys.exit(f"the imports started {threads - 1} threads, so forking is not safe")
     tune_garbage_collector()
     with socket.socket(fileno=descriptor) as channel:
-        _tell(channel, {"ready": os.getpid()})
+        channel.send(b"ready")
         arguments = fork_on_request(channel)
     if arguments is None:
         return False
@@ -100,38 +99,35 @@ def fork_on_request(channel: socket.socket) -> list[str] | None:
     """
     poller = select.poll()
     poller.register(channel, select.POLLIN)
-    born: dict[int, int] = {}
-    """The pid of each running process, by its pidfd."""
+    born: dict[int, tuple[int, socket.socket]] = {}
+    """Pidfd of each running process to its pid and its status socket."""
     while True:
         for descriptor, _ in poller.poll():
             if descriptor in born:
                 poller.unregister(descriptor)
                 os.close(descriptor)
-                pid, status = os.waitpid(born.pop(descriptor), 0)
-                _tell(channel, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+                pid, status = born.pop(descriptor)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with status, contextlib.suppress(BrokenPipeError):  # `run` has ended
+                    status.send(str(code).encode())
                 continue
-            try:
-                message, passed, _, _ = socket.recv_fds(channel, MESSAGE_LIMIT, 2)
-            except ConnectionResetError:
-                return None  # `run` died and left an answer unread
+            message, passed, _, _ = socket.recv_fds(channel, MESSAGE_LIMIT, 3)
             if not message:
                 return None
-            request = json.loads(message)
-            pid = os.fork()
-            if not pid:
-                for handle in born:
+            parent, log, told = passed
+            status = socket.socket(fileno=told)
+            if not (pid := os.fork()):
+                status.close()
+                for handle, (_, other) in born.items():
                     os.close(handle)
-                return _begin(request["command"], *passed)
-            for received in passed:
-                os.close(received)
+                    other.close()
+                return _begin(json.loads(message), parent, log)
+            os.close(parent)
+            os.close(log)
             handle = os.pidfd_open(pid)
-            born[handle] = pid
+            born[handle] = pid, status
             poller.register(handle, select.POLLIN)
-            _tell(channel, {"number": request["number"], "pid": pid}, handle)
-
-
-def _tell(channel: socket.socket, message: dict[str, int], *descriptors: int) -> None:
-    socket.send_fds(channel, [json.dumps(message).encode()], descriptors)
+            socket.send_fds(status, [str(pid).encode()], [handle])
 
 
 def _begin(template: Sequence[str], parent: int, log: int) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import HeadraceError, TooLarge
 from headrace.schemas.events import EpisodeEnded, Event, Ref, TrajectoryRecorded
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.agent.crash_isolation.episode_process import ChildProcess
+from headrace.services.agent.crash_isolation.episode_process import EpisodesProcess
 from headrace.services.agent.crash_isolation.isolation import IsolatedEpisode
 from tests.unit.agent.crash_isolation.test_isolation import SETUP, Context
 from tests.unit.agent.test_episode_run import World, start, task
@@ -58,7 +58,7 @@ def run_child(
     async def main() -> tuple[str | None, int]:
         for sample, how in enumerate(hows):
             log.isolated(sample, how)
-        child = await ChildProcess.start(recipe())
+        child = await EpisodesProcess.start(recipe())
         try:
             running = asyncio.create_task(child.run(list(log.isolated_episodes.values())))
             if meanwhile is not None:
@@ -130,7 +130,7 @@ def test_an_event_that_no_record_can_hold_fails_its_episode() -> None:
 def test_a_child_that_does_not_come_up_is_an_error(capfd: Any) -> None:
     async def main() -> None:
         with pytest.raises(HeadraceError, match="did not come up"):
-            await ChildProcess.start(recipe("tests.unit.agent.crash_isolation.killers:nothing"))
+            await EpisodesProcess.start(recipe("tests.unit.agent.killers:nothing"))
 
     asyncio.run(main())
     assert "nothing" in capfd.readouterr().err

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import TooLarge
 from headrace.schemas.events import ActionRequested, EpisodeEnded, Event, ObservationRecorded, Ref
+from headrace.services.agent.crash_isolation.frames import Frame
 from headrace.services.agent.crash_isolation.isolation import CHILDREN, IsolatedEpisode, Isolation
 from headrace.services.agent.records import AgentSetup
-from headrace.services.agent.requests import Answer
 from tests.unit.agent.test_episode_run import World, play, start, task
 
 NOWHERE = Ref(topic="t", partition=0, offset=0, digest=bytes(16))
@@ -44,16 +44,10 @@ class Host:
     """A child that writes down what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.told: list[Frame] = []
 
-    def answer(self, isolated: IsolatedEpisode, answer: Answer) -> None:
-        self.told.append(answer)
-
-    def cancel(self, isolated: IsolatedEpisode, reason: str) -> None:
-        self.told.append(reason)
-
-    def stop(self, isolated: IsolatedEpisode) -> None:
-        self.told.append("stop")
+    def tell(self, isolated: IsolatedEpisode, frame: Frame) -> None:
+        self.told.append(frame)
 
 
 class Children:
@@ -127,9 +121,9 @@ def test_what_was_answered_is_not_asked_again_and_the_rest_is() -> None:
     async def main() -> None:
         context, host = Context(), Host()
         isolated = isolated_of(context, answers={0: {recorded.call: recorded}})
-        isolated.host = host
+        isolated.host = host  # type: ignore[assignment]
         isolated.relay(reset, results.append)
-        assert (context.sent, host.told) == ([], [recorded])
+        assert (context.sent, host.told) == ([], [Frame("answer", event=recorded)])
         isolated.relay(prompt, results.append)
         await context.finished()
         assert context.sent == [prompt]
@@ -137,7 +131,7 @@ def test_what_was_answered_is_not_asked_again_and_the_rest_is() -> None:
         assert answer is not None
         isolated.on_answer(answer)
         isolated.on_answer(answer)  # another worker's, of the same id
-        assert host.told == [recorded, answer]
+        assert [frame.event for frame in host.told] == [recorded, answer]
 
     asyncio.run(main())
     assert len(results) == 2
@@ -167,10 +161,10 @@ def test_an_isolated_episode_that_waits_for_a_child_is_cancelled_and_stopped_all
         isolated, host = isolated_of(Context()), Host()
         isolated.cancel("enough")
         assert isolated.cancelled == "enough"
-        isolated.host = host
+        isolated.host = host  # type: ignore[assignment]
         isolated.cancel("again")
         isolated.stop()
-        assert host.told == ["enough", "stop"]
+        assert host.told == [Frame("cancel", text="enough"), Frame("stop")]
         assert isolated.ended
 
     asyncio.run(main())

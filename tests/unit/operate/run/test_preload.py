@@ -52,8 +52,8 @@ class Nursery:
         await self.preloader.open(lambda: self._folder)
 
     def kill(self) -> None:
-        assert self.preloader.pid is not None
-        os.kill(self.preloader.pid, signal.SIGKILL)
+        assert self.preloader._process is not None
+        os.kill(self.preloader._process.pid, signal.SIGKILL)
 
     def fork(self, *command: str) -> tuple[ForkedProcess, int]:
         """The process, and the end of its pipe that is ours."""
@@ -104,7 +104,7 @@ def test_what_is_forked_is_what_its_command_line_would_start(tmp_path: Path) -> 
         await until(lambda: process.pid is not None)
         assert nursery.notes == []
         nursery.kill()
-        await until(lambda: nursery.notes == ["the preloader died: started again"])
+        await until(lambda: nursery.notes == ["the preloader died and was started again"])
         assert process.returncode is None
         os.close(pipe)
         assert await asyncio.wait_for(process.wait(), BOUND_S) == ENDED_UNSEEN
@@ -120,7 +120,7 @@ def test_what_a_dead_preloader_was_asked_for_is_not_waited_for(tmp_path: Path) -
         unborn, pipe = nursery.fork(*WAITING)
         nursery.kill()
         assert await asyncio.wait_for(unborn.wait(), BOUND_S) == NEVER_BORN
-        await until(lambda: nursery.preloader.pid is not None)
+        await until(lambda: nursery.notes == ["the preloader died and was started again"])
         # The next one is still at its imports: a process that starts now does better by itself.
         assert nursery.preloader.fork(WAITING, pipe, pipe) is None
         os.close(pipe)

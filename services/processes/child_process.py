@@ -1,0 +1,126 @@
+"""A command as a child process, with pipes at its stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from headrace.services.processes import guard
+
+END_S = 5.0
+"""Seconds that the guard has to kill everything; it takes milliseconds."""
+CHUNK_BYTES = 1 << 16
+
+
+class LineTooLong(Exception):
+    """The child wrote a longer line than its parent takes. The rest of it can't be read."""
+
+
+class ChildProcess:
+    """A command under its guard. Whoever starts one must close it.
+
+    `aclose` kills the command and all that it started (elsewhere than on Linux: its process group).
+    The same happens if this process dies. What the command leaves running when it ends by itself is
+    killed then.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.stdin = process.stdin
+        self.stdout = process.stdout
+        self.stderr = process.stderr
+        self.pid = process.pid
+        """The guard's."""
+        self._process = process
+        self._lifeline = lifeline
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        folder: str | None = None,
+        stderr: int | None = None,
+        limit: int = CHUNK_BYTES,
+    ) -> ChildProcess:
+        """Starts a command in a session of its own. Lines of its stdout have at most `limit` bytes.
+
+        `environment` replaces this process's environment. A command that can't be run ends with
+        exit code 127. Raises OSError if there is no such folder.
+        """
+        ours, lifeline = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", guard.__file__, str(ours), *command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                limit=limit,
+                env=environment,
+                cwd=folder,
+                pass_fds=(ours,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(lifeline)
+            raise
+        finally:
+            os.close(ours)
+        return cls(process, lifeline)
+
+    def send(self, line: bytes) -> None:
+        """Writes a line to the child's stdin. Does not wait, so callers bound how much they send.
+
+        If the child has ended, the line is dropped, and `receive` returns None.
+        """
+        if not self.stdin.is_closing():
+            self.stdin.write(line + b"\n")
+
+    async def receive(self) -> bytes | None:
+        """The next line of its stdout; None at the end. LineTooLong if it exceeds the limit."""
+        try:
+            line = await self.stdout.readline()
+        except ValueError as error:
+            raise LineTooLong(str(error)) from error
+        return line if line.endswith(b"\n") else None
+
+    async def wait(self) -> int:
+        """Its exit code, or 128 plus the signal's number if a signal ended it.
+
+        Returns only after all of its output was read, so something must read it meanwhile.
+        """
+        return await self._process.wait()
+
+    async def describe_end(self) -> str:
+        """How it ended, once `receive` has returned None: `exit code 7`, `SIGKILL`."""
+        if not await self.ends_within(END_S):
+            return "it closed its stdout"
+        code = await self.wait()
+        with suppress(ValueError):
+            return signal.Signals(code - 128).name
+        return f"exit code {code}"
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Whether it ends in time. Reads and drops what it writes."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for stream in (self.stdout, self.stderr):
+                    while stream is not None and await stream.read(CHUNK_BYTES):
+                        pass
+                await self.wait()
+        return self._process.returncode is not None
+
+    async def aclose(self) -> None:
+        """Kills it, and returns when it has ended. Nothing else may read its output meanwhile."""
+        os.close(self._lifeline)
+        self.stdin.close()
+        if not await self.ends_within(END_S):
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self.ends_within(END_S)

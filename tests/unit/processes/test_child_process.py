@@ -1,0 +1,120 @@
+"""Real commands as child processes: what they say, how they end, and that nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from headrace.services.processes.child_process import ChildProcess, LineTooLong
+
+BOUND_S = 60.0
+PRINTS = """
+import sys
+from headrace.services.processes.pipes import take_pipes
+received, sent = take_pipes()
+print("not for the parent")
+sent.write(received.readline().upper() + sys.stdin.read().encode())
+sent.flush()
+"""
+
+
+def run(command: list[str], test: Callable[[ChildProcess], Awaitable[Any]], **options: Any) -> Any:
+    async def main() -> Any:
+        async with (
+            asyncio.timeout(BOUND_S),
+            aclosing(await ChildProcess.start(command, **options)) as child,
+        ):
+            return await test(child)
+
+    return asyncio.run(main())
+
+
+def shell(script: str, test: Callable[[ChildProcess], Awaitable[Any]], **options: Any) -> Any:
+    return run(["/bin/sh", "-c", script], test, **options)
+
+
+async def end_of(child: ChildProcess) -> str:
+    assert await child.receive() is None
+    return await child.describe_end()
+
+
+def test_lines_go_there_and_back() -> None:
+    async def test(child: ChildProcess) -> list[bytes | None]:
+        child.send(b"one")
+        child.send(b"two")
+        child.stdin.close()
+        return [await child.receive() for _ in range(3)]
+
+    assert shell("cat", test) == [b"one\n", b"two\n", None]
+
+
+def test_only_what_a_module_sends_reaches_its_parent(capfd: pytest.CaptureFixture[str]) -> None:
+    async def test(child: ChildProcess) -> list[bytes | None]:
+        child.send(b"said")
+        return [await child.receive() for _ in range(2)]
+
+    surroundings = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    assert run([sys.executable, "-c", PRINTS], test, environment=surroundings) == [b"SAID\n", None]
+    assert capfd.readouterr().err == "not for the parent\n"
+
+
+def test_a_line_is_bounded() -> None:
+    async def test(child: ChildProcess) -> None:
+        assert await child.receive() == b"short\n"
+        with pytest.raises(LineTooLong):
+            await child.receive()
+
+    shell("echo short; yes | tr -d '\\n'", test, limit=1000)
+
+
+@pytest.mark.parametrize(
+    ("script", "end"),
+    [("exit 7", "exit code 7"), ("kill -9 $$", "SIGKILL"), ("no-such-program", "exit code 127")],
+)
+def test_how_it_ended_is_told(script: str, end: str) -> None:
+    assert shell(script, end_of) == end
+
+
+def test_a_child_that_says_no_more_but_goes_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.services.processes.child_process.END_S", 0.2)
+    assert shell("exec >&-; sleep 600", end_of) == "it closed its stdout"
+
+
+def test_a_command_that_is_not_there_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["no-such-program"], end_of) == "exit code 127"
+    assert capfd.readouterr().err == "can't run no-such-program: No such file or directory\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux's")
+def test_what_left_the_process_group_ends_too() -> None:
+    async def test(child: ChildProcess) -> psutil.Process:
+        told = await child.receive()
+        assert told is not None
+        return psutil.Process(int(told))
+
+    left = shell("trap '' TERM; setsid sh -c 'echo $$; exec sleep 600'", test)
+    assert not left.is_running()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed there")
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    async def main() -> tuple[list[str], list[str]]:
+        seen = []
+        for _ in range(2):
+            child = await ChildProcess.start(["cat"], stderr=asyncio.subprocess.PIPE)
+            await child.aclose()
+            with pytest.raises(FileNotFoundError):
+                await ChildProcess.start(["cat"], folder=str(tmp_path / "absent"))
+            seen.append(os.listdir("/proc/self/fd"))
+        return seen[0], seen[1]
+
+    first, second = asyncio.run(main())
+    assert first == second
