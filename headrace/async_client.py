@@ -82,8 +82,11 @@ class AsyncClient:
         """Submitted task to where its result can be at the earliest."""
 
     async def __aenter__(self) -> AsyncClient:
-        """Connects. Raises DependencyError if the broker does not answer within 5 s, UsageError
-        if there is no such namespace."""
+        """Connects.
+
+        Raises DependencyError if the broker does not answer within 5 s, and UsageError if no such
+        namespace exists.
+        """
         cluster = await asyncio.to_thread(locate, self._cluster)
         self._connection = await self._stack.enter_async_context(connect(cluster, self._source))
         try:

@@ -1,0 +1,1 @@
+"""The contract between services: events, topics, the Avro codec, packed arrays."""

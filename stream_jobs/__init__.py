@@ -1,0 +1,1 @@
+"""The stream jobs: from results to groups, and from groups to batches."""

@@ -189,6 +189,11 @@ class Recipe(Settings):
             raise ValueError(
                 f"tasks.environment: no {tasks.environment!r} among {sorted(self.environments)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _policies_and_samples_fit(self) -> Recipe:
+        tasks = self.tasks
         for name, one in self.policies.items():
             if one.training is not None and one.sampling.temperature == 0:
                 raise ValueError(f"policies.{name}.sampling.temperature: 0 can't be trained on")

@@ -1,0 +1,1 @@
+"""Checks of schemas and bytes that other programs wrote."""

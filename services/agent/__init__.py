@@ -1,0 +1,1 @@
+"""The agent worker: it runs the agent's coroutine of each episode."""

@@ -27,7 +27,8 @@ A = TypeVar("A", GenerationCompleted, ObservationRecorded)
 class Sends(Protocol):
     """Writes events to the log."""
 
-    async def send(self, event: Event) -> Ref: ...
+    async def send(self, event: Event) -> Ref:
+        """Writes one event. Returns its reference once it is durable."""
 
 
 class Attempt:

@@ -49,9 +49,11 @@ class EpisodeRuntime(Protocol):
     started: EpisodeStarted
     attempt: int
 
-    async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted: ...
+    async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted:
+        """Requests a generation, and returns its answer."""
 
-    async def ask_environment(self, request: ActionRequested) -> ObservationRecorded: ...
+    async def ask_environment(self, request: ActionRequested) -> ObservationRecorded:
+        """Requests an action, and returns its observation."""
 
 
 class Episode:

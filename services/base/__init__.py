@@ -1,0 +1,1 @@
+"""The clock, the public types of agents and environments, plug-ins."""

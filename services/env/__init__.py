@@ -1,0 +1,1 @@
+"""The env worker, and the adapters of environments."""

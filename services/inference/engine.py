@@ -115,7 +115,8 @@ class Engine(Protocol):
     All methods are called from one asyncio loop and must not block it. The constructor may block.
     """
 
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """Returns what the engine can take now."""
 
     async def generate(self, prompt: EnginePrompt) -> EngineOutput:
         """Continues a prompt. Waits for a slot if none is free. Cancelling it frees its slot.

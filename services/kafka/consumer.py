@@ -48,6 +48,7 @@ class KafkaReader(Reader):
         self._made: Poller | None = None
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
+        """See Reader."""
         if not positions:
             return
         await self._admin.check_offsets(positions)
@@ -56,6 +57,7 @@ class KafkaReader(Reader):
         await poller.run(lambda: poller.assign(positions))
 
     async def unassign(self, partitions: Sequence[Partition]) -> None:
+        """See Reader."""
         poller = self._poller()
         gone = poller.held.intersection(partitions)
         if not gone:
@@ -64,9 +66,11 @@ class KafkaReader(Reader):
         await poller.run(lambda: poller.unassign(gone))
 
     async def read(self) -> list[Record | End]:
+        """See Reader."""
         return await self._poller().read()
 
     async def close(self) -> None:
+        """See Reader."""
         if self._made is not None:
             await self._made.close()
 
@@ -107,15 +111,19 @@ class KafkaSubscription(Subscription):
         self._poller.start()
 
     async def read(self) -> list[Record | End]:
+        """See Subscription."""
         return await self._poller.read()
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
+        """See Subscription."""
         await self._poller.pause(partitions)
 
     async def resume(self, partitions: Sequence[Partition]) -> None:
+        """See Subscription."""
         await self._poller.resume(partitions)
 
     async def commit(self, commits: Mapping[Partition, Committed]) -> None:
+        """See Subscription."""
         begun = monotonic()
         while self._poller.held.intersection(commits):
             error = await self._poller.run(partial(self._commit_held, commits))
@@ -129,6 +137,7 @@ class KafkaSubscription(Subscription):
             await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
+        """See Subscription."""
         await self._poller.close()
 
     def _assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:

@@ -59,9 +59,11 @@ class KafkaFencedWriter(FencedWriter):
             raise
 
     async def write(self, records: Sequence[Outgoing]) -> list[Position]:
+        """See FencedWriter."""
         return await self._run(partial(self._write, records)) if records else []
 
     async def close(self) -> None:
+        """See FencedWriter."""
         if not self._closed:
             self._closed = True
             self._thread.submit(self._forget)
@@ -160,8 +162,10 @@ class KafkaFencedWriter(FencedWriter):
             self._broken = failure(f"can't abort as {self._writer}", error_of(exception))
 
     def _forget(self) -> None:
-        """Drops the producer in its thread, without `close()`: that would abort a transaction
-        whose outcome is unknown, and the brokers must decide it."""
+        """Drops the producer in its thread, without `close()`.
+
+        `close()` would abort a transaction whose outcome is unknown. The brokers must decide it.
+        """
         self._producer = None
 
 

@@ -58,11 +58,13 @@ class KafkaBroker(Admin, Broker):
         self._opened: list[KafkaReader | KafkaSubscription | KafkaFencedWriter] = []
 
     async def send(self, record: Outgoing) -> Position:
+        """See Broker."""
         if self._sender is None:
             self._sender = Sender(self._settings)
         return await self._sender.send(record)
 
     def reader(self) -> Reader:
+        """See Broker."""
         reader = KafkaReader(self._settings, self)
         self._opened.append(reader)
         return reader
@@ -74,6 +76,7 @@ class KafkaBroker(Admin, Broker):
         on_assigned: OnAssigned,
         on_revoked: OnRevoked,
     ) -> Subscription:
+        """See Broker."""
         subscription = KafkaSubscription(
             self._settings, topics, consumer_group, on_assigned, on_revoked
         )
@@ -81,12 +84,14 @@ class KafkaBroker(Admin, Broker):
         return subscription
 
     async def fenced(self, writer: str) -> FencedWriter:
+        """See Broker."""
         fenced = KafkaFencedWriter(self._settings, writer)
         await fenced.fence()
         self._opened.append(fenced)
         return fenced
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
+        """See Broker."""
         if not positions:
             return []
         if self._fetches is None:
@@ -97,6 +102,7 @@ class KafkaBroker(Admin, Broker):
         return await loop.run_in_executor(self._fetches, self._fetcher.fetch, positions)
 
     async def close(self) -> None:
+        """See Broker."""
         opened, self._opened = self._opened, []
         closing = [one.close() for one in opened]
         if self._sender is not None:

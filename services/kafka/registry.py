@@ -39,8 +39,10 @@ class Registry(SchemaRegistry):
     """A client of one registry. Safe to call from several threads."""
 
     def __init__(self, url: str) -> None:
-        """`url` is the base URL, with its path, user and password (`https://user:password@host/`)
-        if the registry needs them. Of several URLs, separated by commas, each is tried in turn.
+        """`url` is the base URL; several URLs, separated by commas, are tried in turn.
+
+        It has a path, a user and a password (`https://user:password@host/`) if the registry needs
+        them.
 
         Raises UsageError if it is not an HTTP URL.
         """

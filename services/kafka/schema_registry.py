@@ -17,8 +17,9 @@ class SchemaRegistry(ABC):
 
     @abstractmethod
     def register(self, subject: str, avsc_text: str) -> int:
-        """Registers a schema under a subject, sets the subject's compatibility level to
-        COMPATIBILITY, and returns the schema's id. Idempotent.
+        """Registers a schema under a subject, and returns the schema's id. Idempotent.
+
+        Sets the subject's compatibility level to COMPATIBILITY.
 
         Raises UsageError if the schema is invalid or not compatible with the subject's earlier
         ones, and DependencyError if the registry does not answer.

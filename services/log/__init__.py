@@ -1,0 +1,1 @@
+"""Typed events in and out of a namespace's topics; readers; references."""

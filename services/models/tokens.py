@@ -40,9 +40,11 @@ def end_ids(folder: Path) -> list[int]:
 class TokenEncoder(Protocol):
     """The part of a tokenizer that `single_ids` needs."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text."""
 
-    def token_id(self, spelling: str) -> int | None: ...
+    def token_id(self, spelling: str) -> int | None:
+        """Returns the id of the token that is spelled so, or None."""
 
 
 def single_ids(tokenizer: TokenEncoder, texts: Sequence[str]) -> tuple[int, ...]:

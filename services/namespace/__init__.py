@@ -1,0 +1,1 @@
+"""Make, find and connect to a namespace; its retention and its run's life cycle."""

@@ -62,6 +62,7 @@ store can't be reached, or another process has replaced this one: start it again
 )  # fmt: skip
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
+    """Sets up logging for every command."""
     context.obj = debug
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
     if not debug:

@@ -1,0 +1,1 @@
+"""The scheduler: it decides when each episode starts."""

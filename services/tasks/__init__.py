@@ -1,0 +1,1 @@
+"""Data sets, the task source, how an item becomes a task, admission, cancellation."""

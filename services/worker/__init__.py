@@ -1,0 +1,1 @@
+"""What every stateless worker does about its partitions, from assignment to commit."""

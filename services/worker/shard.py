@@ -44,11 +44,14 @@ class ShardHome(Protocol):
 
     log: EventLog
 
-    async def pause(self, partition: Partition) -> None: ...
+    async def pause(self, partition: Partition) -> None:
+        """Stops fetching from the shard's partition until `resume`."""
 
-    async def resume(self, partition: Partition) -> None: ...
+    async def resume(self, partition: Partition) -> None:
+        """Fetches from the shard's partition again."""
 
-    def fail(self, error: BaseException) -> None: ...
+    def fail(self, error: BaseException) -> None:
+        """Ends the worker with this error."""
 
 
 class ShardContext:

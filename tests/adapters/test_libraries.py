@@ -55,11 +55,16 @@ async def play(setup: LibrarySetup, actions: list[str], **task: Any) -> list[Obs
 
 
 def problem(index: int = 0, **config: Any) -> Mapping[str, Any]:
-    options = {"dataset": "count_bits", "size": 20, "seed": 3, "config": {"max_n": 31, **config}}
-    return next(islice(items(**options), index, None)).payload  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "dataset": "count_bits",
+        "size": 20,
+        "seed": 3,
+        "config": {"max_n": 31, **config},
+    }
+    return next(islice(items(**options), index, None)).payload
 
 
-WRONG = (
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({}, "lacks .'dataset', 'index', 'seed'."),
     ({"dataset": "none", "seed": 0, "index": 0}, "data set 'none'"),
     ({"dataset": "gcd", "seed": 0, "index": 0, "config": {"max_value": 0}}, "max_value must"),

@@ -24,7 +24,7 @@ from tests.adapters.stage import Stage, recipe, view
 HERE = Path(__file__).parent
 CALCULATOR = [sys.executable, str(HERE.parents[1] / "examples" / "calculator_server.py")]
 ODD = [sys.executable, str(HERE / "odd_server.py")]
-TOOLS = {"reset_tool": "ask", "score_tool": "score"}
+TOOLS: dict[str, Any] = {"reset_tool": "ask", "score_tool": "score"}
 ADD = '{"name": "add", "arguments": {"a": 2, "b": 3}}'
 
 

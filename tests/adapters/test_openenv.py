@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, web
+from pydantic import JsonValue
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.services.base.types import Observation
@@ -21,7 +22,7 @@ from headrace.services.env.openenv.openenv_messages import render
 from tests.adapters.stage import Stage, recipe, server, view
 
 HERE = Path(__file__).parent
-GUESS = {"action": "number", "render": "text", "reset": {"highest": 3}}
+GUESS: dict[str, Any] = {"action": "number", "render": "text", "reset": {"highest": 3}}
 OBSERVATION = {"type": "observation", "data": {"observation": {"text": "hi"}, "reward": 1}}
 
 
@@ -267,6 +268,8 @@ async def hang_up(socket: web.WebSocketResponse) -> None:
 
 async def vanish(socket: web.WebSocketResponse) -> None:
     await socket.receive()
+    assert socket._req is not None
+    assert socket._req.transport is not None
     socket._req.transport.abort()
 
 
@@ -419,7 +422,12 @@ def test_wrong_options_say_what_is_wrong(options: Any, match: str) -> None:
 
 
 def test_observations_are_rendered_whole_or_by_their_fields() -> None:
-    code = {"stdout": "é", "stderr": "", "exit_code": 0, "metadata": {"task": "t"}}
+    code: dict[str, JsonValue] = {
+        "stdout": "é",
+        "stderr": "",
+        "exit_code": 0,
+        "metadata": {"task": "t"},
+    }
     assert render(code, []) == '{"stdout": "é", "stderr": "", "exit_code": 0}'
     assert render({"metadata": {"task": "t"}}, []) == '{"task": "t"}'
     assert render({"metadata": {}}, []) == ""

@@ -48,9 +48,8 @@ def weights(model: Path, version: int, policy: str = "default") -> Weights:
 
 
 def prompt(max_tokens: int = 5, **settings: Any) -> EnginePrompt:
-    return EnginePrompt(
-        **{"policy": "default", "tokens": [1, 2, 3], "max_tokens": max_tokens} | settings
-    )
+    given: dict[str, Any] = {"policy": "default", "tokens": [1, 2, 3], "max_tokens": max_tokens}
+    return EnginePrompt(**(given | settings))
 
 
 def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

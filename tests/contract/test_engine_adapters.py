@@ -119,7 +119,7 @@ def assert_close(generation: EngineOutput, logprobs: Any, first: int = 0) -> Non
 
 def prompts(count: int, **settings: Any) -> list[EnginePrompt]:
     """Of both policies in turn, the same tokens for either."""
-    made = {"max_tokens": 12, "temperature": 0.7, "allowed": ALLOWED} | settings
+    made: dict[str, Any] = {"max_tokens": 12, "temperature": 0.7, "allowed": ALLOWED} | settings
     return [
         EnginePrompt(policy=policy, tokens=range(7, 9 + 5 * number), **made)
         for number in range(count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,15 @@ def prompts(count: int, **settings: Any) -> list[EnginePrompt]:
     """Ragged ones."""
     pick = random.Random(count)
     lengths = [pick.choice([1, 2, 7, 20, 40, 90]) for _ in range(count)]
-    return [
+    made = [
         EnginePrompt(
-            **{
-                "policy": "default",
-                "tokens": [pick.randrange(VOCABULARY) for _ in range(length)],
-                "max_tokens": pick.choice([1, 2, 5, 30]),
-            }
-            | settings
+            "default",
+            [pick.randrange(VOCABULARY) for _ in range(length)],
+            pick.choice([1, 2, 5, 30]),
         )
         for length in lengths
     ]
+    return [replace(prompt, **settings) for prompt in made]
 
 
 def trainer_logprobs(

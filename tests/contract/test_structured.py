@@ -53,8 +53,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def asked(number: int, **fields: Any) -> EnginePrompt:
-    given = {"tokens": list(b"where to, and when?")[number % 7 :], "max_tokens": 90}
-    return EnginePrompt("default", **(given | {"stop_ids": (END,), "json_schema": SCHEMA} | fields))
+    given: dict[str, Any] = {"max_tokens": 90, "stop_ids": (END,), "json_schema": SCHEMA}
+    tokens = list(b"where to, and when?")[number % 7 :]
+    return EnginePrompt("default", **({"tokens": tokens} | given | fields))
 
 
 def read(answer: EngineOutput) -> Any:

@@ -75,11 +75,13 @@ def run_recipe(state: Path, stack: local.LocalStack, namespace: str, model: Path
 def assert_served_by_deltas(facts: Facts) -> None:
     published = {one.version: one for one in facts.events(PolicyPublished)}
     assert {one.dtype for one in published.values()} == {"bfloat16"}
+    initial = published[0].full
+    assert initial is not None
     for number in range(1, VERSIONS + 1):
         version = published[number]
         assert (version.status, version.full_version) == ("trained", 0)
         assert [delta.to_version for delta in version.deltas] == [*range(1, number + 1)]
-        assert all(delta.blob.size < published[0].full.size / 20 for delta in version.deltas)
+        assert all(delta.blob.size < initial.size / 20 for delta in version.deltas)
     assert len({one.digest for one in published.values()}) == len(published)
     drawn = [one for one in facts.events(GenerationCompleted) if one.failure is None]
     served = {version for one in drawn for version in unpack_i32(one.versions)[1::2]}

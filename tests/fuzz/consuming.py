@@ -72,7 +72,7 @@ async def _no_event(chance: Random, log: EventLog, topic: str, batch: bytes) -> 
     while True:
         value = strange_value(chance, batch)
         try:
-            await log.decode(Record(Partition(topic, 0), 0, 0.0, None, value, ()))
+            await log.decode(Record(Partition(topic, 0), 0, 0.0, None, value, []))
         except DecodeError:
             return value
 

@@ -12,6 +12,7 @@ import struct
 import sys
 import urllib.request
 from functools import cache
+from typing import Any
 
 import fastavro
 from confluent_kafka import Consumer, Producer
@@ -21,29 +22,29 @@ ACTIONS, OBSERVATIONS = f"{namespace}.actions.v1", f"{namespace}.observations.v1
 
 
 @cache
-def ask_registry(path):
+def ask_registry(path: str) -> Any:
     with urllib.request.urlopen(f"{registry}/{path}", timeout=30) as answer:
         return json.load(answer)
 
 
 @cache
-def schema(schema_id):
+def schema(schema_id: int) -> Any:
     return fastavro.parse_schema(json.loads(ask_registry(f"schemas/ids/{schema_id}")["schema"]))
 
 
-def decode(value):
+def decode(value: bytes) -> Any:
     (schema_id,) = struct.unpack(">I", value[1:5])
     return fastavro.schemaless_reader(io.BytesIO(value[5:]), schema(schema_id), None)
 
 
-def encode(topic, event):
+def encode(topic: str, event: dict[str, Any]) -> bytes:
     newest = ask_registry(f"subjects/{topic}-value/versions/latest")
     body = io.BytesIO()
     fastavro.schemaless_writer(body, schema(newest["id"]), event)
     return b"\x00" + struct.pack(">I", newest["id"]) + body.getvalue()
 
 
-def judge(payload):
+def judge(payload: dict[str, str]) -> float:
     """The share of vowels."""
     said = payload["said"]
     return sum(letter in "aeiou" for letter in said) / max(1, len(said))
@@ -66,16 +67,18 @@ while True:
         continue
     if message.error() is not None:
         raise SystemExit(str(message.error()))
-    action = decode(message.value())
+    value, partition = message.value(), message.partition()
+    assert value is not None
+    assert partition is not None
+    action = decode(value)
     if action["kind"] != "score" or action["environment"]["use"] != "jury":
         continue
     echoed = ("task", "sample", "attempt", "call", "index", "digest")
     answer = {name: action[name] for name in echoed}
     answer["reward"] = judge(json.loads(action["payload"]))
     # The same key, to the same partition: there the agent reads.
-    place = {"key": message.key(), "partition": message.partition()}
-    producer.produce(OBSERVATIONS, encode(OBSERVATIONS, answer), **place)
+    producer.produce(OBSERVATIONS, encode(OBSERVATIONS, answer), message.key(), partition)
     if producer.flush(30):
         raise SystemExit("the answer was not written")
-    consumer.commit(message, asynchronous=False)
+    consumer.commit(message=message, asynchronous=False)
     print("answered", action["task"], action["sample"], flush=True)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -51,7 +52,7 @@ class Operator:
                 stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
 
-    def json(self, *arguments: str) -> object:
+    def json(self, *arguments: str) -> Any:
         """What a command prints with `--json`."""
         return json.loads(self(*arguments, "--json").stdout)
 
@@ -121,7 +122,7 @@ def test_a_dead_letter_is_redriven_once(operator: Operator, namespace: str, kafk
     operator("submit", "-", stdin='{"item_id": "a", "task_id": "x"}')
     park_first_task(kafka, namespace)
 
-    (kind,) = operator.json("dead-letters", "list")  # type: ignore[misc]
+    (kind,) = operator.json("dead-letters", "list")
     assert (kind["reason"], kind["count"], kind["redriven"]) == ("a bug", 1, 0)
     shown = operator("dead-letters", "show", "0").stdout
     assert f"{namespace}.tasks.v1/0@0" in shown
@@ -143,7 +144,9 @@ def park_first_task(servers: str, namespace: str) -> None:
     consumer.close()
     assert message is not None
     why = {"topic": message.topic(), "partition": "0", "offset": "0", "exception.message": "a bug"}
-    headers = [(f"__connect.errors.{name}", str(text).encode()) for name, text in why.items()]
+    headers: list[tuple[str, str | bytes | None]] = [
+        (f"__connect.errors.{name}", str(text).encode()) for name, text in why.items()
+    ]
     producer = Producer({"bootstrap.servers": servers})
     producer.produce(
         f"{namespace}.dead-letters.v1", message.value(), message.key(), headers=headers

@@ -79,7 +79,7 @@ def hub() -> Iterator[tuple[Hub, str]]:
             if self.command == "GET":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815 (the name that http.server calls)
 
         def log_message(self, format: str, *args: object) -> None: ...
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from openai import AsyncOpenAI, AsyncStream, BadRequestError
+from openai import AsyncOpenAI, BadRequestError
+from openai.types.chat import ChatCompletionToolParam
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -14,7 +15,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from headrace.schemas.events import Event, GenerationRequested
 from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.server import GatewayServer
-from tests.unit.agent.gateway.test_chat_session import TOOL, converse, parents, user
+from tests.unit.agent.gateway.test_chat_session import TOOL, converse, parents
 from tests.unit.agent.gateway.test_program import Chatting
 
 CALLS = (
@@ -49,7 +50,7 @@ def test_a_framework_runs_its_loop_of_tools_in_one_context() -> None:
 
     async def play(openai: AsyncOpenAI) -> None:
         model = OpenAIChatModel("policy", provider=OpenAIProvider(openai_client=openai))
-        agent: Any = Agent(model, instructions="Add.")
+        agent = Agent(model, instructions="Add.")
 
         @agent.tool_plain
         async def add(a: float, b: float) -> float:
@@ -72,17 +73,23 @@ def test_the_openai_package_streams_tool_calls_and_is_told_of_limits() -> None:
     world = Adding()
 
     async def play(openai: AsyncOpenAI) -> None:
-        stream: AsyncStream[Any] = await openai.chat.completions.create(
-            model="policy", messages=[user("a")], tools=[TOOL], stream=True
+        stream = await openai.chat.completions.create(
+            model="policy",
+            messages=[{"role": "user", "content": "a"}],
+            tools=[cast(ChatCompletionToolParam, TOOL)],
+            stream=True,
         )
         calls = [call async for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
         assert [call.index for call in calls] == [0, 1]
-        assert [json.loads(call.function.arguments) for call in calls] == [
+        functions = [call.function for call in calls if call.function is not None]
+        assert [json.loads(function.arguments or "") for function in functions] == [
             {"a": 1, "b": 2}, {"a": 3, "b": 4},
         ]  # fmt: skip
         assert len({call.id for call in calls}) == 2
         with pytest.raises(BadRequestError) as caught:
-            await openai.chat.completions.create(model="policy", messages=[user("b")])
+            await openai.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "b"}]
+            )
         assert caught.value.code == "turn_limit"
 
     outcome = converse(lambda session: serve(session, play), world, max_turns=1)

@@ -189,15 +189,15 @@ def run_among_others(
         ({key: value.decode() for key, value in message.headers() or ()}, message.value())
         for message in read_all(servers, f"{namespace}.dead-letters.v1")
     ]
-    for topic in ("tasks", "episodes", "actions", "observations", "generations", "results"):
+    for name in ("tasks", "episodes", "actions", "observations", "generations", "results"):
         mine = [
             (headers["__connect.errors.exception.message"], value)
             for headers, value in letters
-            if headers["__connect.errors.topic"] == f"{namespace}.{topic}.v1"
+            if headers["__connect.errors.topic"] == f"{namespace}.{name}.v1"
         ]
         assert all(reason for reason, _ in mine)
         parked = {value for _, value in mine}
-        assert set(GARBAGE.values()) <= parked, topic
+        assert set(GARBAGE.values()) <= parked, name
     assert any(len(value or b"") > MAX_RECORD_BYTES // 2 for _, value in letters)
     show_a_step(environment)
 

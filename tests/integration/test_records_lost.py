@@ -12,19 +12,16 @@ from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-)
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from headrace.errors import RecordsLost
 from headrace.infra import local
 from headrace.schemas.topics import ACTIONS, OBSERVATIONS, POLICIES, TRAJECTORIES
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
 from headrace.services.kafka.kafka_broker import KafkaBroker
-from headrace.services.worker.worker import ShardContext, Worker
+from headrace.services.worker.shard import ShardContext
+from headrace.services.worker.worker import Worker
 from headrace.trainer import service
 from tests.integration.test_trainer import Bench, facts
 

@@ -395,12 +395,12 @@ def test_a_batch_that_names_no_trajectory_is_skipped(tmp_path: Path) -> None:
         topics = bench.log.topics
         partition = Partition(topics.name(TRAJECTORIES), 0)
         at = await bench.log.broker.send(Outgoing(partition.topic, b"k", b"garbage", partition=0))
-        never = {"topic": partition.topic, "partition": 0, "offset": at.offset + 50}
-        garbage = {"topic": partition.topic, "partition": 0, "offset": at.offset}
-        for version, location in enumerate((never, garbage), 1):
+        never_written, garbage = at.offset + 50, at.offset
+        for version, offset in enumerate((never_written, garbage), 1):
             digest = hashlib.sha256(b"garbage").digest()[:16]
             sample = await bench.sample(version, 0, Random(version))
-            sample = sample.model_copy(update={"trajectory": Ref(**location, digest=digest)})
+            named = Ref(topic=partition.topic, partition=0, offset=offset, digest=digest)
+            sample = sample.model_copy(update={"trajectory": named})
             await bench.log.send(
                 BatchAssembled(
                     policy="learner", version=version, recipe=RECIPE.digest, seed=0,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from headrace.schemas.events import EnvironmentUse, Event, InstanceStateEntered
 from headrace.services.base.types import TaskView
@@ -48,8 +48,10 @@ class Bench:
         if event.kind == "sandbox":
             self.states.append((event.instance, event.state))
 
-    async def take(self, owner: Claim | None = None, mode: str = "ephemeral") -> DockerEnvironment:
-        use = EnvironmentUse(use="default", mode=mode)  # type: ignore[arg-type]
+    async def take(
+        self, owner: Claim | None = None, mode: Literal["ephemeral", "persistent"] = "ephemeral"
+    ) -> DockerEnvironment:
+        use = EnvironmentUse(use="default", mode=mode)
         environment = await self.setup.take(use, owner or claim())
         assert isinstance(environment, DockerEnvironment)
         return environment

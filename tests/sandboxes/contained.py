@@ -8,7 +8,7 @@ import time
 import urllib.request
 
 
-def ask(messages: list) -> str:  # type: ignore[type-arg]
+def ask(messages: list[dict[str, str]]) -> str:
     """What the policy says."""
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
@@ -19,10 +19,10 @@ def ask(messages: list) -> str:  # type: ignore[type-arg]
         },
     )
     with urllib.request.urlopen(request) as response:
-        return json.load(response)["choices"][0]["message"]["content"]
+        return str(json.load(response)["choices"][0]["message"]["content"])
 
 
-def reaches(address: tuple) -> bool:  # type: ignore[type-arg]
+def reaches(address: tuple[str, int]) -> bool:
     """Whether anybody answers there."""
     try:
         socket.create_connection(address, 2).close()

@@ -56,7 +56,8 @@ def test_every_solution_passes_and_a_wrong_one_fails(engine: str) -> None:
 
             for number, item in enumerate(ITEMS):
                 both = grade(number, SOLUTIONS[item.item_id]), grade(100 + number, WRONG)
-                assert await asyncio.gather(*both) == [1.0, 0.0], item.item_id
+                right, wrong = await asyncio.gather(*both)
+                assert (right, wrong) == (1.0, 0.0), item.item_id
 
     asyncio.run(main())
 

@@ -35,7 +35,7 @@ async def one_container(engine: DockerEngine, **limits: int) -> AsyncIterator[st
     name = f"test-engine-{uuid.uuid4().hex[:8]}"
     try:
         async with asyncio.timeout(BOUND_S):
-            await engine.create(name, container(Limits(**limits), IMAGE, {}, 600))
+            await engine.create(name, container(Limits.model_validate(limits), IMAGE, {}, 600))
             yield name
     finally:
         await engine.remove(name)

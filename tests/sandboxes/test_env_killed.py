@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -48,13 +49,15 @@ class Actor:
         self.lost = 0
         self.answers: asyncio.Queue[ObservationRecorded] = asyncio.Queue()
 
-    async def ask(self, kind: str, command: str = "") -> ObservationRecorded | None:
+    async def ask(
+        self, kind: Literal["reset", "step", "close"], command: str = ""
+    ) -> ObservationRecorded | None:
         """An action and its answer; None where none is due."""
         self._index = 0 if kind == "reset" else self._index + 1
         await self._log.send(
             ActionRequested(
                 task=self._task, sample=0, attempt=self._attempt, call=str(self._index + 1),
-                index=self._index, kind=kind,  # type: ignore[arg-type]
+                index=self._index, kind=kind,
                 environment=EnvironmentUse(use="default"),
                 payload=json.dumps({"action": command}), expires_at=now_ms() + 600_000,
                 digest=bytes(16),
@@ -143,8 +146,8 @@ async def kill_again_and_again(
         log = await connection.writing_log(topics)
         await apply(log, recipe)
         actors = {task: Actor(log, task) for task in range(EPISODES)}
-        partitions = {Partition(topics.name(OBSERVATIONS), number): "first" for number in range(2)}
-        reader = follow_events(log, partitions)  # type: ignore[arg-type]
+        partitions = [Partition(topics.name(OBSERVATIONS), number) for number in range(2)]
+        reader = follow_events(log, dict.fromkeys(partitions, "first"))
         routing = asyncio.create_task(route(reader, actors))
         workers.start()
         try:

@@ -42,7 +42,8 @@ def test_every_solution_passes_and_what_is_untouched_fails(engine: str) -> None:
 
             for number, item in enumerate(ITEMS):
                 both = play(number, "ls -R", SOLUTIONS[item.item_id]), play(100 + number)
-                assert await asyncio.gather(*both) == [1.0, 0.0], item.item_id
+                right, wrong = await asyncio.gather(*both)
+                assert (right, wrong) == (1.0, 0.0), item.item_id
 
     asyncio.run(main())
 

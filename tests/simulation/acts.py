@@ -205,19 +205,16 @@ class Acts:
         made = TaskMaker(self._run.recipe, "team").make(
             Item("item"), f"team-{self._chance.random()}"
         )
-        task: TaskSubmitted = made.model_copy(
-            update=self._chance.choice(
-                [
-                    {"agent": "not-there"},
-                    {"environment": EnvironmentUse(use="not-there")},
-                    {"environment": EnvironmentUse(use="default", options='{"odd": 1}')},
-                    {"payload": "[]"},
-                    {"samples": 0},
-                    {"payload": json.dumps({"text": "x" * 1_100_000})},
-                    {},
-                ]
-            )
-        )
+        changes: list[dict[str, Any]] = [
+            {"agent": "not-there"},
+            {"environment": EnvironmentUse(use="not-there")},
+            {"environment": EnvironmentUse(use="default", options='{"odd": 1}')},
+            {"payload": "[]"},
+            {"samples": 0},
+            {"payload": json.dumps({"text": "x" * 1_100_000})},
+            {},
+        ]
+        task: TaskSubmitted = made.model_copy(update=self._chance.choice(changes))
         self._fault("foreign task")
         self._append(self._log.outgoing(task))
 

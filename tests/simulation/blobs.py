@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import BlobError, DependencyError
 from headrace.schemas.events import Blob
-from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.blobs import LocalBlobStore, StoredBlob
 from tests.simulation.chronicle import Chronicle
 from tests.simulation.virtual_time import loop
 
@@ -67,6 +68,14 @@ class SharedBlobs:
     def verify(self, blob: Blob) -> None:
         """See BlobStore."""
         self.get(blob)
+
+    def stored(self) -> Iterator[StoredBlob]:
+        """See BlobStore."""
+        return self._store.stored()
+
+    def remove(self, blob: StoredBlob, put_before: float) -> bool:
+        """See BlobStore."""
+        return self._store.remove(blob, put_before)
 
     def _tear(self, blob: Blob, seconds: float) -> None:
         name = blob.sha256.hex()

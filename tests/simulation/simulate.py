@@ -14,7 +14,6 @@ from typing import Any
 from headrace.errors import DecodeError, RecordsLost
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded, TaskSubmitted
 from headrace.schemas.topics import BATCHES, POLICIES, RESULTS, TASKS
-from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.namespace.apply import lags
 from tests.simulation import virtual_time
@@ -175,9 +174,9 @@ class _Progress:
         self._run = run
         self._log = log
         topics = run.topics
-        self._places = {Partition(topics.name(topic), 0): 0 for topic in (TASKS, POLICIES)}
-        self._places[Partition(topics.name(BATCHES, "default"), 0)] = 0
-        self._places |= dict.fromkeys(topics.partitions_of(RESULTS), 0)
+        single = topics.partition(TASKS), topics.partition(POLICIES)
+        batches = topics.partition(BATCHES, "default")
+        self._places = dict.fromkeys((*single, batches, *topics.partitions_of(RESULTS)), 0)
         self._tasks: set[int] = set()
         self._to_train: set[int] = set()
         self._own: set[str] = set()

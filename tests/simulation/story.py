@@ -123,8 +123,8 @@ def unparked(garbage: Iterable[Record], letters: Iterable[Record]) -> Iterator[s
         parked.add((place, int(told["offset"]), letter.value or b""))
     for record in garbage:
         if (record.partition, record.offset, record.value or b"") not in parked:
-            place = f"{record.partition.topic}/{record.partition.number}@{record.offset}"
-            yield f"I1: {place} is no event, and in no dead letter"
+            location = f"{record.partition.topic}/{record.partition.number}@{record.offset}"
+            yield f"I1: {location} is no event, and in no dead letter"
 
 
 def untrue_weights(facts: Facts, learner: DigestLearner) -> Iterator[str]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
+from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -47,10 +48,15 @@ class Owner(Protocol):
 OWNER: ContextVar[Owner | None] = ContextVar("simulation_owner", default=None)
 
 
-class _Task(asyncio.Task):
+class _Task(asyncio.Task[T]):
     """A task whose place in a set repeats: by its number, not by its address."""
 
-    def __init__(self, number: int, work: Coroutine[Any, Any, Any], **options: Any) -> None:
+    def __init__(
+        self,
+        number: int,
+        work: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        **options: Any,
+    ) -> None:
         self.number = number
         super().__init__(work, **options)
 
@@ -58,7 +64,7 @@ class _Task(asyncio.Task):
         return self.number
 
 
-class _Future(asyncio.Future):
+class _Future(asyncio.Future[Any]):
     """As `_Task`."""
 
     number: int
@@ -85,7 +91,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.number = self._made
         return future
 
-    def _make_task(self, _: Any, work: Coroutine[Any, Any, Any], **options: Any) -> _Task:
+    def _make_task(
+        self, _: Any, work: Coroutine[Any, Any, T] | Generator[Any, None, T], **options: Any
+    ) -> _Task[T]:
         self._made += 1
         task = _Task(self._made, work, loop=self, **options)
         owner = OWNER.get()
@@ -125,12 +133,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         def work() -> None:
             if owner is not None and owner.life != life:
                 return
-            settle: Callable[[Any], None]
             try:
-                settle, outcome = future.set_result, func(*args)
+                settle = partial(future.set_result, func(*args))
             except Exception as error:  # whatever it raises is for who awaits it
-                settle, outcome = future.set_exception, error  # type: ignore[assignment]
-            self.call_later(seconds - before, lambda: future.done() or settle(outcome))
+                settle = partial(future.set_exception, error)
+            self.call_later(seconds - before, lambda: None if future.done() else settle())
 
         self.call_later(before, work)
         return future

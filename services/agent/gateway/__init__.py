@@ -1,0 +1,1 @@
+"""OpenAI's API for agents that run outside Headrace."""

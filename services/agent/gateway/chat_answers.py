@@ -78,8 +78,10 @@ def _content(choice: Choice) -> dict[str, Any]:
 
 
 def _logprobs(choice: Choice) -> dict[str, Any]:
-    """Returns the logprobs of the sampled tokens. Tokens are named by their ids: the bytes of a
-    single token need not be valid text."""
+    """Returns the logprobs of the sampled tokens.
+
+    Tokens are named by their ids: the bytes of a single token need not be valid text.
+    """
     content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
         for token, logprob in zip(choice.tokens, choice.logprobs, strict=True)

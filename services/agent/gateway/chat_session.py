@@ -206,8 +206,10 @@ class ChatSession:
     def _find(
         self, role: str, request: ChatRequest
     ) -> tuple[Conversation, tuple[Message, ...], bytes]:
-        """Returns the longest conversation that a request extends, the new messages, and the
-        digest of all messages."""
+        """Finds the longest conversation that a request extends.
+
+        Returns it, the new messages, and the digest of all messages.
+        """
         digests = [start_of(role, request.tools)]
         for message in request.messages:
             digests.append(extend(digests[-1], message))

@@ -76,7 +76,8 @@ class Entrance(Protocol):
 
     queue: EpisodeQueue
 
-    def admitting(self, session: ChatSession) -> AbstractContextManager[str]: ...
+    def admitting(self, session: ChatSession) -> AbstractContextManager[str]:
+        """Admits a client to a session; gives the client's token until the context ends."""
 
 
 class ClientAgent:

@@ -56,8 +56,10 @@ class Coding:
     """
 
     def __init__(self, sandbox: Sandbox, task: TaskView, tries: int = 1, partial: bool = False):
-        """An episode may submit `tries` programs. With `partial`, the reward of the last one is the
-        share of tests that pass. Raises UsageError if the payload is not such a task.
+        """An episode may submit `tries` programs.
+
+        With `partial`, the reward of the last one is the share of tests that pass. Raises
+        UsageError if the payload is not such a task.
         """
         self._sandbox = sandbox
         self._tries = tries

@@ -1,0 +1,1 @@
+"""The engines that generate tokens: torch, vLLM, and a scripted one."""

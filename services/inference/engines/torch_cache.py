@@ -35,6 +35,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._target = target
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocates the blocks, like the first keys and values."""
         self.keys = _grown(None, key_states, 0, 0)
         self.values = _grown(None, value_states, 0, 0)
         self.is_initialized = True
@@ -42,6 +43,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        """Stores new keys and values, and returns those that the attention reads."""
         target = self._target
         if target.rows is None and target.first < 0:
             return key_states, value_states
@@ -82,9 +84,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return query_length, 0
 
     def get_seq_length(self) -> int:
+        """Returns 0: the positions of a prompt begin there, and a step passes its own."""
         return 0
 
     def get_max_length(self) -> int:
+        """Returns -1, for no limit: the blocks grow."""
         return -1
 
 

@@ -38,7 +38,8 @@ class Shaped(Protocol):
     """A tensor, or the description of a tensor."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dimension."""
 
 
 def check_fit(own: Mapping[str, Tensor], given: Mapping[str, Shaped]) -> None:

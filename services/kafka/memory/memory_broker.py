@@ -79,8 +79,10 @@ class MemoryCluster:
         return self.state.log(partition).expire(before)
 
     def outage(self, seconds: float) -> None:
-        """Makes the log answer no requests for some seconds, as during a restart. After the
-        delivery time-out, clients fail the requests that still wait."""
+        """Makes the log answer no requests for some seconds, as during a restart.
+
+        After the delivery time-out, clients fail the requests that still wait.
+        """
         self.state.stop_answering(seconds)
         if seconds > DELIVERY_S:
             loop = asyncio.get_running_loop()
@@ -125,10 +127,12 @@ class MemoryBroker(Broker):
         self._process.lose_sessions(blind_s)
 
     async def send(self, record: Outgoing) -> Position:
+        """See Broker."""
         lane = self._state.route(record).partition
         return await self._process.send(lambda: self._state.append(record), lane)
 
     def reader(self) -> Reader:
+        """See Broker."""
         reader = MemoryReader(self._process, self._state)
         self._opened.append(reader)
         return reader
@@ -140,6 +144,7 @@ class MemoryBroker(Broker):
         on_assigned: OnAssigned,
         on_revoked: OnRevoked,
     ) -> Subscription:
+        """See Broker."""
         subscription = MemorySubscription(
             self._process, self._state, topics, consumer_group, on_assigned, on_revoked
         )
@@ -147,12 +152,14 @@ class MemoryBroker(Broker):
         return subscription
 
     async def fenced(self, writer: str) -> FencedWriter:
+        """See Broker."""
         epoch = await self._process.call(lambda: self._state.fence(writer), writer)
         fenced = MemoryFencedWriter(self._process, self._state, writer, epoch)
         self._opened.append(fenced)
         return fenced
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
+        """See Broker."""
         await self._process.turn()
         await self._state.decided(positions, FETCH_S)
         return await self._process.call(
@@ -160,22 +167,27 @@ class MemoryBroker(Broker):
         )
 
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
+        """See Broker."""
         await self._process.call(lambda: self._state.create_topics(topics))
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
+        """See Broker."""
         await self._process.call(lambda: self._state.delete_topics(topics))
 
     async def list_topics(self) -> dict[str, int]:
+        """See Broker."""
         return await self._process.call(
             lambda: {name: len(logs) for name, logs in self._state.topics.items()}
         )
 
     async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """See Broker."""
         return await self._process.call(lambda: self._state.settings(topics))
 
     async def ends(
         self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
     ) -> dict[Partition, tuple[int, int]]:
+        """See Broker."""
         return await self._process.call(
             lambda: self._state.ends(partitions, include_uncommitted=include_uncommitted)
         )
@@ -183,6 +195,7 @@ class MemoryBroker(Broker):
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float
     ) -> dict[Partition, int]:
+        """See Broker."""
         return await self._process.call(
             lambda: {at: self._state.log(at).offset_at(timestamp) for at in partitions}
         )
@@ -190,12 +203,15 @@ class MemoryBroker(Broker):
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]
     ) -> dict[Partition, Committed]:
+        """See Broker."""
         return await self._process.call(lambda: self._state.committed(consumer_group, partitions))
 
     async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
+        """See Broker."""
         await self._process.call(lambda: self._state.commit_first(consumer_group, partitions))
 
     async def close(self) -> None:
+        """See Broker."""
         if self._process.gone:
             return
         opened, self._opened = self._opened, []
@@ -223,6 +239,7 @@ class MemoryFencedWriter(FencedWriter):
         self._broken: DependencyError | None = None
 
     async def write(self, records: Sequence[Outgoing]) -> list[Position]:
+        """See FencedWriter."""
         if self._closed:
             raise DependencyError(f"the writer {self._writer} is closed")
         if not records:
@@ -232,6 +249,7 @@ class MemoryFencedWriter(FencedWriter):
         return await asyncio.shield(writing)
 
     async def close(self) -> None:
+        """See FencedWriter."""
         self._closed = True
         async with self._turn:
             pass

@@ -113,13 +113,16 @@ class MemoryReader(Reader):
         process.watch(self._wake)
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
+        """See Reader."""
         self._check()
         await self._process.call(lambda: self._cursor.add(positions))
 
     async def unassign(self, partitions: Sequence[Partition]) -> None:
+        """See Reader."""
         self._cursor.drop(partitions)
 
     async def read(self) -> list[Record | End]:
+        """See Reader."""
         while True:
             await self._process.turn()
             self._check()
@@ -129,6 +132,7 @@ class MemoryReader(Reader):
             await self._wake.wait()
 
     async def close(self) -> None:
+        """See Reader."""
         self._closed = True
         self._cursor.clear()
         self._wake.set()
@@ -170,6 +174,7 @@ class MemorySubscription(Subscription):
         self._following = process.spawn(self._follow_group())
 
     async def read(self) -> list[Record | End]:
+        """See Subscription."""
         while True:
             await self._process.turn()
             self._wake.clear()
@@ -180,17 +185,21 @@ class MemorySubscription(Subscription):
             await self._wake.wait()
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
+        """See Subscription."""
         self._cursor.pause(partitions)
 
     async def resume(self, partitions: Sequence[Partition]) -> None:
+        """See Subscription."""
         self._cursor.resume(partitions)
 
     async def commit(self, commits: Mapping[Partition, Committed]) -> None:
+        """See Subscription."""
         held = {partition: commits[partition] for partition in commits if partition in self._held}
         if held:
             await self._commit(held)
 
     async def close(self) -> None:
+        """See Subscription."""
         if self._closing or self._process.gone:
             return
         self._closing = True

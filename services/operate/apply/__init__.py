@@ -1,0 +1,1 @@
+"""`headrace apply`: create a recipe's namespace and start its run."""

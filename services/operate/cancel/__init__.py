@@ -1,0 +1,1 @@
+"""`headrace cancel`: cancel tasks."""

@@ -1,0 +1,1 @@
+"""`headrace dead-letters`: list, show and redrive dead letters."""

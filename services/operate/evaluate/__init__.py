@@ -1,0 +1,1 @@
+"""`headrace evaluate`: measure a version on a recipe's evaluation tasks."""

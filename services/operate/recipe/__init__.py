@@ -1,0 +1,1 @@
+"""`headrace recipe`: list the shipped recipes, or print one."""

@@ -71,6 +71,7 @@ class LiveView:
         """Does nothing, because the live view draws itself."""
 
     def close(self) -> None:
+        """Removes the live view from the screen."""
         self._live.stop()
 
 

@@ -78,7 +78,6 @@ def import_services(recipe: Recipe) -> None:
 
     An import that fails is ignored here: the service's own process fails again and reports it.
     """
-
     shipped = _with_shipped_engines(recipe)
     for service in services_of(recipe):
         with contextlib.suppress(ImportError, HeadraceError):

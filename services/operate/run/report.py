@@ -10,8 +10,10 @@ from headrace.services.operate.run.progress import Measure, Progress
 
 @dataclass(frozen=True)
 class Summary:
-    """A run's figures. Seconds count from the start of the command; None means that the event did
-    not happen."""
+    """A run's figures.
+
+    Seconds count from the start of the command; None means that the event did not happen.
+    """
 
     namespace: str
     reason: str

@@ -1,0 +1,1 @@
+"""`headrace serve`: run one service of a namespace."""

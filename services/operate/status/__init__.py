@@ -1,0 +1,1 @@
+"""`headrace status`: print how far a run is."""

@@ -1,0 +1,1 @@
+"""`headrace submit`: submit tasks."""

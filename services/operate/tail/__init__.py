@@ -1,0 +1,1 @@
+"""`headrace tail`: print events as they arrive."""

@@ -1,0 +1,1 @@
+"""`headrace topics`: list a namespace's topics."""

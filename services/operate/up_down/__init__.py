@@ -1,0 +1,1 @@
+"""`headrace up` and `headrace down`: start and stop the local stack."""

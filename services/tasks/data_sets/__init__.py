@@ -1,0 +1,1 @@
+"""The shipped data sets, which the task source reads items from."""

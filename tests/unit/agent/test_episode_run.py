@@ -78,7 +78,7 @@ class World:
                 asyncio.get_running_loop().call_soon(self.run.on_answer, answer)
         return Ref(topic="t", partition=0, offset=len(self.sent), digest=bytes(16))
 
-    def requests(self) -> list[Event]:
+    def requests(self) -> list[GenerationRequested | ActionRequested]:
         return [e for e in self.sent if isinstance(e, GenerationRequested | ActionRequested)]
 
     def of(self, kind: type[Any]) -> list[Any]:
@@ -192,6 +192,7 @@ class Taught(World):
         found = super().answer(event)
         if not isinstance(event, GenerationRequested) or event.demonstration is None:
             return found
+        assert found is not None
         tokens = packed.pack_i32(list(event.demonstration.encode()))
         said = {"text": event.demonstration, "tokens": tokens, "logprobs": b"", "versions": b""}
         return found.model_copy(update=said)
@@ -341,7 +342,7 @@ def test_a_higher_attempt_in_the_log_moves_the_run() -> None:
     outcome, trajectory = play(world, meanwhile=higher)
     assert (outcome.ending, outcome.attempt) == ("finished", 2)
     assert trajectory.attempt == 2
-    assert {request.attempt for request in world.requests()[1:]} == {2}  # type: ignore[attr-defined]
+    assert {request.attempt for request in world.requests()[1:]} == {2}
 
 
 def test_what_was_played_is_told_as_its_own_attempt_whatever_comes_in_the_end() -> None:

@@ -20,9 +20,10 @@ ADD = '{"name": "add", "arguments": {"a": 2, "b": 3}}'
 
 
 def test_an_end_within_an_argument_ends_no_call() -> None:
-    call = {"name": "say", "arguments": {"text": "</tool_call> and <tool_call>"}}
+    arguments = {"text": "</tool_call> and <tool_call>"}
+    call = {"name": "say", "arguments": arguments}
     text = f"so: <tool_call>\n{json.dumps(call)}\n</tool_call>"
-    assert parse_tool_calls(text, "hermes") == ("so:", (ToolCall("say", call["arguments"]),))  # type: ignore[arg-type]
+    assert parse_tool_calls(text, "hermes") == ("so:", (ToolCall("say", arguments),))
 
 
 def test_hermes_calls_are_read_with_the_text_before_them() -> None:
@@ -67,7 +68,7 @@ def test_plain_json_calls_are_read(text: str) -> None:
 )
 def test_what_cannot_be_parsed_stays_text(text: str) -> None:
     for form in ("hermes", "json", "none"):
-        assert parse_tool_calls(text, form) == (text, ())  # type: ignore[arg-type]
+        assert parse_tool_calls(text, form) == (text, ())
 
 
 def test_an_action_is_read_as_models_write_calls() -> None:
@@ -105,7 +106,7 @@ def test_an_action_is_read_as_models_write_calls() -> None:
 def test_reading_takes_linear_time(text: str) -> None:
     began = time.process_time()
     for form in ("hermes", "json"):
-        parse_tool_calls(text, form)  # type: ignore[arg-type]
+        parse_tool_calls(text, form)
     with suppress(BadCall):
         read_calls(text, ["add"])
     assert time.process_time() - began < 2

@@ -396,9 +396,12 @@ def test_closed_episodes_are_not_taken_up() -> None:
 def test_the_deadline_ends_an_environment_that_hangs() -> None:
     async def test(bench: Bench) -> None:
         await bench.live()
-        expires = {"expires_at": now_ms() + 50}
+        expires_at = now_ms() + 50
         hang = json.dumps({"action": "hang"})
-        await bench.feed(action(0, "reset", **expires), action(1, payload=hang, **expires))
+        await bench.feed(
+            action(0, "reset", expires_at=expires_at),
+            action(1, payload=hang, expires_at=expires_at),
+        )
         await bench.context.answers(1)
         await bench.context.idle()
         assert Counter.closed == 1

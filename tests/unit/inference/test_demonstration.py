@@ -13,7 +13,8 @@ END, OTHER_END = 9, 8
 
 
 def said(ids: list[int], context: int = 100, **fields: Any) -> tuple[list[int], str]:
-    prompt = EnginePrompt("default", **({"tokens": [1, 2], "max_tokens": 4} | fields))
+    given: dict[str, Any] = {"tokens": [1, 2], "max_tokens": 4}
+    prompt = EnginePrompt("default", **(given | fields))
     answer = demonstrate(prompt, ids, context)
     assert (answer.logprobs, answer.versions, answer.mixed) == ([], [], False)
     return answer.tokens, answer.finish

@@ -72,21 +72,17 @@ class Place:
         )
 
     async def ask(self, policy: str, task: int, **fields: Any) -> None:
-        await self.log.send(
-            GenerationRequested(
-                **{
-                    "task": task,
-                    "sample": 0,
-                    "call": "0",
-                    "policy": policy,
-                    "text": "go",
-                    "sampling": Sampling(max_tokens=2),
-                    "expires_at": int(time.time() * 1000) + 60_000,
-                    "digest": b"d" * 16,
-                }
-                | fields
-            )
+        request = GenerationRequested(
+            task=task,
+            sample=0,
+            call="0",
+            policy=policy,
+            text="go",
+            sampling=Sampling(max_tokens=2),
+            expires_at=int(time.time() * 1000) + 60_000,
+            digest=b"d" * 16,
         )
+        await self.log.send(request.model_copy(update=fields))
 
     async def answers(self, count: int) -> list[GenerationCompleted]:
         """The first so many answers, by task."""

@@ -29,21 +29,19 @@ VOCABULARY, CONTEXT = 258, 512
 
 def request(call: str = "0", **fields: Any) -> GenerationRequested:
     sampling = {"max_tokens": 3} | fields.pop("sampling", {})
-    return GenerationRequested(
-        **{
-            "task": 5,
-            "sample": 1,
-            "attempt": 2,
-            "call": call,
-            "policy": "default",
-            "tokens": packed.pack_i32([1, 2]),
-            "text": "go",
-            "sampling": Sampling(**sampling),
-            "expires_at": int(time.time() * 1000) + 60_000,
-            "digest": b"d" * 16,
-        }
-        | fields
+    request = GenerationRequested(
+        task=5,
+        sample=1,
+        attempt=2,
+        call=call,
+        policy="default",
+        tokens=packed.pack_i32([1, 2]),
+        text="go",
+        sampling=Sampling(**sampling),
+        expires_at=int(time.time() * 1000) + 60_000,
+        digest=b"d" * 16,
     )
+    return request.model_copy(update=fields)
 
 
 def empty_weights(folder: Path) -> Path:

@@ -22,7 +22,8 @@ from headrace.services.inference.engine import (  # noqa: E402
     EngineSetup,
     Weights,
 )
-from headrace.services.inference.engines.torch_batch import Row, buckets  # noqa: E402
+from headrace.services.inference.engines.row import Row  # noqa: E402
+from headrace.services.inference.engines.torch_batch import buckets  # noqa: E402
 from headrace.services.inference.engines.torch_engine import TorchEngine  # noqa: E402
 from tests.contract.engines import hold  # noqa: E402
 

@@ -120,9 +120,9 @@ def test_a_range_is_read_to_its_end_and_no_further() -> None:
             await bench.log.send(started(number))
         bench.cluster.expire(RUNS_PARTITION, 3)
 
-        async def offsets(*offset_range: int) -> list[int]:
+        async def offsets(first: int, end: int) -> list[int]:
             found = []
-            async for record in read_records(bench.broker, {RUNS_PARTITION: offset_range}):  # type: ignore[dict-item]
+            async for record in read_records(bench.broker, {RUNS_PARTITION: (first, end)}):
                 found.append(record.offset)
                 await bench.log.send(started(8))
             return found

@@ -42,7 +42,8 @@ VALUES = st.recursive(
 
 def random_text(schema: Any, seed: int, around: tuple[str, str] = ("", "")) -> list[int]:
     """Up to 400 ids drawn uniformly from what is allowed, the end where it is."""
-    chance, grammar, ids = Random(seed), SCHEMAS.begin(json.dumps(schema), [END], around), []
+    chance, grammar = Random(seed), SCHEMAS.begin(json.dumps(schema), [END], around)
+    ids: list[int] = []
     while len(ids) < 400 and (not ids or ids[-1] != END):
         allowed = grammar.allowed().nonzero().flatten().tolist()
         ids.append(END if END in allowed else chance.choice(allowed))
@@ -93,7 +94,7 @@ SAID = f"{BEGIN}ü{CALLED}"
 
 @pytest.mark.parametrize("spelling", ["hermes", "json"])
 def test_a_forced_call_is_one_of_the_tools_as_it_is_spelled(spelling: Format) -> None:
-    tools = {"add": DIGIT, "say": {"properties": {"what": {"const": SAID}}}}
+    tools: dict[str, Any] = {"add": DIGIT, "say": {"properties": {"what": {"const": SAID}}}}
     schema, around = forced_call(spelling, tools)
     told = [{"default": 1}, {"default": 2}]
     possible = [*told, *({**one, "$ref": {"$ref": "#"}} for one in told), {}, {"what": SAID}]

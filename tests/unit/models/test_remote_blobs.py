@@ -77,9 +77,12 @@ def test_what_was_got_is_not_fetched_again_unless_it_is_damaged(
     path = store.get(blob)
     fetched: list[str] = []
     get_file = store._files.get_file
-    monkeypatch.setattr(
-        store._files, "get_file", lambda key, at: (fetched.append(key), get_file(key, at))
-    )
+
+    def noted(key: str, at: str) -> None:
+        fetched.append(key)
+        get_file(key, at)
+
+    monkeypatch.setattr(store._files, "get_file", noted)
     assert store.get(blob) == path
     assert not fetched
     path.write_bytes(b"weightz")

@@ -101,5 +101,6 @@ def test_each_version_is_measured_apart_and_training_and_cancelled_tasks_are_not
     evaluations.on_task_ended(ended(0.0, closed_by="cancelled"))
     measured = evaluations.of("default")
     assert list(measured) == [10, 20]
-    assert [one.passes(1).value for one in measured.values()] == [0.5, 1.0]  # type: ignore[union-attr]
+    passes = [one.passes(1) for one in measured.values()]
+    assert [one and one.value for one in passes] == [0.5, 1.0]
     assert evaluations.of("other") == {}

@@ -41,6 +41,8 @@ def test_every_name_in_a_shipped_recipe_is_there(path: Path) -> None:
 def test_a_problem_and_its_answer_fit_wherever_qwen3_takes_them() -> None:
     recipe = load_recipe("qwen3-0.6b-vllm", shipped=RECIPES)
     policy = recipe.policies["default"]
+    assert policy.training is not None
+    assert recipe.evaluation is not None
     # The longest of 2,000 problems has 154 tokens of Qwen's tokenizer, the system message 27.
     longest = 256 + policy.sampling.max_tokens
     assert policy.sampling.max_tokens < recipe.tasks.max_tokens  # a cut answer is scored as one

@@ -141,7 +141,8 @@ def test_a_recipe_is_changed_by_keys_and_nothing_else(shipped: Path) -> None:
         recipe, ["policies.default.groups.advantage=rloo", "policies.default.training.loss=a:b"]
     )
     policy = changed.policies["default"]
-    assert (policy.groups.advantage, policy.training.loss) == ("rloo", "a:b")  # type: ignore[union-attr]
+    assert policy.training is not None
+    assert (policy.groups.advantage, policy.training.loss) == ("rloo", "a:b")
     assert change_recipe(changed, ["policies.default.groups.advantage=grpo"]) != recipe
     for wrong, message in (("nope=1", "nope"), ("tasks", "key=value")):
         with pytest.raises(RecipeError, match=message):

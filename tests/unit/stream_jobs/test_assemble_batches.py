@@ -22,15 +22,11 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs import assemble_batches
+from tests.memory_registry import MemoryRegistry
 from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
 
 BOUND_S = 20.0
 """No wait of these tests is longer."""
-
-
-class NoRegistry:
-    def schema(self, schema_id: int) -> str | None:
-        return None
 
 
 def a_context(broker: Broker, namespace: str, recipe: Recipe, state: Path) -> ServiceContext:
@@ -39,7 +35,7 @@ def a_context(broker: Broker, namespace: str, recipe: Recipe, state: Path) -> Se
         codec.register(event_type, schema_id)
     blobs: Any = None
     return ServiceContext(
-        log=EventLog(broker, Topics(namespace, ["default"], 2), codec, NoRegistry(), "test"),
+        log=EventLog(broker, Topics(namespace, ["default"], 2), codec, MemoryRegistry(), "test"),
         recipe=recipe,
         blobs=blobs,
         worker_id="test",

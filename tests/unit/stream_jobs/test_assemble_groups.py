@@ -18,6 +18,7 @@ from headrace.services.kafka.broker import Outgoing, Partition, Position
 from headrace.services.log.event_log import EventLog
 from headrace.stream_jobs.assemble_groups import IN_FLIGHT, _credentials, _GroupJob
 from headrace.stream_jobs.groups import GroupAssembler
+from tests.memory_registry import MemoryRegistry
 from tests.unit.stream_jobs.test_groups import a_recipe, a_task, an_outcome
 
 GENERATION = 5
@@ -38,11 +39,6 @@ class HeldBroker:
     def deliver(self, index: int) -> None:
         record, durable = self.sent[index]
         durable.set_result(Position(Partition(record.topic, 0), index))
-
-
-class NoRegistry:
-    def schema(self, schema_id: int) -> str | None:
-        return None
 
 
 class Harness:
@@ -84,7 +80,7 @@ def a_log(broker: Any) -> EventLog:
     codec = Codec()
     for schema_id, event_type in enumerate(EVENTS, 1):
         codec.register(event_type, schema_id)
-    return EventLog(broker, Topics("space", ["default"], 2), codec, NoRegistry(), "test")
+    return EventLog(broker, Topics("space", ["default"], 2), codec, MemoryRegistry(), "test")
 
 
 def results(count: int) -> list[bytes]:

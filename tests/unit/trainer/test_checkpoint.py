@@ -74,7 +74,9 @@ def test_one_of_another_log_is_skipped_and_may_be_made_again(
     save(checkpoints, 3)
     assert checkpoints.newest(lambda found: found.digest == bytes(32)) is None
     assert "not of this log" in caplog.text
-    assert save(checkpoints, 3) == checkpoints.newest(everything)[0]  # type: ignore[index]
+    made, newest = save(checkpoints, 3), checkpoints.newest(everything)
+    assert newest is not None
+    assert made == newest[0]
 
 
 def test_one_of_another_log_crowds_out_none_of_this_one(tmp_path: Path) -> None:
@@ -100,7 +102,9 @@ def test_a_disk_that_takes_nothing_is_a_dependency_and_keeps_the_old(tmp_path: P
         checkpoints.save(Checkpoint(2, 20, bytes(32)), full)
 
     assert [path.name for path in tmp_path.iterdir()] == ["v000000000001"]
-    assert checkpoints.newest(everything)[0] == older  # type: ignore[index]
+    newest = checkpoints.newest(everything)
+    assert newest is not None
+    assert newest[0] == older
 
 
 KILLED_AT_EVERY_STEP = """

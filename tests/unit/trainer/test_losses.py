@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp, log
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +18,14 @@ def micro_batch(
     proximal: list[float],
     advantages: list[float],
     denominator: int,
-    **settings: float,
+    **settings: Any,
 ) -> MicroBatch:
     return MicroBatch(
         torch.tensor(behaviour),
         torch.tensor(proximal),
         torch.tensor(advantages),
         denominator,
-        Training(**settings),  # type: ignore[arg-type]
+        Training(**settings),
     )
 
 

@@ -229,7 +229,10 @@ def test_a_shard_reads_all_there_was_before_it_may_send() -> None:
 def test_a_worker_catches_up_with_side_partitions_first() -> None:
     async def test(place: Place) -> None:
         await place.write(observation(0))
-        settings = {"side_partitions": with_side_partition, "side_partitions_first": True}
+        settings: dict[str, Any] = {
+            "side_partitions": with_side_partition,
+            "side_partitions_first": True,
+        }
         async with member(place, **settings) as one:
             shard = await one.shard()
             await place.write(*map(action, range(3)))
@@ -259,8 +262,7 @@ def test_the_commit_stays_at_the_oldest_record_that_is_held() -> None:
 
 def test_a_commit_has_the_positions_at_which_its_record_was_first_read() -> None:
     async def test(place: Place) -> None:
-        settings = {"held": {0, 1}, "side_partitions": with_side_partition}
-        async with member(place, **settings) as one:
+        async with member(place, held={0, 1}, side_partitions=with_side_partition) as one:
             shard = await one.shard()
             await place.write(*map(observation, range(3)))
             await shard.until("answer 2")
@@ -273,7 +275,9 @@ def test_a_commit_has_the_positions_at_which_its_record_was_first_read() -> None
             await asyncio.sleep(COMMITTED)
             assert await place.commit_of() == Committed(0, "[3]")
 
-        async with member(place, "two", **settings) as two:  # one was killed
+        async with member(
+            place, "two", held={0, 1}, side_partitions=with_side_partition
+        ) as two:  # one was killed
             shard = await two.shard()
             await shard.until("caught up")
             assert "answer 2" not in shard.story
@@ -293,10 +297,9 @@ def test_a_commit_has_the_positions_at_which_its_record_was_first_read() -> None
 
 def test_a_commits_note_never_goes_back_to_what_retention_may_have_deleted() -> None:
     async def test(place: Place) -> None:
-        settings = {"held": {1}, "side_partitions": with_side_partition}
         # All that was there is done once it is read: its side partition is no longer needed.
         await place.write(action(0), *map(observation, range(3)))
-        async with member(place, **settings) as one:
+        async with member(place, held={1}, side_partitions=with_side_partition) as one:
             shard = await one.shard()
             await shard.until("caught up")
             await asyncio.sleep(COMMITTED)
@@ -349,8 +352,7 @@ def test_what_an_owner_before_may_have_acted_on_is_committed_with_where_that_one
 
 def test_what_was_deleted_under_a_side_partition_ends_the_worker() -> None:
     async def test(place: Place) -> None:
-        settings = {"held": {0}, "side_partitions": with_side_partition}
-        async with member(place, **settings) as one:
+        async with member(place, held={0}, side_partitions=with_side_partition) as one:
             shard = await one.shard()
             await place.write(*map(observation, range(3)))
             await shard.until("answer 2")
@@ -360,7 +362,7 @@ def test_what_was_deleted_under_a_side_partition_ends_the_worker() -> None:
             assert await place.commit_of() == Committed(0, "[3]")
         await place.write(*map(observation, range(3, 7)))
         place.cluster.expire(SIDE_TOPIC, 5)
-        async with member(place, "two", **settings) as two:
+        async with member(place, "two", held={0}, side_partitions=with_side_partition) as two:
             with pytest.raises(RecordsLost, match=f"{SIDE_TOPIC.topic}/0: 2 .* offsets 3 to 4"):
                 await two.running
 
@@ -604,7 +606,7 @@ async def killed_with_a_record_open(place: Place, name: str, **settings: Any) ->
 def test_an_owner_is_told_how_many_died_before_it() -> None:
     async def test(place: Place) -> None:
         await place.write(action(0))
-        settings = {"side_partitions": with_side_partition}
+        settings: dict[str, Any] = {"side_partitions": with_side_partition}
         told = [await killed_with_a_record_open(place, str(n), **settings) for n in range(4)]
         assert told == [0, 1, 2, 3]
         assert await place.commit_of() == Committed(0, '{"at":[0],"owners":4}')

@@ -171,7 +171,7 @@ def test_choices_are_branches_and_any_of_them_can_be_gone_on_with() -> None:
 
 def test_many_at_once_keep_the_task_s_tokens() -> None:
     # Each answer is 2 tokens; 6 may be drawn in all, 4 by one generation.
-    world, limit = Chatting(), {"max_tokens": 6, "max_turns": 100}
+    world = Chatting()
 
     async def talk(session: ChatSession) -> None:
         asks = [ask(session, user(str(i)), max_tokens=4) for i in range(3)]
@@ -180,7 +180,7 @@ def test_many_at_once_keep_the_task_s_tokens() -> None:
             await ask(session, user("one more"))
         assert caught.value.code == "token_limit"
 
-    assert converse(talk, world, **limit).ending == "token_limit"
+    assert converse(talk, world, max_tokens=6, max_turns=100).ending == "token_limit"
     turns = world.trajectory().turns
     assert sum(packed.count(turn.tokens) for turn in turns) == 6
     assert [one.sampling.max_tokens for one in world.of(GenerationRequested)] == [4, 4, 2]

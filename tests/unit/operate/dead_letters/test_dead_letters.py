@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from headrace.services.operate.dead_letters.dead_letters import (
     refuse_event,
     refuse_topic,
 )
+from tests.memory_registry import MemoryRegistry
 from tests.unit.operate.show.world import TOPICS as NAMESPACE_TOPICS
 from tests.unit.operate.show.world import World, in_a_world
 
@@ -37,10 +39,11 @@ TASKS_PARTITION = Partition(NAMESPACE_TOPICS.name(TASKS), 0)
 HEADERS = [("theirs", b"\xff")]
 
 
-class Late:
+class Late(MemoryRegistry):
     """A registry that learns of a schema late."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.known: dict[int, str] = {}
 
     def schema(self, schema_id: int) -> str | None:
@@ -147,7 +150,13 @@ def test_every_topic_takes_dead_letters_back_or_says_why_not() -> None:
 
 
 def test_what_expired_or_lies_under_another_key_is_refused() -> None:
-    common = {"task": 5, "sample": 0, "call": "1", "digest": bytes(16), "expires_at": 10_000}
+    common: dict[str, Any] = {
+        "task": 5,
+        "sample": 0,
+        "call": "1",
+        "digest": bytes(16),
+        "expires_at": 10_000,
+    }
     prompt = GenerationRequested(policy="default", sampling=Sampling(max_tokens=1), **common)
     action = ActionRequested(
         index=0, kind="reset", environment=EnvironmentUse(use="default"), **common

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -39,7 +40,7 @@ class Cluster:
     def log(self, name: str) -> EventLog:
         topics = Topics(name, ("default",), 1)
         codec = Codec()
-        self.registry.prepare(codec, topics)  # type: ignore[arg-type]
+        self.registry.prepare(codec, topics)
         return EventLog(self.broker, topics, codec, self.registry, "test")
 
     async def make(
@@ -53,10 +54,10 @@ class Cluster:
             )
         log = self.log(name)
         await self.broker.create_topics({one.name: (one.partitions, {}) for one in log.topics})
-        states = ["started", "ended"] if ended else ["started"]
+        states: list[Literal["started", "ended"]] = ["started", "ended"] if ended else ["started"]
         for state in states:
             await log.send(
-                RunStateEntered(namespace=name, state=state, recipe="{}", digest=bytes(32))  # type: ignore[arg-type]
+                RunStateEntered(namespace=name, state=state, recipe="{}", digest=bytes(32))
             )
         tokenizer, blobs = self.blobs.put(b"tokenizer"), []
         for version, content in enumerate(weights):

@@ -93,7 +93,7 @@ def a_history(draw: st.DrawFn) -> tuple[list[GroupClosed], list[str]]:
 def test_every_batch_is_made_again(
     history: tuple[list[GroupClosed], list[str]], order: str, prefetch: int
 ) -> None:
-    recipe = {"order": order, "prefetch": prefetch}
+    recipe: dict[str, Any] = {"order": order, "prefetch": prefetch}
     log, made = record(*history, **recipe)
     assert verdicts(log, made, **recipe) == ["same"] * len(made)
 

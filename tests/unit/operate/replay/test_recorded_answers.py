@@ -28,15 +28,15 @@ def record(
     world = world or World()
     outcome, _ = play(world, task(**changes), agent)
     requests = {
-        one.call: one  # type: ignore[attr-defined]
+        one.call: one
         for one in world.requests()
-        if getattr(one, "kind", "") != "close" and one.attempt == outcome.attempt  # type: ignore[attr-defined]
+        if getattr(one, "kind", "") != "close" and one.attempt == outcome.attempt
     }
     answers = {call: answer for call, one in requests.items() if (answer := world.answer(one))}
     return RecordedAttempt(
         EpisodeStarted(task=7, sample=2, submitted=task(**changes), seed=5, deadline=1),
         outcome.attempt,
-        requests,  # type: ignore[arg-type]
+        requests,
         answers,
         outcome,
     )

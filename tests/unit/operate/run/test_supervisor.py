@@ -52,6 +52,7 @@ def test_a_dead_child_is_started_again_and_gets_the_cluster(tmp_path: Path) -> N
         await until(tmp_path / "a.log", "cluster one")
         process = supervisor._children[0].process
         assert process is not None
+        assert process.pid is not None
         os.killpg(process.pid, signal.SIGKILL)
         await until(tmp_path / "a.log", "cluster one\ncluster one")
         assert supervisor.restarts == 1

@@ -53,9 +53,9 @@ def test_the_plain_view_is_lines_without_control_characters() -> None:
 
 def test_the_panel_shows_a_run() -> None:
     status = Status("quickstart", progress=Progress(RECIPE), lags={"agent": 1200}, restarts=2)
-    console = Console(file=io.StringIO(), width=100)
-    console.print(panel(status))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    out = io.StringIO()
+    Console(file=out, width=100).print(panel(status))
+    shown = out.getvalue()
 
     for part in ("quickstart", "of 0.9", "-   batch 0", "agent 1,200", "restarts 2"):
         assert part in shown

@@ -10,25 +10,30 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import UsageError
-from headrace.schemas.events import EpisodeEnded, Event, PolicyUse, TaskEnded
+from headrace.schemas.events import BatchAssembled, EpisodeEnded, Event, PolicyUse, TaskEnded
 from headrace.schemas.topics import BATCHES, TRAJECTORIES
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import WHOLE, read_records
+from headrace.services.log.log_reader import WHOLE, Patience, read_records
 from headrace.services.operate.show.facts import Fact, fact_of, story_tree
 from headrace.services.operate.show.gather import Gatherer, only_policy
 from headrace.services.operate.show.pages import Part, Table
 from headrace.services.operate.show.step_page import step_page
-from headrace.services.operate.show.step_story import StepStory, make_sample, make_step_story
+from headrace.services.operate.show.step_story import (
+    StepStory,
+    TrainedSample,
+    make_sample,
+    make_step_story,
+)
 from headrace.services.operate.show.task_page import task_page
 from headrace.services.operate.show.task_story import make_task_story
 from tests.unit.operate.show.world import SAMPLES, TOPICS, World, in_a_world
 
 
-async def whole_log(log: EventLog, patience: object) -> list[Fact[Event]]:
+async def whole_log(log: EventLog, patience: Patience) -> list[Fact[Event]]:
     """Every fact of the namespace."""
     ranges = {partition: WHOLE for one in TOPICS for partition in one.all_partitions()}
-    async with aclosing(read_records(log.broker, ranges, patience)) as records:  # type: ignore[arg-type]
+    async with aclosing(read_records(log.broker, ranges, patience)) as records:
         return [await fact_of(log, record) async for record in records]
 
 
@@ -148,12 +153,13 @@ async def step_of(world: World, version: int) -> StepStory:
     facts = [] if batch is None else [batch]
     async for published in gatherer.publications("default", version, 0.0):
         facts.append(published)
-    samples = []
+    samples: list[TrainedSample] = []
     if batch is not None:
         event = batch.event
-        refs = [sample.trajectory for sample in event.samples]  # type: ignore[attr-defined]
+        assert isinstance(event, BatchAssembled)
+        refs = [sample.trajectory for sample in event.samples]
         async for trajectory in world.log.fetch_each(refs):
-            samples.append(make_sample(event, len(samples), trajectory))  # type: ignore[arg-type]
+            samples.append(make_sample(event, len(samples), trajectory))
     return make_step_story("default", version, facts, samples, {("02" * 32): True})
 
 

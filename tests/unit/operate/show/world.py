@@ -45,7 +45,7 @@ SAMPLES = 2
 DIGEST = bytes(16)
 TOPICS = Topics("test", ("default",), 3)
 LOST = Failure(origin="infrastructure", code="worker_lost", retryable=True)
-AWAY = {"expires_at": 9_999_999_999_000, "digest": DIGEST}
+AWAY: dict[str, Any] = {"expires_at": 9_999_999_999_000, "digest": DIGEST}
 
 
 class World:
@@ -90,7 +90,7 @@ class World:
             )
         await self.exchange(number, 1, 0, LOST)
         outcomes = [await self.episode(number, sample) for sample in range(SAMPLES)]
-        common = {"task": number, "item_id": "item"}
+        common: dict[str, Any] = {"task": number, "item_id": "item"}
         await self.log.send(
             TaskEnded(
                 source="team", task_id=task_id, closed_by="all", outcomes=tuple(outcomes), **common
@@ -113,7 +113,7 @@ class World:
         self, number: int, sample: int, attempt: int, failure: Failure | None = None
     ) -> None:
         """A reset and a generation, with their answers; the last one fails where one is given."""
-        key = {"task": number, "sample": sample, "attempt": attempt}
+        key: dict[str, Any] = {"task": number, "sample": sample, "attempt": attempt}
         await self.log.send(
             ActionRequested(
                 call="1", index=0, kind="reset", environment=EnvironmentUse(use="default"),
