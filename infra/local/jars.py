@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +118,7 @@ def parse_pins(table: str) -> Pins:
 
 def load_pins() -> Pins:
     """The table that ships with this package."""
-    return parse_pins(files("headrace.infra.local").joinpath("jars.sha256").read_text("utf-8"))
+    return parse_pins(Path(__file__).with_name("jars.sha256").read_text("utf-8"))
 
 
 def java() -> Path:

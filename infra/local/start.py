@@ -98,7 +98,7 @@ class Start:
         elif guard is None or not guard.alive:
             # Before any server: from its start on none can outlive the owner.
             log = self.state / "logs" / "guard.log"
-            command = [sys.executable, "-m", "headrace.infra.local.stack_guard", str(self.state)]
+            command = [sys.executable, "-m", __package__, str(self.state)]
             guard = processes.spawn([*command, str(owner.pid), owner.started], log=log)
         self._save(replace(self.stack, owner=owner, guard=guard))
 

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class _Outlet:
     """Sends the events of one episode to the log, through the worker."""
 
-    def __init__(self, child: Child, run: int) -> None:
+    def __init__(self, child: EpisodeChild, run: int) -> None:
         self._child = child
         self._run = run
         self._sent: dict[int, asyncio.Future[Ref]] = {}
@@ -63,7 +63,7 @@ class _Outlet:
             future.set_result(frame.ref)
 
 
-class Child:
+class EpisodeChild:
     """Runs the episodes of the process."""
 
     def __init__(self, worker: BinaryIO) -> None:
@@ -132,7 +132,7 @@ async def main() -> None:
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(frames), received
     )
-    await Child(sent).main(frames)
+    await EpisodeChild(sent).main(frames)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _named(url: str | None) -> Host:
     return Host(found["base_url"], found.get("tls", False), "DOCKER_HOST")
 
 
-class Client(docker.APIClient):
+class DockerClient(docker.APIClient):
     """The SDK's client. It raises the errors of `docker_errors.py`.
 
     It speaks the engine's own version of the API, which it asks for as it is made.

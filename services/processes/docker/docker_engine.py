@@ -55,7 +55,7 @@ class DockerEngine:
         self.host = found.url
         self.local = found.local
         """Whether it listens at a Unix socket, so that it should see this host's files."""
-        self._connect = lambda: client.Client(found, CALLS, CALL_S, PULL_S)
+        self._connect = lambda: client.DockerClient(found, CALLS, CALL_S, PULL_S)
         self._client: APIClient | None = None
         self._connecting = asyncio.Lock()
         self._threads = Threads(CALLS, "docker")

@@ -1,6 +1,6 @@
 """Ends a local stack whose owner has ended, kill -9 included.
 
-python -m headrace.infra.local.stack_guard STATE OWNER_PID OWNER_STARTED
+python -m headrace.infra.local STATE OWNER_PID OWNER_STARTED
 """
 
 from __future__ import annotations
