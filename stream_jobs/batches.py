@@ -214,6 +214,8 @@ class BatchAssembler:
 def _batch_samples(chosen: Iterable[_WaitingGroup]) -> Iterator[BatchSample]:
     for waiting in chosen:
         for sample in waiting.fresh:
+            # `weight` (1) and `use` (0: not a replay) keep their defaults. They are for other
+            # writers of batches: the trainer applies `weight`, and `show` prints `use`.
             yield BatchSample(
                 task=waiting.group.task,
                 sample=sample.sample,
@@ -241,6 +243,9 @@ def _size(samples: Iterable[GroupSample], dropped: Iterable[Dropped]) -> int:
 
 
 def _seed(digest: bytes, policy: str, version: int) -> int:
-    """Returns 63 bits that depend only on the recipe, the policy and the version."""
+    """Returns 63 bits that depend only on the recipe, the policy and the version.
+
+    They are for other trainers; Headrace's own trainer does not use them.
+    """
     text = digest + f"/{policy}/{version}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 1

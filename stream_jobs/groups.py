@@ -6,6 +6,9 @@ fail, or that has no reward, is excluded with the reason. It never counts as rew
 
 If a whole sample was demonstrated, the policy learns it whatever the other samples are: its
 advantage is 1, and estimators and filters see only the samples that the policy sampled itself.
+
+An estimator gets one reward for each sample. `PolicyUse.turn_rewards` is recorded for readers of
+the log; nothing here uses it.
 """
 
 from __future__ import annotations
