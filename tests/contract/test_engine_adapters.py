@@ -206,7 +206,7 @@ def test_what_is_no_adapter_of_the_policys_base_is_refused(
         await engine.load(good)
         [prompt, _] = prompts(1, temperature=0.0)
         before = await engine.generate(prompt)
-        with pytest.raises(BlobError, match=r"'left' is an adapter of base .*start it anew"):
+        with pytest.raises(BlobError, match=r"'left' is an adapter of base .*restart it"):
             await engine.load(weights(model, "left", 1, base=1))
         with pytest.raises(BlobError, match="is a whole model"):
             await engine.load(Weights("left", 1, model / "0.safetensors"))
