@@ -91,15 +91,15 @@ def weights(model: Path, policy: str, version: int, base: int = 0) -> Weights:
 def expected(model: Path, version: int, prompt: EnginePrompt, drawn: Sequence[int]) -> Any:
     """[drawn]: logprobs by the trainer's own forward and processing."""
     network = trainers_model(model, prompt.policy, version)
-    places = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
+    positions = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
     zeros = np.zeros(len(drawn), dtype=np.float32)
     draw = Draw(prompt.temperature or 1.0, pack_i32(prompt.allowed))
     sequence = TokenSequence(
         tokens=np.array([*prompt.tokens, *drawn]),
-        places=places,
+        places=positions,
         behaviour=zeros,
         advantages=zeros,
-        versions=places,
+        versions=positions,
         demonstrated=zeros.astype(bool),
         draws=((draw, len(drawn)),),
     )
@@ -240,7 +240,7 @@ def test_policies_share_the_memory_of_their_base(model: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", VLLM)
-def test_computed_anew_the_kv_cache_is_the_new_adapters(kind: str, model: Path) -> None:
+def test_computed_again_the_kv_cache_is_the_new_adapters(kind: str, model: Path) -> None:
     async def main() -> None:
         engine = make(kind, model, kv="recompute")
         for policy in POLICIES:

@@ -82,7 +82,7 @@ def trainer_logprobs(
     network = load_model(model_without_weights(model), seed=0)
     network.load_state_dict(load_file(weights(model, version).path))
     drawn = list(tokens)
-    places = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
+    positions = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
     zeros = np.zeros(len(drawn), dtype=np.float32)
     ends = pack_i32(prompt.stop_ids)
     draw = Draw(
@@ -91,10 +91,10 @@ def trainer_logprobs(
     said = np.zeros(len(drawn), dtype=np.bool_)
     sequence = TokenSequence(
         np.array([*prompt.tokens, *drawn]),
-        places,
+        positions,
         zeros,
         zeros,
-        places,
+        positions,
         ((draw, len(drawn)),),
         said,
     )
@@ -213,8 +213,8 @@ def test_ten_thousand_requests_lose_nothing_to_updates(kind: str, model: Path) -
 
 @pytest.mark.parametrize("kind", VLLM)
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
-def test_the_kv_cache_is_kept_or_computed_anew(kind: str, kv: str, model: Path) -> None:
-    """Computed anew, what follows a change equals the new weights' own forward."""
+def test_the_kv_cache_is_kept_or_computed_again(kind: str, kv: str, model: Path) -> None:
+    """Computed again, what follows a change equals the new weights' own forward."""
 
     async def main() -> None:
         engine = make_engine_of(kind, model, SLOTS, kv=kv)
