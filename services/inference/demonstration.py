@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from headrace.services.inference.engine import EngineOutput, EnginePrompt
 
 
-def demonstrate(prompt: EnginePrompt, said: Sequence[int], context: int) -> EngineOutput:
-    """Returns the ids `said` as the answer to a prompt, ended as its sampling would end it.
+def demonstrate(prompt: EnginePrompt, demonstrated: Sequence[int], context: int) -> EngineOutput:
+    """Returns the ids `demonstrated` as the answer to a prompt, ended as its sampling would end it.
 
     The answer has no logprobs and no versions, because no weights drew it. `context` is the
     maximum of prompt and answer in tokens. Raises ValueError with the reason if the prompt's
@@ -16,7 +16,7 @@ def demonstrate(prompt: EnginePrompt, said: Sequence[int], context: int) -> Engi
     """
     if not prompt.tokens:
         raise ValueError("a demonstration needs at least one token of context before it")
-    tokens = list(said)
+    tokens = list(demonstrated)
     if len(tokens) < prompt.max_tokens and not (tokens and tokens[-1] in prompt.stop_ids):
         stop = next((one for one in prompt.stop_ids if _may_draw(prompt, one)), None)
         if stop is None:

@@ -90,9 +90,9 @@ class EngineOutput:
 
     tokens: list[int]
     logprobs: list[float]
-    """Of each token: in nats, float32, after temperature and masks."""
+    """One for each token: in nats, float32, after temperature and masks."""
     versions: list[int]
-    """Of each token: the version whose weights drew it."""
+    """One for each token: the version whose weights drew it."""
     finish: Literal["stop", "length", "overflow", "interrupted"]
     """`overflow`: the context is full. `interrupted`: the engine closed before the end."""
     mixed: bool = False

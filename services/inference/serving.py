@@ -105,8 +105,9 @@ class ServedPolicy:
             if request.demonstration is None:
                 generation = await self._generate(prompt, request.expires_at, slot)
             else:
-                said = self.tokenizer.encode(request.demonstration)
-                generation = demonstrate(prompt, said, self.engine.capacity().context)
+                demonstrated = self.tokenizer.encode(request.demonstration)
+                context = self.engine.capacity().context
+                generation = demonstrate(prompt, demonstrated, context)
         except InfrastructureError as error:
             return self.failed(request, error, queue_s)
         except ValueError as error:

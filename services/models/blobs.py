@@ -69,14 +69,13 @@ class BlobStore(Protocol):
         """
 
 
-class LocalBlobStore:
+class LocalBlobStore(BlobStore):
     """Blobs as files of a folder that every worker can read: `<root>/<2 hex digits>/<62 more>`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
 
     def put(self, data: bytes | Path, media: str = "") -> Blob:
-        """See BlobStore."""
         with _dependency_errors(f"write a blob to {self._root}"):
             self._root.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._root, prefix="put-")
@@ -94,7 +93,6 @@ class LocalBlobStore:
         return blob
 
     def get(self, blob: Blob) -> Path:
-        """See BlobStore."""
         path = self._path(blob)
         try:
             size, digest = path.stat().st_size, file_digest(path)
@@ -112,16 +110,14 @@ class LocalBlobStore:
         return path
 
     def holds(self, blob: Blob) -> bool:
-        """See BlobStore."""
         path = self._path(blob)
         return path.is_file() and path.stat().st_size == blob.size
 
     def verify(self, blob: Blob) -> None:
-        """See BlobStore. Reads the whole blob."""
+        """Reads the whole blob."""
         self.get(blob)
 
     def stored(self) -> Iterator[StoredBlob]:
-        """See BlobStore."""
         blobs = [(at, f"{at.parent.name}{at.name}") for at in self._root.glob(f"{_HEX * 2}/*")]
         left = [(at, "") for prefix in ("put-", "gone-") for at in self._root.glob(f"{prefix}*")]
         for path, name in sorted(blobs + left):
@@ -132,7 +128,6 @@ class LocalBlobStore:
                 yield StoredBlob(name, stat.st_size, stat.st_mtime, path)
 
     def remove(self, blob: StoredBlob, put_before: float) -> bool:
-        """See BlobStore."""
         with _dependency_errors(f"remove {blob.path}"):
             path, aside = Path(blob.path), self._root / f"gone-{blob.path.name}"
             try:

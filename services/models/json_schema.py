@@ -120,9 +120,9 @@ class GrammarState:
 
 
 def masked(logits: Tensor, grammars: Sequence[GrammarState | None]) -> Tensor:
-    """Sets the logits [n, V or more] that each row's grammar state forbids to -inf, in place.
+    """Sets the logits [n, V or more] that a grammar state forbids to -inf, inside `logits`.
 
-    A row whose state is None allows every id.
+    Each row has its own state. A row whose state is None allows every id.
     """
     if not any(grammars):
         return logits

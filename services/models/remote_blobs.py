@@ -25,7 +25,7 @@ from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.schemas.events import Blob
 from headrace.services.base.concurrency import in_daemon_thread
 from headrace.services.base.files import file_digest
-from headrace.services.models.blobs import StoredBlob, absent
+from headrace.services.models.blobs import BlobStore, StoredBlob, absent
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ UNUSED_S = 3600.0
 """A blob that was not read for this long is removed from the local folder."""
 
 
-class RemoteBlobStore:
+class RemoteBlobStore(BlobStore):
     """A BlobStore on any file system that fsspec serves."""
 
     def __init__(self, url: str, cache: Path) -> None:
@@ -61,7 +61,7 @@ class RemoteBlobStore:
             raise UsageError(f"blob store {url!r}: {error}") from error
 
     def put(self, data: bytes | Path, media: str = "") -> Blob:
-        """See BlobStore. Always uploads: an existing blob may be damaged, or about to be pruned."""
+        """Always uploads: an existing blob may be damaged, or about to be pruned."""
         if isinstance(data, bytes):
             blob = Blob(sha256=hashlib.sha256(data).digest(), size=len(data), media=media)
         else:
@@ -81,7 +81,7 @@ class RemoteBlobStore:
         return blob
 
     def get(self, blob: Blob) -> Path:
-        """See BlobStore. Returns the local copy if there is one and it is undamaged."""
+        """Returns the local copy if there is one and it is undamaged."""
         path = self._cache / blob.sha256.hex()
         with suppress(OSError):  # if the copy can't be read, the blob is fetched again
             if path.stat().st_size == blob.size and file_digest(path) == blob.sha256:
@@ -106,12 +106,11 @@ class RemoteBlobStore:
         return path
 
     def holds(self, blob: Blob) -> bool:
-        """See BlobStore."""
         key = self._key(blob)
         return self._call(f"look for blob {key}", lambda: self._size(key)) == blob.size
 
     def verify(self, blob: Blob) -> None:
-        """See BlobStore. Compares name and size, and transfers no bytes."""
+        """Compares name and size, and transfers no bytes."""
         key = self._key(blob)
         size = self._call(f"look for blob {key}", lambda: self._size(key))
         if size is None:
@@ -123,7 +122,6 @@ class RemoteBlobStore:
             )
 
     def stored(self) -> Iterator[StoredBlob]:
-        """See BlobStore."""
         found: dict[str, dict[str, Any]] = self._call(
             f"list {self._url}",
             lambda: self._files.find(self._root, detail=True),
@@ -136,7 +134,7 @@ class RemoteBlobStore:
                 yield StoredBlob(name, int(entry["size"]), self._put_at(key, entry), path)
 
     def remove(self, blob: StoredBlob, put_before: float) -> bool:
-        """See BlobStore. Most stores do not notice a put at the very moment of the removal."""
+        """Most stores do not notice a put at the very moment of the removal."""
         key = str(blob.path)
 
         def remove() -> bool:

@@ -210,7 +210,7 @@ def test_what_is_no_adapter_of_the_policys_base_is_refused(
         await engine.load(good)
         [prompt, _] = prompts(1, temperature=0.0)
         before = await engine.generate(prompt)
-        with pytest.raises(BlobError, match=r"'left' is an adapter of base .*start it anew"):
+        with pytest.raises(BlobError, match=r"'left' is an adapter of base .*restart it"):
             await engine.load(weights(model, "left", 1, base=1))
         with pytest.raises(BlobError, match="is a whole model"):
             await engine.load(Weights("left", 1, model / "0.safetensors"))
@@ -244,7 +244,7 @@ def test_policies_share_the_memory_of_their_base(model: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", VLLM)
-def test_computed_anew_the_kv_cache_is_the_new_adapters(kind: str, model: Path) -> None:
+def test_computed_again_the_kv_cache_is_the_new_adapters(kind: str, model: Path) -> None:
     async def main() -> None:
         engine = make(kind, model, kv="recompute")
         for policy in POLICIES:

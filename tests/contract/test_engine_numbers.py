@@ -220,8 +220,8 @@ def test_ten_thousand_requests_lose_nothing_to_updates(kind: str, model: Path) -
 
 @pytest.mark.parametrize("kind", VLLM)
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
-def test_the_kv_cache_is_kept_or_computed_anew(kind: str, kv: str, model: Path) -> None:
-    """Computed anew, what follows a change equals the new weights' own forward."""
+def test_the_kv_cache_is_kept_or_computed_again(kind: str, kv: str, model: Path) -> None:
+    """Computed again, what follows a change equals the new weights' own forward."""
 
     async def main() -> None:
         engine = make_engine_of(kind, model, SLOTS, kv=kv)

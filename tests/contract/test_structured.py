@@ -139,7 +139,7 @@ def test_weights_change_in_the_middle_of_an_answer_by_a_schema(kind: str, model:
         ({"json_schema": "{"}, "json_schema: "),
         ({"json_schema": '{"type": "nothing"}'}, "json_schema: "),
         ({"json_schema": '{"$ref": "#/nowhere"}'}, "nowhere"),
-        ({"json_schema": '{"$ref": "#"}'}, "no text follows it"),
+        ({"json_schema": '{"$ref": "#"}'}, "no text can follow this schema"),
         ({"json_schema": " " * 70_000}, "70000 characters"),
         ({"stop_ids": ()}, "stop token"),
         ({"allowed": (3, 4)}, "exclude each other"),

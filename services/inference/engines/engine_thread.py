@@ -13,7 +13,7 @@ import itertools
 import logging
 import queue
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from headrace.errors import BlobError, HeadraceError, InfrastructureError
 from headrace.services.inference.engine import (
     Capacity,
+    Engine,
     EngineOutput,
     EnginePrompt,
     EngineSetup,
@@ -42,7 +43,7 @@ class WeightsChange:
     future: asyncio.Future[None]
 
 
-class ThreadedEngine(ABC):
+class ThreadedEngine(Engine):
     """An Engine whose model runs in a thread. Subclasses define a step and the form of weights."""
 
     name: ClassVar[str]
@@ -71,12 +72,10 @@ class ThreadedEngine(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def capacity(self) -> Capacity:
-        """See Engine."""
         free = 0 if self._closed else self._setup.slots - len(self._in_flight)
         return Capacity(free_slots=max(0, free), context=self._context)
 
     async def generate(self, prompt: EnginePrompt) -> EngineOutput:
-        """See Engine."""
         check_prompt(prompt, self._vocabulary)
         grammar = None
         if prompt.json_schema:
@@ -105,7 +104,6 @@ class ThreadedEngine(ABC):
             self._in_flight.discard(future)
 
     async def load(self, weights: Weights) -> None:
-        """See Engine."""
         async with self._loading:
             self._check_kind(weights)
             state = await asyncio.to_thread(self._read, weights)
@@ -116,7 +114,6 @@ class ThreadedEngine(ABC):
             self._policies[weights.policy] = _kind(weights)
 
     async def close(self, drain_s: float) -> None:
-        """See Engine."""
         self._closed = True
         if self._in_flight:
             await asyncio.wait(list(self._in_flight), timeout=drain_s)

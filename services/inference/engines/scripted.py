@@ -12,6 +12,7 @@ from typing import Any, Literal
 from headrace.errors import InfrastructureError, UsageError
 from headrace.services.inference.engine import (
     Capacity,
+    Engine,
     EngineOutput,
     EnginePrompt,
     EngineSetup,
@@ -23,7 +24,7 @@ from headrace.services.models.weights import weights_digest
 OPTIONS = ("tokens", "text", "count", "delay_ms", "fail_every")
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """An Engine that repeats the same tokens.
 
     Options, with their defaults in brackets: `tokens`, the ids to draw one after the other ([0]),
@@ -54,12 +55,10 @@ class ScriptedEngine:
         self._slots = asyncio.Semaphore(setup.slots)
 
     def capacity(self) -> Capacity:
-        """See Engine."""
         free = 0 if self._closed else max(0, self._setup.slots - self._in_flight)
         return Capacity(free, self._context)
 
     async def generate(self, prompt: EnginePrompt) -> EngineOutput:
-        """See Engine."""
         if self._closed:
             raise InfrastructureError("engine_closed", "the engine is closed: it takes no prompts")
         if prompt.policy not in self._versions:
@@ -84,12 +83,11 @@ class ScriptedEngine:
                 self._idle.set()
 
     async def load(self, weights: Weights) -> None:
-        """See Engine. The file must be a valid safetensors file of any model."""
+        """The file must be a valid safetensors file of any model."""
         await asyncio.to_thread(weights_digest, weights.path)
         self._versions[weights.policy] = weights.version
 
     async def close(self, drain_s: float) -> None:
-        """See Engine."""
         self._closed = True
         if self._in_flight:
             self._idle.clear()

@@ -65,8 +65,8 @@ def a_model(folder: Path, template: str | None, **configuration: Any) -> Path:
 
 
 def chat(*messages: tuple[str, str], **more: Any) -> str:
-    told = [{"role": role, "content": content} for role, content in messages]
-    return json.dumps({"messages": told} | more)
+    listed = [{"role": role, "content": content} for role, content in messages]
+    return json.dumps({"messages": listed} | more)
 
 
 def test_a_first_message_is_rendered_whole(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ PARTITIONS = 2
 GROUP = "test.inference"
 
 
-class Place:
+class Scene:
     """A namespace in memory."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class Place:
 
     async def apply(self) -> None:
         await self.broker.create_topics(
-            {placed.name: (placed.partitions, {}) for placed in self.log.topics}
+            {topic.name: (topic.partitions, {}) for topic in self.log.topics}
         )
         await self.broker.commit_first(GROUP, self.prompts())
 
@@ -107,7 +107,7 @@ class Place:
         """Whether the group has committed every prompt."""
         ends = await self.broker.ends(self.prompts())
         committed = await self.broker.committed(GROUP, self.prompts())
-        return all(committed[place].offset == end for place, (_, end) in ends.items())
+        return all(committed[at].offset == end for at, (_, end) in ends.items())
 
     @asynccontextmanager
     async def worker(self, **options: Any) -> AsyncIterator[None]:
@@ -134,72 +134,72 @@ class Place:
             await asyncio.wait_for(running, 10)
 
 
-def drive(folder: Path, play: Callable[[Place], Coroutine[None, None, None]]) -> None:
+def drive(folder: Path, play: Callable[[Scene], Coroutine[None, None, None]]) -> None:
     async def main() -> None:
-        place = Place(folder)
-        await place.apply()
-        await play(place)
-        await place.broker.close()
+        scene = Scene(folder)
+        await scene.apply()
+        await play(scene)
+        await scene.broker.close()
 
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_it_joins_with_every_policy_and_follows_the_newest(tmp_path: Path) -> None:
-    async def play(place: Place) -> None:
+    async def play(scene: Scene) -> None:
         for task in range(4):
-            await place.ask("left", task)
-        async with place.worker():
-            await place.publish("left", 0)
+            await scene.ask("left", task)
+        async with scene.worker():
+            await scene.publish("left", 0)
             await asyncio.sleep(0.1)
-            assert await place.answered() == 0
-            await place.publish("right", 5)
-            first = await place.answers(4)
+            assert await scene.answered() == 0
+            await scene.publish("right", 5)
+            first = await scene.answers(4)
             assert [answer.task for answer in first] == [0, 1, 2, 3]
             assert {answer.text for answer in first} == {"ab"}
             assert {packed.oldest(answer.versions) for answer in first} == {0}
-            await place.publish("right", 6)
+            await scene.publish("right", 6)
             task = 4
             while True:  # the next version is served soon, without a gap in the answers
-                await place.ask("right", task)
-                last = (await place.answers(task + 1))[-1]
+                await scene.ask("right", task)
+                last = (await scene.answers(task + 1))[-1]
                 assert last.policy == "right"
                 if packed.oldest(last.versions) == 6:
                     break
                 task += 1
-        assert await place.done()
+        assert await scene.done()
 
     drive(tmp_path, play)
 
 
 def test_what_cannot_be_read_or_answered_does_not_stop_it(tmp_path: Path) -> None:
-    async def play(place: Place) -> None:
+    async def play(scene: Scene) -> None:
         for policy in POLICIES:
-            await place.publish(policy, 0)
-        name = place.log.topics.name(PROMPTS, "left")
-        await place.broker.send(Outgoing(name, b"0", b"no event"))
-        await place.ask("left", 0, tokens=packed.pack_i32([10**6]))
-        await place.ask("left", 1, expires_at=1)
-        await place.ask("left", 2)
-        async with place.worker():
-            answers = await place.answers(3)
+            await scene.publish(policy, 0)
+        name = scene.log.topics.name(PROMPTS, "left")
+        await scene.broker.send(Outgoing(name, b"0", b"no event"))
+        await scene.ask("left", 0, tokens=packed.pack_i32([10**6]))
+        await scene.ask("left", 1, expires_at=1)
+        await scene.ask("left", 2)
+        async with scene.worker():
+            answers = await scene.answers(3)
         codes = [answer.failure and answer.failure.code for answer in answers]
         assert codes == ["bad_tokens", "expired", None]
-        assert await place.done()
+        assert await scene.done()
 
     drive(tmp_path, play)
 
 
 def test_a_draining_worker_abandons_and_the_next_one_answers(tmp_path: Path) -> None:
-    async def play(place: Place) -> None:
+    async def play(scene: Scene) -> None:
         for policy in POLICIES:
-            await place.publish(policy, 0)
-        await place.ask("left", 0)
-        async with place.worker(delay_ms=60_000):
+            await scene.publish(policy, 0)
+        await scene.ask("left", 0)
+        async with scene.worker(delay_ms=60_000):
             await asyncio.sleep(0.3)
-        assert await place.answered() == 0
-        assert not await place.done()
-        async with place.worker():
-            assert [answer.task for answer in await place.answers(1)] == [0]
-        assert await place.done()
+        assert await scene.answered() == 0
+        assert not await scene.done()
+        async with scene.worker():
+            assert [answer.task for answer in await scene.answers(1)] == [0]
+        assert await scene.done()
 
     drive(tmp_path, play)

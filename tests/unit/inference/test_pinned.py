@@ -133,7 +133,7 @@ def test_a_version_that_is_not_to_be_had_is_a_failure_of_the_infrastructure(tmp_
     drive(main)
 
 
-def test_who_is_cancelled_in_the_middle_of_a_change_spoils_nobodys_version(tmp_path: Path) -> None:
+def test_a_prompt_cancelled_during_a_change_spoils_no_version(tmp_path: Path) -> None:
     async def main() -> None:
         world = await bench(tmp_path)
         world.loads.clear()

@@ -307,7 +307,7 @@ def test_sliding_windows_are_refused(tmp_path: Path) -> None:
         TorchEngine(EngineSetup(tmp_path, 4))
 
 
-def test_the_context_can_be_shortened_but_not_stretched(folder: Path) -> None:
+def test_the_context_can_be_shortened_but_not_extended(folder: Path) -> None:
     for wanted, context in ((64, 64), (9_999, 256)):
         engine = TorchEngine(EngineSetup(folder, 4, options={"context": wanted}))
         assert engine.capacity().context == context

@@ -27,7 +27,7 @@ MODEL = model_folder("tiny-llama")
 
 
 class Recorder(ScriptedEngine):
-    """Notes what it is asked to load; each load takes until it is let go."""
+    """Notes what it is asked to load; each load takes until it is released."""
 
     def __init__(self) -> None:
         super().__init__(EngineSetup(MODEL, 4))
@@ -80,8 +80,8 @@ class Scene:
             full_version=version,
         )
         ref = Ref(topic="policies", partition=0, offset=0, digest=b"r" * 16)
-        place = Partition("policies", 0)
-        self.queue.put_nowait(Delivery(published, ref, 0.0, place, 0))
+        partition = Partition("policies", 0)
+        self.queue.put_nowait(Delivery(published, ref, 0.0, partition, 0))
         return blob
 
     async def until(self, holds: Callable[[], bool]) -> None:

@@ -90,7 +90,7 @@ def test_what_was_got_is_not_fetched_again_unless_it_is_damaged(
     assert len(fetched) == 1
 
 
-def test_what_nobody_uses_any_more_leaves_the_machine(store: RemoteBlobStore) -> None:
+def test_unused_blobs_leave_the_machine(store: RemoteBlobStore) -> None:
     old, used, new = (store.put(data) for data in (b"old", b"used", b"new"))
     long_ago = time.time() - remote_blobs.UNUSED_S - 1
     for blob in (old, used):
