@@ -19,7 +19,14 @@ from math import inf
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import BATCHES, RETENTION_MS, TRAJECTORIES, Kept, PlacedTopic, Topics
+from headrace.schemas.topics import (
+    BATCHES,
+    RETENTION_MS,
+    TRAJECTORIES,
+    Kept,
+    NamespaceTopic,
+    Topics,
+)
 
 OUTAGE_MS = 86_400_000
 """Services may be down for a day, and still find what they had not done."""
@@ -111,7 +118,7 @@ def repairing(found: Sequence[Shortcoming]) -> list[str]:
 
 
 def _needs(
-    placed: PlacedTopic, topics: Topics, recipe: Recipe, settings: Settings
+    placed: NamespaceTopic, topics: Topics, recipe: Recipe, settings: Settings
 ) -> Iterator[tuple[int, str]]:
     """How long a topic must keep its records, for each reason."""
     yield (
@@ -130,7 +137,7 @@ def _needs(
 
 
 def _of_topic(
-    placed: PlacedTopic, settings: Mapping[str, str], needs: tuple[int, str]
+    placed: NamespaceTopic, settings: Mapping[str, str], needs: tuple[int, str]
 ) -> list[Shortcoming]:
     found = []
     if settings[POLICY] != "delete":

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.errors import DecodeError, UsageError
-from headrace.schemas.topics import PlacedTopic, Topics
+from headrace.schemas.topics import NamespaceTopic, Topics
 from headrace.services.kafka.broker import Record
 from headrace.services.log.event_log import WHY, EventLog
 from headrace.services.log.log_reader import Back, Start, follow_records
@@ -43,7 +43,7 @@ async def tail_topic(
                         return
 
 
-def find_topic(topics: Topics, name: str) -> PlacedTopic:
+def find_topic(topics: Topics, name: str) -> NamespaceTopic:
     """The topic that a person means: `results`, `batches.default`, or the whole name.
 
     UsageError names those that there are.
@@ -58,7 +58,7 @@ def find_topic(topics: Topics, name: str) -> PlacedTopic:
     raise UsageError(f"no topic {name!r} in {topics.namespace}; it has: {', '.join(named)}")
 
 
-def short_name(placed: PlacedTopic) -> str:
+def short_name(placed: NamespaceTopic) -> str:
     """A topic's name without namespace and version: `results`, `batches.default`."""
     return placed.topic.name if placed.policy is None else f"{placed.topic.name}.{placed.policy}"
 
