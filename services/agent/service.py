@@ -22,7 +22,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.models.tokens import tokenizer_digest
 from headrace.services.models.weights import model_folder
 from headrace.services.tasks.admission import refusal
-from headrace.services.tasks.cancellations import Cancellations
+from headrace.services.tasks.cancellation import Cancellations
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.worker import SideStart, Worker
 

@@ -197,7 +197,7 @@ async def _cancel(
     cluster: Any, tasks: tuple[str, ...], source: str | None, all_queued: bool, reason: str
 ) -> list[Any]:
     from headrace.services.namespace.lookup import open_namespace
-    from headrace.services.tasks.cancel import check_named, find_tasks, send_cancellations
+    from headrace.services.tasks.cancellation import check_named, find_tasks, send_cancellations
 
     check_named(tasks, source, all_queued=all_queued)
     async with open_namespace(cluster, "cancel", writing=True) as (log, _):
