@@ -1,7 +1,8 @@
 """The task source: submits a recipe's data set epoch by epoch, a bounded number of tasks ahead.
 
 It keeps no state: it reads `tasks` to see what it has submitted, and goes on from there. If two
-task sources run at the same time, they submit the same ids, and the scheduler recognises the duplicates.
+task sources run at the same time, they submit the same ids, and the scheduler recognises the
+duplicates.
 """
 
 from __future__ import annotations
