@@ -1,12 +1,12 @@
-"""Events to bytes and back: Confluent framing around Avro.
+"""Encodes events as bytes and decodes them: Confluent framing around Avro.
 
-A value is the byte 0, the writer's schema id (4 bytes, big-endian) and the Avro body. Whoever may
-write to a topic may be wrong or hostile, and fastavro trusts its input. So a record's size and its
-writer's schema are bounded before anything is decoded, and so is the number of its values; every
-byte must be used, and fields are checked against their ranges. Whatever the bytes, `decode` raises
-only DecodeError.
+A value is the byte 0, the writer's schema id (4 bytes, big-endian) and the Avro body. The writer of
+a record may be wrong or hostile, and fastavro trusts its input. The codec therefore limits a
+record's size, its writer's schema and the number of its values before it decodes anything. Every
+byte must be used, and the fields are checked against their ranges. Whatever the bytes are, `decode`
+raises only DecodeError.
 
-Not guaranteed: packed fields (`packed.py`) and JSON texts are not looked into.
+The content of packed fields (`packed.py`) and of JSON texts is not checked.
 """
 
 from __future__ import annotations
@@ -29,14 +29,20 @@ from headrace.errors import DecodeError, TooLarge, UnknownSchema
 from headrace.schemas.events import Event
 from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.schemas.untrusted.schema_check import BadSchema, check_schema
-from headrace.schemas.untrusted.weigh import MAX_VALUES, UNWEIGHED_BYTES, TooManyValues, weigher
+from headrace.schemas.untrusted.value_count import (
+    MAX_VALUES,
+    UNCOUNTED_BYTES,
+    TooManyValues,
+    value_counter,
+)
 
 AVRO = Path(__file__).parent / "avro"
 """The folder of the newest schema of each event."""
 NAMESPACE = "headrace"
 """The Avro namespace of every record."""
 MAX_FOREIGN_SCHEMAS = 1_000
-"""Writers' schemas kept by one codec; beyond it the oldest is forgotten and asked for anew."""
+"""Maximum number of writers' schemas that a codec keeps. If there are more, it drops the oldest,
+which is fetched again when it is needed."""
 
 _FRAME = struct.Struct(">bI")
 _MAGIC = 0
@@ -51,7 +57,7 @@ _UNREADABLE = (
     TypeError,
     ValueError,
 )
-"""What fastavro raises on bytes that don't fit the schema: it has no error of its own for it."""
+"""What fastavro raises if bytes don't fit the schema. It has no exception of its own for that."""
 
 __all__ = ["AVRO", "NAMESPACE", "Codec", "DecodeError", "TooLarge", "UnknownSchema", "avsc"]
 
@@ -61,19 +67,22 @@ Dictify = Callable[[Any], Any]
 
 @functools.cache
 def avsc(event_type: type[Event]) -> dict[str, Any]:
-    """The event's newest Avro schema, as `avro/<Event>.avsc` has it. Shared: don't change it."""
+    """Returns the newest Avro schema of an event, from `avro/<Event>.avsc`.
+
+    Every call returns the same object: don't change it.
+    """
     schema: dict[str, Any] = json.loads((AVRO / f"{event_type.__name__}.avsc").read_text())
     return schema
 
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """A schema made ready for fastavro, without logical types: timestamps stay ints."""
+    """A schema that fastavro has parsed, without logical types, so that timestamps stay ints."""
 
     schema: Any
     canonical: str
-    """Parsing canonical form: where it is equal, so are the bytes."""
-    weigh: Callable[[bytes, int], int]
+    """The parsing canonical form. Schemas with the same form write the same bytes."""
+    count_values: Callable[[bytes, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +94,17 @@ class _Unusable:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How to read one writer's bytes as one event. `reader` is None where both schemas agree."""
+    """How to decode one writer's bytes as an event. `reader` is None if the schemas agree."""
 
     writer: Any
     reader: Any | None
-    weigh: Callable[[bytes, int], int]
+    count_values: Callable[[bytes, int], int]
 
 
 class Codec:
-    """Encodes with the schema ids it was given; decodes from any compatible writer's schema.
+    """Encodes events with their newest schemas, and decodes them with any compatible schema.
 
-    Not thread-safe: it belongs to one event loop.
+    It is not thread-safe: use it in one event loop.
     """
 
     def __init__(self) -> None:
@@ -105,15 +114,15 @@ class Codec:
         self._plans: dict[tuple[type[Event], int], _Plan] = {}
 
     def register(self, event_type: type[Event], schema_id: int) -> None:
-        """From now on events of this type are written under `schema_id`, the registry's id of
-        their newest schema. Earlier ids are still read."""
+        """Writes events of this type with `schema_id` from now on, the registry's id of their
+        newest schema. Earlier ids can still be read."""
         self._ids[event_type] = _FRAME.pack(_MAGIC, schema_id)
         self._own[schema_id] = _own_schema(event_type)
         self._forget_plans(schema_id)
 
     def add_schema(self, schema_id: int, avsc_text: str) -> None:
-        """Takes a writer's schema. Never raises: records of one that can't be used are refused
-        with the reason by `decode`."""
+        """Adds the schema of a writer. It never raises: if the schema can't be used, `decode`
+        refuses its records with the reason."""
         while len(self._foreign) >= MAX_FOREIGN_SCHEMAS:
             oldest = next(iter(self._foreign))
             del self._foreign[oldest]
@@ -122,9 +131,10 @@ class Codec:
         self._forget_plans(schema_id)
 
     def encode(self, event: Event) -> bytes:
-        """The framed bytes of an event.
+        """Returns the framed bytes of an event.
 
-        KeyError where its type was not registered, TooLarge where it exceeds MAX_RECORD_BYTES.
+        Raises KeyError if its type was not registered, and TooLarge if it has more than
+        MAX_RECORD_BYTES bytes or MAX_VALUES values.
         """
         event_type = type(event)
         body = io.BytesIO()
@@ -134,51 +144,53 @@ class Codec:
         )
         if body.tell() > MAX_RECORD_BYTES:
             raise TooLarge(
-                f"{event_type.__name__} {event.event_id} has {body.tell()} bytes; a record has at"
-                f" most {MAX_RECORD_BYTES}: put what is large into the blob store"
+                f"{event_type.__name__} {event.event_id} has {body.tell()} bytes; a record may have"
+                f" at most {MAX_RECORD_BYTES}. Put large data into the blob store"
             )
         value = body.getvalue()
-        if len(value) > UNWEIGHED_BYTES:
+        if len(value) > UNCOUNTED_BYTES:
             try:
-                _own_schema(event_type).weigh(value, _FRAME.size)
+                _own_schema(event_type).count_values(value, _FRAME.size)
             except TooManyValues:
                 raise TooLarge(
-                    f"{event_type.__name__} {event.event_id} has over {MAX_VALUES} values: put what"
-                    f" is large into the blob store"
+                    f"{event_type.__name__} {event.event_id} has more than {MAX_VALUES} values. Put"
+                    f" large data into the blob store"
                 ) from None
         return value
 
     def decode(self, event_type: type[E], value: bytes | None) -> E:
-        """The event in a record's value.
+        """Returns the event in a record's value.
 
-        UnknownSchema where its writer's schema was never added; DecodeError for everything else
-        that is wrong with it.
+        Raises UnknownSchema if the writer's schema was never added, and DecodeError if anything
+        else is wrong with the value.
         """
         name = event_type.__name__
         if value is None:
-            raise DecodeError(f"a tombstone is no {name}", value)
+            raise DecodeError(f"a tombstone (a null value) is not a {name}", value)
         if len(value) > MAX_RECORD_BYTES:
-            raise DecodeError(f"{len(value)} bytes; at most {MAX_RECORD_BYTES} are read", value)
+            raise DecodeError(
+                f"{len(value)} bytes are too many: at most {MAX_RECORD_BYTES} are read", value
+            )
         if len(value) < _FRAME.size or value[0] != _MAGIC:
-            raise DecodeError("no Confluent framing: byte 0 and a schema id of 4 bytes", value)
+            raise DecodeError("no Confluent framing (byte 0 and a schema id of 4 bytes)", value)
         schema_id = _FRAME.unpack_from(value)[1]
         plan = self._plans.get((event_type, schema_id))
         if plan is None:
             plan = self._plan(event_type, schema_id, value)
-        if len(value) > UNWEIGHED_BYTES:
+        if len(value) > UNCOUNTED_BYTES:
             try:
-                plan.weigh(value, _FRAME.size)
+                plan.count_values(value, _FRAME.size)
             except TooManyValues:
-                raise DecodeError(f"a {name} of over {MAX_VALUES} values", value) from None
+                raise DecodeError(f"the {name} has more than {MAX_VALUES} values", value) from None
         body = io.BytesIO(value)
         body.seek(_FRAME.size)
         try:
             fields = fastavro.schemaless_reader(body, plan.writer, plan.reader)
         except _UNREADABLE as error:
             what = f"{type(error).__name__}: {error}"
-            raise DecodeError(f"no {name} by schema {schema_id}: {what[:500]}", value) from error
+            raise DecodeError(f"not a {name} of schema {schema_id}: {what[:500]}", value) from error
         if body.tell() != len(value):
-            raise DecodeError(f"{len(value) - body.tell()} bytes follow the {name}", value)
+            raise DecodeError(f"{len(value) - body.tell()} extra bytes after the {name}", value)
         try:
             event: E = event_type.__pydantic_validator__.validate_python(fields)
         except ValidationError as error:
@@ -194,11 +206,11 @@ class Codec:
         written = writer.schema["name"]
         if written.rpartition(".")[2] != event_type.__name__:
             raise DecodeError(
-                f"schema {schema_id} is of {written}, not of {event_type.__name__}", value
+                f"schema {schema_id} describes {written}, not {event_type.__name__}", value
             )
         ours = _own_schema(event_type)
         same = writer.canonical == ours.canonical
-        plan = _Plan(writer.schema, None if same else ours.schema, writer.weigh)
+        plan = _Plan(writer.schema, None if same else ours.schema, writer.count_values)
         self._plans[event_type, schema_id] = plan
         return plan
 
@@ -223,7 +235,7 @@ def _foreign_schema(avsc_text: str) -> _Parsed | _Unusable:
 def _parse(schema: Mapping[str, Any]) -> _Parsed:
     parsed = fastavro.parse_schema(_without_logical_types(schema))
     canonical = fastavro.schema.to_parsing_canonical_form(parsed)
-    return _Parsed(parsed, canonical, weigher(parsed))
+    return _Parsed(parsed, canonical, value_counter(parsed))
 
 
 def _without_logical_types(schema: Any) -> Any:
@@ -240,10 +252,10 @@ def _without_logical_types(schema: Any) -> Any:
 
 @functools.cache
 def _dictify(model: type[BaseModel]) -> Dictify:
-    """How to make a model's instance into the dict that fastavro writes.
+    """Returns a function that turns an instance of a model into the dict that fastavro writes.
 
-    Ten times faster than `model_dump`: only fields that hold models are touched, and all others
-    are taken as they lie in the instance's `__dict__`.
+    It is ten times faster than `model_dump`, because it only converts fields that hold models and
+    takes all others from the instance's `__dict__` as they are.
     """
     nested = {
         name: convert
@@ -268,7 +280,7 @@ def _fields(instance: Any) -> Any:
 
 
 def _convert(annotation: Any) -> Dictify | None:
-    """The conversion of a field's value, or None where fastavro takes it as it is."""
+    """Returns the conversion of a field's value, or None if fastavro can write it as it is."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return _dictify(annotation)
     for argument in get_args(annotation):
@@ -286,6 +298,6 @@ def _convert(annotation: Any) -> Dictify | None:
 def _explain(error: ValidationError) -> str:
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     first = problems[0]
-    where = ".".join(str(part) for part in first["loc"])
+    location = ".".join(str(part) for part in first["loc"])
     more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return f"{where}: {first['msg']}{more}"[:500]
+    return f"{location}: {first['msg']}{more}"[:500]

@@ -1,9 +1,8 @@
-"""Derives each event's Avro schema from its pydantic model, docs included. A tool, not a library:
-nothing imports it at run time.
+"""Derives the Avro schema of each event from its pydantic model, including the docs.
 
-`python -m headrace.schemas.derive --write` brings `avro/` up to date and publishes new events as
-`released/<Event>.v1.avsc`. A published file never changes: where an event has changed since in
-more than its docs, `--release` publishes the next version beside it.
+This is a tool: no process imports it. `python -m headrace.schemas.derive --write` updates `avro/`,
+and publishes new events as `released/<Event>.v1.avsc`. A published file never changes. If anything
+but the docs of an event has changed since, `--release` publishes the next version.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from headrace.schemas.events import (
 )
 
 RELEASED = Path(__file__).parent / "released"
-"""Every version ever published. Writers of any of them may still be in a log."""
+"""Every version that was ever published. A log may contain records of any of them."""
 
 _PRIMITIVES: tuple[tuple[Any, Any], ...] = (
     (I32, "int"),
@@ -58,62 +57,61 @@ _PACKED = {
     "i32[]": "Packed little-endian int32 values",
     "f32[]": "Packed little-endian float32 values",
     "spans": (
-        "Packed little-endian int32 pairs (index of the first token, policy version), one a run of"
-        " tokens that share a version, the first index 0"
+        "Packed little-endian int32 pairs (index of the first token, policy version), one for each"
+        " run of tokens that have the same version, with the first index 0"
     ),
 }
-"""What the short names of packed fields mean, spelt out for readers of the `.avsc` alone."""
+"""The meaning of the short names of packed fields, for people who only read the `.avsc`."""
 _SHARED = {
     "task": "The task's number: its offset in the topic `tasks`.",
     "sample": "Number of the sample within its task, from 0.",
     "attempt": "Number of the attempt at this sample, from 0.",
-    "call": "Path of the request within the attempt, as `3` or, under a gather, `3.1`.",
-    "source": "Who submitted the task.",
-    "task_id": "The submitter's id of the task, unique within the source.",
-    "item_id": "The data set item, over which statistics run.",
-    "epoch": "Pass over the data set, from 0.",
-    "tenant": "Whose quota the task counts against.",
-    "purpose": "What the task is for; what is `evaluate` is never trained on.",
+    "call": "Path of the request within the attempt: `3`, or `3.1` in a parallel branch.",
+    "source": "Name of the submitter of the task.",
+    "task_id": "The submitter's id of the task. It is unique within the source.",
+    "item_id": "Id of the data set item that the task is made from.",
+    "epoch": "Number of the pass over the data set, from 0.",
+    "tenant": "The task's tenant. No quota uses it yet.",
+    "purpose": "`evaluate`: no policy is trained on the task's trajectories.",
     "policy": "Name of the policy in the recipe.",
     "agent": "Key of the recipe's `agents`.",
     "environment": "The environment in use.",
-    "sampling": "How the tokens are drawn.",
-    "reward": "Null where none was given.",
+    "sampling": "How the tokens are sampled.",
     "rewards": "Named components of the reward, for reports.",
     "ending": "How the episode ended.",
-    "kv": "`mixed`: part of the KV cache was computed by an older version.",
-    "trajectory": "The sample's trajectory.",
+    "kv": "`mixed`: an older version of the weights computed part of the KV cache.",
+    "trajectory": "The location of the sample's trajectory.",
 }
-"""Fields that mean the same wherever they have no docstring of their own."""
+"""Docs of fields that mean the same in every event, if they have no docstring of their own."""
 
 
 class ChangedRelease(ValueError):
-    """A published schema would change, and records written by it would be misread."""
+    """A published schema would change, so that records written with it would be misread."""
 
 
 def derive(event_type: type[Event]) -> dict[str, Any]:
-    """The Avro schema of an event: self-contained, each nested type inline at its first use."""
+    """Returns an event's Avro schema. Each nested type is defined inline at its first use."""
     schema = _Derivation().record(event_type)
     assert isinstance(schema, dict)
     return {"type": "record", "name": schema["name"], "namespace": NAMESPACE} | schema
 
 
 def text(schema: dict[str, Any]) -> str:
-    """The schema as its file has it."""
+    """Returns the content of a schema's file."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def released(event_type: type[Event], folder: Path = RELEASED) -> list[Path]:
-    """The files of an event's published versions, oldest first."""
+    """Returns the files of an event's published versions, oldest first."""
     files = folder.glob(f"{event_type.__name__}.v*.avsc")
     return sorted(files, key=lambda file: int(file.suffixes[-2].removeprefix(".v")))
 
 
 def write(avro: Path = AVRO, folder: Path = RELEASED, *, release: bool = False) -> list[Path]:
-    """Writes all schemas and publishes what is new. Returns the files it wrote.
+    """Writes all schemas, publishes new ones, and returns the files it wrote.
 
-    ChangedRelease, and nothing is written, where an event differs from its last published version
-    and `release` doesn't ask for the next.
+    If an event differs from its last published version, `release` publishes the next version.
+    Without `release` it raises ChangedRelease and writes nothing.
     """
     pending: dict[Path, str] = {}
     for event_type in EVENTS:
@@ -125,8 +123,8 @@ def write(avro: Path = AVRO, folder: Path = RELEASED, *, release: bool = False) 
         target = folder / f"{name}.v{len(versions) + 1}.avsc"
         if versions and not release:
             raise ChangedRelease(
-                f"{name} differs from {versions[-1].name}, which is published and never changes:"
-                f" undo the change, or publish {target.name} with --release"
+                f"{name} differs from {versions[-1].name}, which is published and must not change."
+                f" Undo the change, or publish {target.name} with --release"
             )
         pending[target] = text(schema)
     for file, content in pending.items():
@@ -136,7 +134,7 @@ def write(avro: Path = AVRO, folder: Path = RELEASED, *, release: bool = False) 
 
 
 def _meaning(schema: Any) -> Any:
-    """A schema without its docs: better words need no new version."""
+    """Returns a schema without its docs: a change of the docs needs no new version."""
     if isinstance(schema, dict):
         return {
             key: value if key == "default" else _meaning(value)
@@ -147,20 +145,20 @@ def _meaning(schema: Any) -> Any:
 
 
 class _Derivation:
-    """The making of one schema. Knows which named types it has defined already."""
+    """Derives one schema. It remembers which named types it has already defined."""
 
     def __init__(self) -> None:
         self._defined: dict[str, Any] = {}
 
     def record(self, model: type[BaseModel]) -> Any:
-        """A model as a record; its name alone, where it is defined already."""
+        """Returns a model's record schema, or only its name if it is already defined."""
         hints = typing.get_type_hints(model, include_extras=True)
         docs = attribute_docs(model)
         fields = []
         for name, field in model.model_fields.items():
             entry: dict[str, Any] = {"name": name}
             if doc := docs.get(name) or _SHARED.get(name):
-                entry["doc"] = _spelt_out(doc)
+                entry["doc"] = _with_full_names(doc)
             entry["type"] = self._type(hints[name], model.__name__ + _camel(name))
             if not field.is_required():
                 entry["default"] = _default(field)
@@ -204,7 +202,7 @@ class _Derivation:
 
 @functools.cache
 def attribute_docs(model: type[BaseModel]) -> dict[str, str]:
-    """The docstring under each field of a class, by field."""
+    """Returns the docstring below each field of a class, by field."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(body, ast.ClassDef)
     docs = {}
@@ -223,7 +221,7 @@ def _record_doc(model: type[BaseModel]) -> str:
     return " ".join(paragraph.split())
 
 
-def _spelt_out(doc: str) -> str:
+def _with_full_names(doc: str) -> str:
     for short, meaning in _PACKED.items():
         if doc.startswith(short):
             return meaning + doc.removeprefix(short)
@@ -245,7 +243,7 @@ def _camel(name: str) -> str:
 
 
 def main() -> int:
-    """The command line. Exit code 1 where a published schema would change."""
+    """Runs the command line. The exit code is 1 if a published schema would change."""
     parser = argparse.ArgumentParser(prog="python -m headrace.schemas.derive", description=__doc__)
     parser.add_argument("--write", action="store_true", required=True, help="write the files")
     parser.add_argument("--release", action="store_true", help="publish the next versions")

@@ -1,12 +1,14 @@
-"""Every event, in the order of the flow. The wire truth is `avro/<Event>.avsc`; a test holds equal.
+"""All events, in the order of the flow. They are the contract between the services.
 
-Events are frozen facts. An event's id follows from its fields, so a second send is the same event;
-of two records with one id every reader takes the first in the log.
+`avro/<Event>.avsc` describes the bytes in Kafka; a test proves that it equals these models. Events
+are immutable facts. The id of an event follows from its fields, so an event that is sent twice has
+the same id both times. If two records have the same id, readers use the first one in the log.
 
-Packed fields are little-endian `bytes` (`packed.py`): `i32[]` token ids, `f32[]` logprobs, and
-`spans`, which are i32 pairs (index of the first token, policy version), one a run of tokens that
-share a version. Times are milliseconds since the epoch. Digests are raw bytes. A field named
-`..._json` or documented as JSON holds JSON text.
+Packed fields are little-endian `bytes` (see `packed.py`): `i32[]` holds token ids, `f32[]` holds
+logprobs, rewards or advantages, and `spans` holds pairs of int32 (index of the first token, policy
+version), one pair for each run of tokens that have the same version. Times are milliseconds since
+the epoch. Digests are raw bytes. A field whose text begins with "JSON" holds JSON text. A field
+whose text begins with "Reserved" is part of the format, but no part of Headrace uses it yet.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ N31 = Annotated[int, Field(ge=0, lt=2**31)]
 N63 = Annotated[int, Field(ge=0, lt=2**63)]
 """Avro `long`, not negative."""
 Version = Annotated[int, Field(ge=0, le=2**31 - 1)]
-"""Avro `long`: a policy's version, which packed spans hold as int32."""
+"""Avro `long`: the version of a policy. It fits into int32, as packed spans need."""
 Millis = Annotated[int, Field(ge=0, lt=2**63)]
 """Avro `long`, logical type `timestamp-millis`."""
 Fixed16 = Annotated[bytes, Field(min_length=16, max_length=16)]
-"""Avro `fixed(16)`: the first half of a SHA-256, enough to tell meanings apart."""
+"""Avro `fixed(16)`: the first half of a SHA-256, enough to tell requests apart."""
 Fixed32 = Annotated[bytes, Field(min_length=32, max_length=32)]
 """Avro `fixed(32)`: a SHA-256."""
 
@@ -42,19 +44,19 @@ class Part(BaseModel):
 
 
 class Event(Part):
-    """A fact. Its id follows from its fields, so a second send is the same event."""
+    """A fact. Its id follows from its fields, so an event that is sent twice has one id."""
 
     id_fields: ClassVar[tuple[str, ...]]
     key_fields: ClassVar[tuple[str, ...]]
 
     @property
     def event_id(self) -> str:
-        """The id that every reader deduplicates by, unique within the event's topic."""
+        """The id by which every reader deduplicates. It is unique within the event's topic."""
         return "/".join(_text(getattr(self, name)) for name in self.id_fields)
 
     @property
     def key(self) -> bytes:
-        """The record key: it decides the partition."""
+        """The key of the record. It decides the partition."""
         return "/".join(_text(getattr(self, name)) for name in self.key_fields).encode()
 
 
@@ -63,10 +65,10 @@ def _text(value: Any) -> str:
 
 
 class Ref(Part):
-    """Where a record lies in the log. Opaque to handlers: carried, never computed with."""
+    """The location of a record in the log. Event handlers pass it on and never compute with it."""
 
     topic: str
-    """The topic's name on the broker."""
+    """Name of the topic on the broker."""
     partition: N31
     """Number of the partition."""
     offset: N63
@@ -76,156 +78,162 @@ class Ref(Part):
 
 
 class Blob(Part):
-    """A content-addressed object. No URL: the digest locates it."""
+    """A content-addressed object in the blob store. It has no URL: its digest identifies it."""
 
     sha256: Fixed32
-    """SHA-256 of the bytes: where they lie in the blob store."""
+    """SHA-256 of the bytes. The blob store finds the object by it."""
     size: N63
-    """Bytes."""
+    """Size in bytes."""
     media: str = ""
-    """Media type; empty where unknown."""
+    """Media type. Empty if it is not known."""
 
 
 class Sampling(Part):
-    """How the next tokens are drawn."""
+    """How an engine samples tokens."""
 
     temperature: float = 1.0
-    """Divides the logits; 0 takes the likeliest token."""
+    """The logits are divided by it. 0 takes the most likely token."""
     top_p: float = 1.0
-    """Keeps the likeliest tokens up to this total probability; 1 is off."""
+    """Only the most likely tokens up to this total probability are sampled. 1 turns it off."""
     top_k: I32 = 0
-    """Keeps that many of the likeliest tokens; 0 is off."""
+    """Only this many of the most likely tokens are sampled. 0 turns it off."""
     min_p: float = 0.0
-    """Drops tokens below this share of the likeliest one's probability; 0 is off."""
+    """Tokens below this fraction of the highest probability are not sampled. 0 turns it off."""
     max_tokens: I32
-    """Most tokens of one generation."""
+    """Maximum number of tokens of one generation."""
     stop_ids: bytes = b""
-    """i32[]: token ids that end the generation; they belong to it."""
+    """i32[]: token ids that end the generation. The token that ends it belongs to it."""
     stop: tuple[str, ...] = ()
     """Texts that end the generation."""
     allowed: bytes = b""
-    """i32[]: the only token ids that may be drawn; empty allows all."""
+    """i32[]: the only token ids that may be sampled. Empty allows all."""
     seed: I64 | None = None
-    """Seed of the draws, where the engine heeds one; null leaves it to the engine."""
+    """Random seed of this generation, if the engine supports one. Null lets the engine choose."""
     json_schema: str = ""
-    """A JSON schema, as JSON, which the drawn text follows; empty leaves it free."""
+    """JSON: a JSON schema that the sampled text must follow. Empty means no constraint."""
     json_before: str = ""
-    """Text that is drawn before the JSON of `json_schema`, as `<tool_call>`."""
+    """Text that must come before the JSON of `json_schema`, for example `<tool_call>`."""
     json_after: str = ""
-    """Text that is drawn after it, before what ends the generation."""
+    """Text that must come after that JSON, before the generation ends."""
 
 
 class Failure(Part):
-    """Why something failed, and whose doing it was. Failure is a value."""
+    """Why something failed and who caused it. Failures are recorded as values."""
 
     origin: Literal["policy", "environment", "infrastructure", "operator"]
-    """What `policy` caused is data; what `infrastructure` caused is never a reward."""
+    """Who caused it. A failure of the infrastructure never becomes a reward."""
     code: str
-    """What went wrong, in snake_case, for programs: as `unknown_environment`, `expired`."""
+    """What went wrong, in snake_case, for programs: for example `unknown_environment`."""
     message: str = ""
     """What went wrong, for people."""
     retryable: bool = False
-    """Another attempt may succeed."""
+    """Whether another attempt may succeed."""
 
 
 class Use(Part):
-    """Which policy plays a role, and how it is sampled."""
+    """The policy that plays a role, and how it is sampled."""
 
     policy: str
     """Name of the policy in the recipe."""
     version: I64 | None = None
-    """A pinned version, for evaluation; null serves the newest."""
+    """The version that must answer, as evaluation needs it. Null asks the newest version."""
     sampling: Sampling
+    """How its tokens are sampled."""
 
 
 class EnvironmentUse(Part):
-    """Which environment a task runs in."""
+    """The environment that a task runs in."""
 
     use: str
-    """Key of the recipe's `environments`; never an import path."""
+    """Key of the recipe's `environments`. It is never an import path."""
     image: str = ""
-    """Container image of the sandbox; empty where none is needed."""
+    """Container image. Only the environment `docker` uses it, and only if its recipe options list
+    the image. Empty means the recipe's image."""
     mode: Literal["ephemeral", "persistent"] = "ephemeral"
-    """`ephemeral`: made afresh and destroyed; `persistent`: pooled and reset."""
+    """`ephemeral`: created for each attempt, then destroyed. `persistent`: pooled and reset."""
     options: str = "{}"
-    """JSON: the task's own options, over the recipe's."""
+    """JSON: options of the task for its environment. They override the recipe's options."""
 
 
 class RunStateEntered(Event):
-    """The run's life, written by the operator."""
+    """A run has started, is ending, or has ended. The operator's commands write it."""
 
     id_fields = ("namespace", "state")
     key_fields = ("namespace",)
 
     namespace: str
-    """The run's namespace: the first part of its topics' names."""
+    """The run's namespace: the first part of the names of its topics."""
     state: Literal["started", "ending", "ended"]
-    """`ending`: no new tasks, live work is cancelled; `ended`: every process exits."""
+    """`ending`: no new task starts, and open work is cancelled. `ended`: every process exits."""
     recipe: str = ""
-    """JSON: the whole recipe, in canonical form, with `started`; else empty."""
+    """JSON: the whole recipe in canonical form, if the state is `started`. Otherwise empty."""
     digest: Fixed32
     """SHA-256 of the canonical recipe."""
     reason: str = ""
-    """Why the state was entered, for people."""
+    """Why the run entered this state, for people."""
     versions: dict[str, str] = {}
-    """Versions of the packages that matter, by name."""
+    """Versions of the packages that the run depends on, by package name."""
 
 
 class TaskSubmitted(Event):
-    """Work for an agent. Its offset in the single-partition topic is the task's number."""
+    """Work for an agent. Its offset in `tasks`, which has one partition, is the task's number."""
 
     id_fields = ("source", "task_id")
     key_fields = ("source", "task_id")
 
     source: str
-    """Who submits it."""
+    """Name of the submitter."""
     task_id: str
-    """Unique within the source."""
+    """The submitter's id of the task. It is unique within the source."""
     tenant: str = "default"
-    """Whose quota it counts against."""
+    """Reserved: the tenant whose quota the task will count against. It is copied into the outcome
+    and the result of the task; no quota uses it yet."""
     purpose: Literal["train", "evaluate"] = "train"
-    """`evaluate`: its trajectories are never trained on."""
+    """`evaluate`: no policy is trained on the task's trajectories."""
     item_id: str
-    """The data set item, over which statistics run."""
+    """Id of the data set item that the task is made from."""
     epoch: I32 = 0
-    """Pass over the data set, from 0."""
+    """Number of the pass over the data set, from 0."""
     agent: str
     """Key of the recipe's `agents`."""
     options: str = "{}"
-    """JSON: the task's options for its agent, over the recipe's."""
+    """JSON: options of the task for its agent. They override the recipe's options."""
     environment: EnvironmentUse | None = None
-    """Null where the agent needs none."""
+    """The environment of the task. Null if the agent needs none."""
     roles: dict[str, Use]
-    """Role name to policy; the role `policy` is the default one."""
+    """Role of the agent to the policy that plays it. The default role is called `policy`."""
     payload: str = "{}"
-    """JSON: what the environment and the agent are told."""
+    """JSON: the input of the environment and the agent."""
     artifacts: tuple[Blob, ...] = ()
-    """Files that the task comes with."""
+    """Reserved: files that belong to the task. They are copied into the reset of the environment;
+    no environment receives them yet."""
     samples: I32 = 1
-    """Episodes of this task: the size of its group."""
+    """Number of episodes of the task, which is the size of its group."""
     minimum: I32 = 1
-    """Fewest usable samples that still make a group."""
+    """Minimum number of usable samples. With fewer, the group is dropped."""
     max_turns: I32
-    """Most turns of one episode."""
+    """Maximum number of turns of one episode."""
     max_tokens: I32
-    """Most sampled tokens of one episode."""
+    """Maximum number of sampled tokens of one episode."""
     deadline_s: I32
-    """Seconds from an episode's start to its deadline."""
+    """Seconds from the start of an episode to its deadline."""
     attempts: I32 = 3
-    """Most attempts of an episode; infrastructure failures use them up."""
+    """Maximum number of attempts of an episode. Only retryable failures lead to another one."""
     priority: I32 = 0
-    """Handed to the engine; higher goes first."""
+    """Priority of the task's generations in the engine. A higher one goes first."""
     seed: I64 = 0
-    """Seed that the episodes' seeds are derived from."""
+    """Random seed of the environment, equal for all samples. The episodes' own seeds are derived
+    from it."""
     labels: dict[str, str] = {}
-    """Anything the submitter wants to find again."""
+    """The submitter's labels. They stay in the event for those who read the log; Headrace itself
+    does not use them."""
 
 
 class TaskCancelled(Event):
-    """Nobody wants the task any more: what waits is not started, what runs ends, unrewarded.
+    """A task is cancelled: samples that wait do not start, samples that run end without a reward.
 
-    It holds for the task of that source and id whether it was submitted before or is later. One
-    that has ended stays as it is.
+    It applies to the task with this source and id, whether that task is submitted before or after
+    the cancellation. A task that has ended does not change.
     """
 
     id_fields = ("source", "task_id")
@@ -234,32 +242,33 @@ class TaskCancelled(Event):
     source: str
     task_id: str
     reason: str = ""
-    """Why, for people: it goes into the outcomes."""
+    """Why the task is cancelled, for people. The outcomes repeat it."""
 
 
 class EpisodeStarted(Event):
-    """The scheduler admitted one sample of a task, or refuses it by `verdict`."""
+    """The scheduler has started one sample of a task, or has refused it with a `verdict`."""
 
     id_fields = ("task", "sample")
     key_fields = ("task",)
 
     task: N63
-    """The task's number: its offset in `tasks`."""
+    """The task's number: its offset in the topic `tasks`."""
     sample: N31
     attempt: N31 = 0
-    """The first attempt's number."""
+    """Number of the first attempt."""
     submitted: TaskSubmitted
-    """The task, whole: no look-up is needed to run it."""
+    """The whole task, so that an agent worker needs no look-up to run it."""
     seed: I64
-    """Seed of the episode: of its agent and its environment."""
+    """Random seed of the agent in this episode."""
     deadline: Millis
-    """When the episode ends whatever its state."""
+    """When the episode ends at the latest."""
     verdict: Failure | None = None
-    """Set where the episode must end at once: refused, duplicate, cancelled, overdue."""
+    """Why the episode must end at once: it is refused, a duplicate, cancelled or overdue. Null if
+    it shall run."""
 
 
 class GenerationRequested(Event):
-    """A prompt. The token ids so far, and the new text that is not yet tokenized."""
+    """A prompt: the token ids of the context so far, and new text that is not yet tokenized."""
 
     id_fields = ("task", "sample", "attempt", "call")
     key_fields = ("task",)
@@ -268,29 +277,30 @@ class GenerationRequested(Event):
     sample: N31
     attempt: N31 = 0
     call: str
-    """Path of the request within the attempt."""
+    """Path of the request within the attempt: `3`, or `3.1` in a parallel branch."""
     policy: str
     pinned: I64 | None = None
-    """A version to be served with, or null for the newest."""
+    """The version that must answer. Null asks the newest version."""
     kind: Literal["generate", "score"] = "generate"
-    """`score`: only the logprobs of `tokens` are asked for."""
+    """Reserved: `score` will ask only for the logprobs of `tokens`. Nothing writes `score` yet, and
+    Headrace's inference workers refuse it."""
     tokens: bytes = b""
-    """i32[]: the whole context so far, as token ids."""
+    """i32[]: token ids of the whole context so far."""
     text: str = ""
-    """New text, appended to the context after tokenizing."""
+    """New text. The inference worker tokenizes it and appends it to the context."""
     chat: str = ""
-    """JSON: new `messages`, and in an empty context `tools`, for the model's own chat template to
-    append instead of text."""
+    """JSON: new `messages`, and `tools` if the context is empty. The model's own chat template
+    turns them into the text that is appended."""
     demonstration: str | None = None
-    """What the policy should say: the answer is this, tokenized and ended as the sampling has it,
-    and nothing is drawn. Null asks the policy itself."""
+    """What the policy should say. The answer is this text, tokenized and ended as `sampling`
+    demands; nothing is sampled. Null samples from the policy."""
     sampling: Sampling
     priority: I32 = 0
-    """Higher goes first."""
+    """A higher priority goes first."""
     expires_at: Millis
-    """An answer after it is of no use: the request may be dropped then."""
+    """After this time the answer is useless, and a worker may drop the request."""
     digest: Fixed16
-    """Of the request's meaning: not of its expiry or priority."""
+    """Digest of what the request means. Expiry and priority are not part of it."""
 
 
 class GenerationCompleted(Event):
@@ -304,38 +314,40 @@ class GenerationCompleted(Event):
     attempt: N31 = 0
     call: str
     digest: Fixed16
-    """The request's digest: an answer to another meaning doesn't count."""
+    """The request's digest. An answer with the digest of another request does not count."""
     policy: str
     worker: str
     """Id of the inference worker."""
     finish: Literal["stop", "length", "overflow", "failed"]
-    """`stop`: by a stop id or text; `length`: at max_tokens; `overflow`: the context won't fit."""
+    """Why the generation ended. `stop`: at a stop id or text. `length`: at `max_tokens`.
+    `overflow`: the context does not fit into the model. `failed`: see `failure`."""
     prompt_added: bytes = b""
-    """i32[]: ids of the request's new text."""
+    """i32[]: token ids of the request's new text."""
     tokens: bytes = b""
-    """i32[]: the sampled ids, or the demonstrated ones."""
+    """i32[]: token ids that were sampled or demonstrated."""
     text: str = ""
-    """These tokens as text."""
+    """The same tokens as text."""
     logprobs: bytes = b""
-    """f32[]: one a sampled token, after temperature and masks; none for demonstrated ones."""
+    """f32[]: one logprob for each sampled token, after temperature and masks. Empty for a
+    demonstration."""
     versions: bytes = b""
-    """spans: the policy version of every sampled token; none for demonstrated ones."""
+    """spans: the policy version of every sampled token. Empty for a demonstration."""
     kv: Literal["fresh", "mixed"] = "fresh"
-    """`mixed`: part of the KV cache was computed by an older version."""
+    """`mixed`: an older version of the weights computed part of the KV cache."""
     prompt_tokens: N31 = 0
-    """Tokens of the context, new text included."""
+    """Number of tokens of the context, including the new text."""
     cached_tokens: N31 = 0
-    """Of them, how many were served from the KV cache."""
+    """How many of them came from the KV cache."""
     queue_ms: N31 = 0
-    """Milliseconds until the engine took the request."""
+    """Milliseconds that the request waited for the engine."""
     run_ms: N31 = 0
-    """Milliseconds in the engine."""
+    """Milliseconds that the request spent in the engine."""
     failure: Failure | None = None
-    """Set exactly where `finish` is `failed`."""
+    """Set if `finish` is `failed`, otherwise null."""
 
 
 class ActionRequested(Event):
-    """What an agent asks of an environment."""
+    """A request of an agent to an environment."""
 
     id_fields = ("task", "sample", "attempt", "call")
     key_fields = ("task",)
@@ -345,26 +357,27 @@ class ActionRequested(Event):
     attempt: N31 = 0
     call: str
     index: N31
-    """0 is the reset; steps count from 1, without gaps."""
+    """Number of the action in the attempt. The reset is 0, and steps count from 1 without gaps."""
     kind: Literal["reset", "step", "score", "close"]
-    """`score` judges, without a step; `close` ends the environment."""
+    """`score` asks for a score and changes nothing. `close` ends the environment."""
     environment: EnvironmentUse
     payload: str = "{}"
-    """JSON: the task's payload with `reset`; else {"action": text}."""
+    """JSON: the task's payload for a reset, {"action": text} for a step, or what to score."""
     artifacts: tuple[Blob, ...] = ()
-    """Files of the task, with `reset`."""
+    """Reserved: files of the task, sent with the reset. No environment receives them yet."""
     seed: I64 = 0
-    """Seed of the environment, with `reset`."""
+    """Random seed of the environment. The reset uses it."""
     expires_at: Millis
-    """The episode's deadline: the environment dies then, even without `close`."""
+    """The episode's deadline. The environment ends then, even without a `close`."""
     repeatable: bool = False
-    """Doing it twice is as good as once."""
+    """Reserved: will say that the action may safely be executed twice. Nothing writes or reads it
+    yet."""
     digest: Fixed16
-    """Of the request's meaning: not of its expiry."""
+    """Digest of what the request means. The expiry is not part of it."""
 
 
 class ObservationRecorded(Event):
-    """What an environment answered to an ActionRequested."""
+    """The answer of an environment to an ActionRequested."""
 
     id_fields = ("task", "sample", "attempt", "call")
     key_fields = ("task",)
@@ -376,63 +389,64 @@ class ObservationRecorded(Event):
     index: N31
     """The request's index."""
     digest: Fixed16
-    """The request's digest: an answer to another meaning doesn't count."""
+    """The request's digest. An answer with the digest of another request does not count."""
     text: str = ""
-    """What the agent sees."""
+    """What the agent gives to the policy."""
     data: str = "{}"
-    """JSON: what the agent's program sees beside the text."""
+    """JSON: further information for the agent's code."""
     artifacts: tuple[Blob, ...] = ()
-    """Files that the environment made."""
+    """Reserved: files that the environment created. Nothing writes it yet."""
     reward: float | None = None
-    """Of this step; null where none was given."""
+    """Reward of this step. Null if the environment gave none."""
     rewards: dict[str, float] = {}
     """Named components of the reward, for reports."""
     terminated: bool = False
-    """The environment reached an end of its own."""
+    """The environment reached a final state."""
     truncated: bool = False
-    """The environment was cut short by a limit of its own."""
+    """The environment stopped at a limit of its own."""
     state: Fixed16 | None = None
-    """Digest of the environment's state, to check re-stepping by."""
+    """Reserved: digest of the environment's state, to verify an environment that was rebuilt by
+    repeating its actions. Nothing writes it yet: it is null."""
     instance: str = ""
     """Id of the sandbox or worker that answered."""
     run_ms: N31 = 0
-    """Milliseconds in the environment."""
+    """Milliseconds that the environment took."""
     failure: Failure | None = None
-    """Null where the environment answered."""
+    """Why the environment could not answer. Null if it answered."""
 
 
 class Turn(Part):
-    """One exchange. A trajectory is a tree of turns: each stores only what it adds."""
+    """One prompt and its answer. Turns form a tree, and each stores only the tokens it adds."""
 
     parent: I32 = -1
-    """Index of the turn it continues; -1 starts a context."""
+    """Index of the turn that this one continues. -1 starts a new context."""
     call: str
-    """The generation's request path."""
+    """Path of the generation request within the attempt."""
     policy: str
     role: str = "policy"
     """The agent's role that the policy plays."""
     context: bytes = b""
-    """i32[]: tokens added before the sampled ones, not sampled."""
+    """i32[]: token ids that were added before the sampled ones, and were not sampled."""
     tokens: bytes = b""
-    """i32[]: sampled tokens, or demonstrated ones."""
+    """i32[]: token ids that were sampled or demonstrated."""
     logprobs: bytes = b""
-    """f32[], one a sampled token."""
+    """f32[]: one logprob for each sampled token. Empty for a demonstration."""
     versions: bytes = b""
-    """spans of the sampled tokens."""
+    """spans: the policy version of every sampled token. Empty for a demonstration."""
     kv: Literal["fresh", "mixed"] = "fresh"
     sampling: I32 = 0
     """Index into the trajectory's `samplings`."""
     finish: str = ""
-    """As in GenerationCompleted."""
+    """Why the generation ended: `finish` of its GenerationCompleted."""
     reward: float | None = None
-    """Reward earned by this turn; null where none was given."""
+    """Sum of the rewards that followed this turn. Null if there were none."""
     text: str = ""
-    """For people; never retokenized."""
+    """The same tokens as text, for people. It is never tokenized again."""
     trainable: bool = True
-    """False keeps the turn out of the loss; it is context still."""
+    """False excludes the turn's tokens from the loss. They are still context of later turns."""
     demonstrated: bool = False
-    """The agent said what the policy should say here: its tokens were not sampled, so they have
-    neither logprobs nor versions, and are learned by cross-entropy, whatever the reward."""
+    """The agent gave the text of this turn. Its tokens were not sampled, so they have no logprobs
+    and no versions, and they are learned by cross-entropy whatever the reward."""
 
 
 Ending = Literal[
@@ -441,7 +455,7 @@ Ending = Literal[
 
 
 class TrajectoryRecorded(Event):
-    """One attempt of an episode, whole. It counts only if a counting EpisodeEnded names it."""
+    """One whole attempt of an episode. It counts only if the EpisodeEnded that counts names it."""
 
     id_fields = ("task", "sample", "attempt")
     key_fields = ("task",)
@@ -449,35 +463,35 @@ class TrajectoryRecorded(Event):
     task: N63
     sample: N31
     attempt: N31 = 0
-    """The attempt recorded here; earlier ones failed."""
+    """The attempt that is recorded here. Earlier attempts failed."""
     source: str
     task_id: str
     item_id: str
     epoch: I32 = 0
     purpose: Literal["train", "evaluate"] = "train"
     tokenizer: str = ""
-    """Digest of the tokenizer that made the ids, or empty where no policy spoke."""
+    """Digest of the tokenizer that produced the token ids. Empty if there are no turns."""
     agent: str
     environment: str = ""
-    """Key of the recipe's `environments`; empty where none was used."""
+    """Key of the recipe's `environments`. Empty if the task has no environment."""
     samplings: tuple[Sampling, ...] = ()
-    """The distinct samplings of its turns, by index."""
+    """The distinct sampling settings of the turns. Turns refer to them by index."""
     turns: tuple[Turn, ...] = ()
-    """Ascending: a turn follows its parent."""
+    """All turns. A turn comes after its parent."""
     reward: float | None = None
-    """Of the whole episode; null where nothing may be learned from it."""
+    """Reward of the whole episode. Null if nothing may be learned from it."""
     rewards: dict[str, float] = {}
     ending: Ending
     failures: tuple[Failure, ...] = ()
-    """What failed, in earlier attempts too."""
+    """The failures of this attempt and of earlier ones."""
     started: Millis
-    """When the episode was started."""
+    """When the episode started."""
     ended: Millis
     """When the attempt ended."""
     metrics: dict[str, float] = {}
-    """What the agent measured, for reports."""
+    """Numbers that the agent measured, for reports, by name."""
     artifacts: tuple[Blob, ...] = ()
-    """Files worth keeping."""
+    """Reserved: files of the episode that are kept. Nothing writes it yet."""
 
 
 class PolicyUse(Part):
@@ -485,19 +499,20 @@ class PolicyUse(Part):
 
     policy: str
     role: str = "policy"
-    """The agent's role that the policy played."""
+    """The agent's role that the policy played first."""
     tokens: N31
-    """Sampled and demonstrated tokens that may be trained on."""
+    """Number of sampled and demonstrated tokens that may be trained on."""
     longest: N31
-    """Length of its longest sequence, context included, in tokens."""
+    """Length of its longest sequence in tokens, including the context."""
     oldest_version: I64
-    """Oldest version among its sampled tokens; -1 where it sampled none: it was demonstrated."""
+    """Oldest version among its sampled tokens. -1 if it sampled none."""
     turn_rewards: bytes = b""
-    """f32[], one a turn of this policy; NaN where none was given."""
+    """f32[]: one reward for each turn of this policy, NaN if the turn has none. It is written and
+    shown, but no advantage estimator reads it yet."""
 
 
 class EpisodeEnded(Event):
-    """The one terminal record of an episode."""
+    """The outcome of an episode. Exactly one counts."""
 
     id_fields = ("task", "sample")
     key_fields = ("task",)
@@ -512,22 +527,22 @@ class EpisodeEnded(Event):
     epoch: I32 = 0
     ending: Ending
     failure: Failure | None = None
-    """Why it failed or was refused; null where it did neither."""
+    """Why the episode failed or was refused. Null if neither happened."""
     trajectory: Ref | None = None
-    """The trajectory that counts; null where none was recorded."""
+    """The trajectory that counts. Null if none was recorded."""
     reward: float | None = None
-    """Null where nothing may be learned from the episode."""
+    """Reward of the whole episode. Null if nothing may be learned from it."""
     rewards: dict[str, float] = {}
     policies: tuple[PolicyUse, ...] = ()
-    """One for each policy that spoke."""
+    """One entry for each policy that has a turn."""
     attempts: N31 = 1
-    """How many attempts were made."""
+    """Number of attempts that were made."""
     seconds: float = 0.0
-    """From the start in the log to the end."""
+    """Seconds from the episode's start in the log to its end."""
 
 
 class TaskEnded(Event):
-    """The one terminal record of a task, with the outcomes of all its samples."""
+    """The result of a task, with the outcomes of all its samples. Exactly one counts."""
 
     id_fields = ("task",)
     key_fields = ("task",)
@@ -540,11 +555,12 @@ class TaskEnded(Event):
     item_id: str
     epoch: I32 = 0
     closed_by: Literal["all", "cancelled", "refused"]
-    """`all`: every sample ended by itself."""
+    """`cancelled`: at least one sample was cancelled. `refused`: no sample ever ran. `all`: every
+    sample ended by itself."""
     minimum: I32 = 1
-    """Fewest usable samples that still make a group."""
+    """Minimum number of usable samples. With fewer, the group is dropped."""
     outcomes: tuple[EpisodeEnded, ...]
-    """One for each sample, the first in the log of each."""
+    """One for each sample: the first one in the log."""
 
 
 class Exclusion(Part):
@@ -552,28 +568,28 @@ class Exclusion(Part):
 
     sample: N31
     reason: str
-    """Why, in snake_case."""
+    """Why it is left out, in snake_case."""
 
 
 class GroupSample(Part):
-    """A sample that may be trained on, by reference."""
+    """A sample of a group that may be trained on. It refers to its trajectory."""
 
     sample: N31
     trajectory: Ref
     reward: float
     """The episode's reward."""
     advantages: bytes
-    """f32[]: one for all turns, or one a turn of this policy."""
+    """f32[]: one value for all turns, or one for each turn of this policy."""
     tokens: N31
-    """Tokens of this policy that may be trained on."""
+    """Number of tokens of this policy that may be trained on."""
     longest: N31
-    """Length of its longest sequence, context included, in tokens."""
+    """Length of its longest sequence in tokens, including the context."""
     oldest_version: I64
-    """Oldest version among its sampled tokens of this policy; -1 where all were demonstrated."""
+    """Oldest version among the sampled tokens of this policy. -1 if all were demonstrated."""
 
 
 class GroupClosed(Event):
-    """A task as one policy's training sees it: scored, or dropped with the reason."""
+    """A task from the view of one policy that trains: scored, or dropped with a reason."""
 
     id_fields = ("task", "policy")
     key_fields = ("task",)
@@ -583,42 +599,43 @@ class GroupClosed(Event):
     item_id: str
     epoch: I32 = 0
     verdict: Literal["scored", "dropped"]
-    """`dropped`: nothing of it is trained on."""
+    """`dropped`: nothing of the group is trained on."""
     reason: str = ""
-    """Why it was dropped, in snake_case; empty where scored."""
+    """Why the group was dropped, in snake_case. Empty if it was scored."""
     estimator: str = ""
     """Name of the advantage estimator."""
     mean: float | None = None
-    """Mean reward of the samples that count, but for those that were demonstrated throughout; null
-    where none does."""
+    """Mean reward of the samples that count, except those that were demonstrated throughout. Null
+    if there are no such samples."""
     deviation: float | None = None
-    """Standard deviation of these rewards; null where there are none."""
+    """Standard deviation of the same rewards. Null if there are none."""
     excluded: tuple[Exclusion, ...] = ()
-    """The samples left out."""
+    """The samples that were left out."""
     samples: tuple[GroupSample, ...] = ()
-    """The samples that may be trained on; none where dropped."""
+    """The samples that may be trained on. Empty if the group was dropped."""
     ended: Millis = 0
-    """When the task's TaskEnded was recorded, by the broker's clock: starts `batch_wait`."""
+    """When the task's TaskEnded was recorded, by the broker's clock. `batch_wait` starts then."""
 
 
 class BatchSample(Part):
-    """One sample of a batch."""
+    """One sample of a batch. It refers to its trajectory."""
 
     task: N63
     sample: N31
     trajectory: Ref
     advantages: bytes
-    """f32[]: one for all turns, or one a turn of this policy."""
+    """f32[]: one value for all turns, or one for each turn of this policy."""
     weight: float = 1.0
-    """Factor of the sample's loss."""
+    """Factor of the sample's loss. The trainer applies it; Headrace's own batches leave it at 1."""
     tokens: N31
-    """Tokens of this policy that may be trained on."""
+    """Number of tokens of this policy that may be trained on."""
     longest: N31
-    """Length of its longest sequence, context included, in tokens."""
+    """Length of its longest sequence in tokens, including the context."""
     oldest_version: I64
-    """Oldest version among its sampled tokens of this policy; -1 where all were demonstrated."""
+    """Oldest version among the sampled tokens of this policy. -1 if all were demonstrated."""
     use: N31 = 0
-    """0 is fresh; n is the nth replay."""
+    """Reserved: number of earlier batches with the same sample, once batches may replay samples.
+    It is always 0, which means fresh."""
 
 
 class Dropped(Part):
@@ -626,47 +643,49 @@ class Dropped(Part):
 
     task: N63
     sample: I32 = -1
-    """Number of the sample; -1 is the whole group."""
+    """Number of the sample. -1 means the whole group."""
     reason: str
-    """Why, in snake_case."""
+    """Why it is dropped, in snake_case."""
 
 
 class Run(Part):
-    """An inclusive run of task numbers."""
+    """A contiguous range of task numbers. Both ends belong to it."""
 
     first: N63
     """The lowest number."""
     last: N63
-    """The highest number, which belongs to the run."""
+    """The highest number."""
 
 
 class BatchAssembled(Event):
-    """Batch n trains version n. Result and checkpoint in one atomic record."""
+    """Batch n, which trains version n. The record is also the batch assembler's checkpoint."""
 
     id_fields = ("policy", "version")
     key_fields = ("policy",)
 
     policy: str
     version: Version
-    """The version that training on this batch will produce."""
+    """The version that training on this batch produces."""
     recipe: Fixed32
     """SHA-256 of the canonical recipe."""
     seed: I64
-    """Seed of the training on this batch."""
+    """Random seed for the training on this batch."""
     samples: tuple[BatchSample, ...]
-    """What is trained on; may be empty after `batch_wait`."""
+    """The samples to train on. It may be empty after `batch_wait`."""
     dropped: tuple[Dropped, ...] = ()
-    """What it decides without training on it."""
+    """The samples and groups that this batch decides without training on them."""
     sampled_tokens: N63
-    """Sum of the samples' trainable tokens: the loss's denominator."""
+    """Sum of the samples' trainable tokens: the denominator of the loss."""
     reward_mean: float | None = None
-    """Mean reward of all tasks it decides, filtered ones included, infrastructure failures not."""
+    """Mean reward of all tasks that this batch decides. Filtered tasks are included;
+    infrastructure failures are not. Null if there is no reward."""
     low_mark: N63
     """All task numbers below it are decided."""
     decided: tuple[Run, ...] = ()
-    """Runs decided above the low mark."""
+    """Ranges of task numbers above the low mark that are decided."""
     groups_read: N63
-    """Offset in `groups` of the oldest group read and undecided: where recovery seeks."""
+    """Offset in `groups` of the oldest group that is read but not decided. After a restart, the
+    batch assembler reads from there."""
 
     @model_validator(mode="after")
     def _is_a_frontier(self) -> BatchAssembled:
@@ -679,72 +698,74 @@ class BatchAssembled(Event):
 
 
 class WeightsDelta(Part):
-    """What makes one version's weights of another's: `docs/weights.md` has the file's format."""
+    """A file that turns one version's weights into another's. `docs/weights.md` has its format."""
 
     blob: Blob
-    """The delta's file."""
+    """The file."""
     from_version: Version
     """The version that it is applied to."""
     to_version: Version
-    """The version that comes of it."""
+    """The version that results."""
 
 
 class Adapter(Part):
-    """What a policy's weights are an adapter of (LoRA), and how much they count."""
+    """The base of a LoRA adapter, and how the adapter is added to it."""
 
     base: Blob
     """The frozen weights of the whole model, a safetensors file."""
     base_digest: Fixed32
-    """Of the base, as the publication's is of the adapter."""
+    """Digest of the base's weights, computed as the publication's `digest` is."""
     rank: N31
-    """Of the adapter's pairs of matrices, at least 1."""
+    """Rank of the adapter's pairs of matrices, at least 1."""
     alpha: float
-    """A pair's product is added to its layer's weights alpha / rank times."""
+    """The product of a pair times alpha / rank is added to its layer's weights."""
     targets: tuple[str, ...]
-    """The layers that have a pair, by their full names."""
+    """Full names of the layers that have a pair."""
 
 
 class PolicyPublished(Event):
-    """A version of a policy. Its weights lie in the blob store before this record is written."""
+    """A version of a policy. Its weights are in the blob store before this record is written."""
 
     id_fields = ("policy", "version", "digest")
     key_fields = ("policy",)
 
     policy: str
     version: Version
-    """0 is the start; batch n trains version n."""
+    """Number of the version. 0 is the start, and training on batch n produces version n."""
     status: Literal["initial", "trained", "skipped", "resumed"]
-    """`initial`: version 0; `skipped`: weights unchanged; `resumed`: published anew on restart."""
+    """`initial`: version 0. `trained`: by its batch. `skipped`: its batch was unusable, and the
+    weights did not change. `resumed`: published again after a restart."""
     batch: Ref | None = None
-    """The batch that it was trained on; null for version 0."""
+    """The batch that the version was trained on. Null for version 0."""
     digest: Fixed32
-    """Of the weights: names and bytes, independent of file layout."""
+    """Digest of the weights: of their names and bytes, independent of the file layout."""
     full: Blob | None = None
-    """The whole weights of `full_version`; null where the store does not have them."""
+    """The whole weights of `full_version`. Null if the blob store does not have them."""
     full_version: Version
-    """The version whose `full` weights these build on."""
+    """The version of `full`, which the deltas start from."""
     deltas: tuple[WeightsDelta, ...] = ()
-    """What to apply to `full`, in this order, for these weights; empty where they are `full`."""
+    """The deltas to apply to `full`, in this order. Empty if `full` has this version's weights."""
     base: str = ""
-    """The base model's name; empty where unknown."""
+    """Name of the base model. Empty if it is not known."""
     format: str = "safetensors"
     """File format of the weights."""
     dtype: str = "float32"
     """Number format of the weights."""
     tokenizer: Blob | None = None
-    """The tokenizer's file; null where the model's folder has it."""
+    """The tokenizer's file. Null if the model's folder contains it."""
     context: N31 = 0
-    """Context length in tokens; 0 where unknown."""
+    """Context length of the model in tokens. 0 if it is not known."""
     adapter: Adapter | None = None
-    """Where the weights are no whole model but an adapter, named as PEFT names them; else null."""
+    """Set if the weights are those of a LoRA adapter, with the names that PEFT gives them. Null if
+    they are a whole model."""
     updates: N31 = 1
-    """Optimizer updates in this version."""
+    """Number of optimizer updates of this version."""
     wait_s: float = 0.0
-    """Seconds the trainer waited for its batch."""
+    """Seconds that the trainer waited for its batch."""
     step_s: float = 0.0
-    """Seconds of training."""
+    """Seconds that the training took."""
     metrics: dict[str, float] = {}
-    """Loss, gradient norm and the like, by name."""
+    """Loss, gradient norm and other numbers, by name."""
 
     def weight_blobs(self) -> list[Blob]:
         """Returns the blobs that this version's weights are made of."""
@@ -754,25 +775,26 @@ class PolicyPublished(Event):
 
 
 class InstanceStateEntered(Event):
-    """A worker or a sandbox has entered a state of its life. It tells; nothing is decided by it."""
+    """A worker or a sandbox has entered a state. It is for people: no decision depends on it."""
 
     id_fields = ("instance", "worker", "number")
     key_fields = ("instance",)
 
     instance: str
-    """Id of the worker or of the sandbox."""
+    """Id of the worker or the sandbox."""
     worker: str
-    """Id of the worker that says so. A sandbox may outlive the one that made it."""
+    """Id of the worker that reports the state. A sandbox may outlive the worker that made it."""
     number: N31
-    """Number of what this worker says of this instance, from 0."""
+    """Number of this worker's report about this instance, from 0."""
     kind: Literal["worker", "sandbox"]
-    """What it is: a process of a service, or a container of an episode."""
+    """`worker`: a process of a service. `sandbox`: the container of an episode."""
     state: Literal["provisioning", "ready", "busy", "failed", "gone"]
-    """`provisioning`: nothing is sent to it yet; `ready`: it may be; `busy`: an episode has it."""
+    """`provisioning`: it can't be used yet. `ready`: it can be used. `busy`: an episode uses it.
+    `failed`: it ended with an error. `gone`: it has ended."""
     host: str = ""
     """Name of the worker's host."""
     reason: str = ""
-    """Why the state was entered, for people."""
+    """Why the instance entered the state, for people."""
 
 
 EVENTS: tuple[type[Event], ...] = (

@@ -1,16 +1,16 @@
-"""A low mark plus the runs decided above it: which numbers of 0, 1, 2, … are done.
+"""A set of the numbers 0, 1, 2, …, as a low mark and the runs of numbers above it.
 
-Serves a consumer's commits, acknowledgements, and what each batch records as decided.
+Workers use it for the offsets that are done, and batches for the tasks that are decided.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 
 class Frontier:
-    """A set of numbers that grows towards all numbers below a mark. Memory follows the gaps.
+    """A set of numbers from 0. It takes memory only for the gaps between them.
 
     >>> frontier = Frontier()
     >>> frontier.add(0), frontier.add(2), frontier.low_mark, frontier.runs
@@ -18,7 +18,10 @@ class Frontier:
     """
 
     def __init__(self, low_mark: int = 0, runs: Iterable[tuple[int, int]] = ()) -> None:
-        """`runs` are inclusive and lie above the low mark; ValueError where they overlap it."""
+        """All numbers below `low_mark` are in the set, and those of the inclusive `runs`.
+
+        Raises ValueError if a run is empty, below the low mark, or overlaps another.
+        """
         self._low_mark = low_mark
         self._firsts: list[int] = []
         self._lasts: list[int] = []
@@ -32,12 +35,12 @@ class Frontier:
 
     @property
     def low_mark(self) -> int:
-        """All numbers below it are in."""
+        """All numbers below it are in the set."""
         return self._low_mark
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """The inclusive runs above the low mark, ascending, with a gap before each."""
+        """The inclusive runs above the low mark, ascending, with a gap before each of them."""
         return tuple(zip(self._firsts, self._lasts, strict=True))
 
     def __contains__(self, number: int) -> bool:
@@ -47,32 +50,18 @@ class Frontier:
         return at >= 0 and number <= self._lasts[at]
 
     def __len__(self) -> int:
-        """How many numbers are in, those below the low mark included."""
+        """Returns how many numbers are in the set, including those below the low mark."""
         return self._low_mark + sum(last - first + 1 for first, last in self.runs)
 
     def __repr__(self) -> str:
         return f"Frontier({self._low_mark}, {self.runs})"
 
     def add(self, number: int) -> bool:
-        """Adds a number. False where it was in already."""
+        """Adds a number. Returns False if the set already had it."""
         if number in self:
             return False
         self._insert(number, number)
         return True
-
-    def advance(self, low_mark: int) -> None:
-        """Takes all numbers below `low_mark` in; a lower mark than now changes nothing."""
-        if low_mark > self._low_mark:
-            self._low_mark = low_mark
-            self._absorb()
-
-    def missing(self, end: int) -> Iterator[int]:
-        """The numbers below `end` that are not in, ascending."""
-        expected = self._low_mark
-        for first, last in self.runs:
-            yield from range(expected, min(first, end))
-            expected = last + 1
-        yield from range(expected, end)
 
     def _insert(self, first: int, last: int) -> None:
         at = bisect_right(self._firsts, first)

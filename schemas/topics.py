@@ -1,7 +1,7 @@
-"""Every topic: its event, key, partitions, sole writer and retention. Nothing else names a topic.
+"""Every topic: its event, partitions, only writer and retention. No other module names a topic.
 
-Real names are `<namespace>.<topic>.v1`, or `<namespace>.<topic>.<policy>.v1` where a topic is one
-a policy. One run is one namespace.
+On the broker a topic is called `<namespace>.<topic>.v1`. If each policy has a topic of its own, it
+is called `<namespace>.<topic>.<policy>.v1`. One run is one namespace.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ RETENTION_MS: dict[Kept, int] = {
     "days": 7 * 86_400_000,
 }
 MAX_RECORD_BYTES = 8 * 1024 * 1024
-"""No record may be larger; larger things are blobs."""
+"""Maximum size of a record's value in bytes. Larger things belong into the blob store."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
-"""What a namespace or a policy may be called."""
+"""The names that a namespace or a policy may have."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
-    """A topic's partition."""
+    """A partition of a topic on the broker."""
 
     topic: str
     number: int
@@ -38,21 +38,26 @@ class Partition:
 
 @dataclass(frozen=True)
 class Topic(Generic[E]):
-    """A row of the table. `event` is None for `dead-letters`, which holds any bytes."""
+    """A topic. `event` is None for `dead-letters`, which holds any bytes."""
 
     name: str
     event: type[E] | None
     writer: str
     kept: Kept
     single: bool = False
-    """One partition, whose order is a total order; else the namespace's P."""
+    """Whether it has one partition, which orders all its records. Otherwise it has as many as the
+    namespace."""
     per_policy: bool = False
+    """Whether each policy has a topic of its own."""
 
     def real_name(self, namespace: str, policy: str | None = None) -> str:
-        """The name on the broker. `policy` exactly where the topic is one a policy."""
+        """Returns the name on the broker.
+
+        Raises ValueError unless `policy` is given exactly if each policy has its own topic.
+        """
         if (policy is not None) != self.per_policy:
-            one = "one a policy: name it" if self.per_policy else "the same for every policy"
-            raise ValueError(f"topic {self.name} is {one}")
+            rule = "needs the name of a policy" if self.per_policy else "has no topic for a policy"
+            raise ValueError(f"topic {self.name} {rule}")
         middle = f"{self.name}.{policy}" if policy is not None else self.name
         return f"{namespace}.{middle}.v1"
 
@@ -109,9 +114,9 @@ TOPICS: tuple[Topic[Event], ...] = (
 
 
 def topic_of(name: str) -> Topic[Event]:
-    """The row of the table that a name on the broker belongs to, whatever its namespace.
+    """Returns the topic that has this name on the broker, in any namespace.
 
-    KeyError where it is no name of ours.
+    Raises KeyError if the name is not one of Headrace's.
     """
     parts = name.split(".")
     for topic in TOPICS:
@@ -121,8 +126,8 @@ def topic_of(name: str) -> Topic[Event]:
 
 
 @dataclass(frozen=True)
-class PlacedTopic:
-    """A topic of one namespace, as the broker has it."""
+class NamespaceTopic:
+    """A topic of one namespace. `name` is its name on the broker."""
 
     topic: Topic[Event]
     name: str
@@ -131,11 +136,11 @@ class PlacedTopic:
 
     @property
     def subject(self) -> str:
-        """The registry subject of its values."""
+        """The subject in the schema registry of the topic's values."""
         return f"{self.name}-value"
 
     def all_partitions(self) -> list[Partition]:
-        """Every partition of the topic."""
+        """Returns every partition of the topic."""
         return [Partition(self.name, number) for number in range(self.partitions)]
 
 
@@ -145,32 +150,34 @@ class Topics:
     def __init__(self, namespace: str, policies: Sequence[str], partitions: int) -> None:
         for name in (namespace, *policies):
             if not NAME.match(name):
-                raise ValueError(f"{name!r} is no name: lower-case letters, digits, - and _")
+                raise ValueError(
+                    f"{name!r} can't be a name: use lower-case letters, digits, - and _, at most 63"
+                )
         self.namespace = namespace
         self.policies = tuple(policies)
         self.partitions = partitions
-        self._placed = {placed.name: placed for placed in self._place()}
+        self._topics = {topic.name: topic for topic in self._named()}
 
-    def _place(self) -> Iterator[PlacedTopic]:
+    def _named(self) -> Iterator[NamespaceTopic]:
         for topic in TOPICS:
             count = 1 if topic.single else self.partitions
             for policy in self.policies if topic.per_policy else (None,):
-                yield PlacedTopic(topic, topic.real_name(self.namespace, policy), count, policy)
+                yield NamespaceTopic(topic, topic.real_name(self.namespace, policy), count, policy)
 
-    def __iter__(self) -> Iterator[PlacedTopic]:
-        return iter(self._placed.values())
+    def __iter__(self) -> Iterator[NamespaceTopic]:
+        return iter(self._topics.values())
 
     def name(self, topic: Topic[E], policy: str | None = None) -> str:
-        """The topic's name on the broker."""
+        """Returns the topic's name on the broker. `policy` as for `Topic.real_name`."""
         return topic.real_name(self.namespace, policy)
 
     def partition(self, topic: Topic[Any], policy: str | None = None, number: int = 0) -> Partition:
-        """One partition of a topic. `policy` as for `name`."""
+        """Returns one partition of a topic. `policy` as for `Topic.real_name`."""
         return Partition(self.name(topic, policy), number)
 
     def partitions_of(self, topic: Topic[Any], policy: str | None = None) -> list[Partition]:
-        """Every partition of a topic. If each policy has its own topic and `policy` is None, those
-        of all policies."""
+        """Returns every partition of a topic. If each policy has its own topic and `policy` is
+        None, it returns those of all policies."""
         return [
             partition
             for one in self
@@ -178,14 +185,15 @@ class Topics:
             for partition in one.all_partitions()
         ]
 
-    def by_name(self, name: str) -> PlacedTopic:
-        """The topic that the broker calls `name`. KeyError for a foreign one."""
-        return self._placed[name]
+    def by_name(self, name: str) -> NamespaceTopic:
+        """Returns the topic with this name on the broker. Raises KeyError if it is none of the
+        namespace's."""
+        return self._topics[name]
 
-    def route(self, event: Event) -> PlacedTopic:
-        """The topic that an event belongs to."""
+    def route(self, event: Event) -> NamespaceTopic:
+        """Returns the topic that an event belongs to. Raises KeyError if there is none."""
         for topic in TOPICS:
             if topic.event is type(event):
                 policy = str(event.policy) if topic.per_policy else None  # type: ignore[attr-defined]
-                return self._placed[topic.real_name(self.namespace, policy)]
+                return self._topics[topic.real_name(self.namespace, policy)]
         raise KeyError(f"no topic carries {type(event).__name__}")

@@ -1,1 +1,1 @@
-"""Tiny models for recipes that learn in seconds: configurations and tokenizer, no weights."""
+"""Tiny models for recipes that learn in seconds: configurations and tokenizers, no weights."""

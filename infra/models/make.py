@@ -1,9 +1,9 @@
-"""Makes the model folders beside this file: `python -m headrace.infra.models.make`.
+"""Makes the model folders in this folder: `python -m headrace.infra.models.make`.
 
-A folder is `config.json` and `tokenizer.json`. There are no weights: version 0 is random by the
-recipe's seed. The tokenizer is a byte a token, so that any text becomes ids and comes back whole:
-id 0 to 255 is that byte (an ASCII character is one token, spelled as itself), then come `<pad>`
-and `<end>`. A test holds the files in the repository equal to what this makes.
+A folder has `config.json` and `tokenizer.json`, and no weights: version 0 is random, from the
+recipe's seed. The tokenizer has one token for each byte, so any text can be tokenized and restored.
+Ids 0 to 255 are the bytes; an ASCII character is one token with its own spelling. Then come `<pad>`
+and `<end>`. A test proves that the files in the repository equal what this module makes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 SPECIAL_TOKENS = ("<pad>", "<end>")
 """Ids 256 and 257."""
 
-# Heads of 32 dimensions: the fewest that vLLM's CPU build can serve.
+# Attention heads have 32 dimensions, the fewest that vLLM's CPU build supports.
 SIZES: dict[str, dict[str, int]] = {
     "tiny-llama": {
         "hidden_size": 64,
@@ -36,14 +36,14 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }
 CONTEXT = 512
-"""Most tokens of one sequence."""
+"""Maximum number of tokens of a sequence."""
 
 
 def byte_spellings() -> dict[int, str]:
-    """How byte-level tokenizers spell each byte: a printable character for every one of them.
+    """Returns how byte-level tokenizers spell each byte, always as a printable character.
 
-    The table of GPT-2 (Radford et al. 2019): a byte that Latin-1 prints stands for itself, the
-    others take the code points from 256 on, in order.
+    This is the table of GPT-2 (Radford et al. 2019). A byte that is printable in Latin-1 is spelled
+    as itself. The others get the code points from 256 on, in ascending order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -53,7 +53,7 @@ def byte_spellings() -> dict[int, str]:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A byte a token, lossless: no merges, no normalization, no prefix."""
+    """Returns a tokenizer with one token for each byte, without merges or normalization."""
     vocabulary = {spelling: byte for byte, spelling in byte_spellings().items()}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -65,7 +65,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def configuration(name: str) -> dict[str, Any]:
-    """The `config.json` of a model, as transformers and vLLM read it."""
+    """Returns the `config.json` of a model, as transformers and vLLM read it."""
     vocabulary = 256 + len(SPECIAL_TOKENS)
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -88,7 +88,7 @@ def configuration(name: str) -> dict[str, Any]:
 
 
 def files(name: str) -> dict[str, str]:
-    """A model folder's files by name."""
+    """Returns the content of a model folder's files, by name."""
     return {
         "config.json": json.dumps(configuration(name), indent=2) + "\n",
         "tokenizer.json": byte_tokenizer().to_str(pretty=True) + "\n",
@@ -96,7 +96,7 @@ def files(name: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Writes every folder."""
+    """Writes all folders."""
     for name in SIZES:
         folder = Path(__file__).parent / name
         folder.mkdir(exist_ok=True)

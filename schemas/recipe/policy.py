@@ -1,13 +1,14 @@
-"""A policy in the recipe: its model, what answers for it, and how it learns."""
+"""A policy in the recipe: its model, its inference engine, and how it learns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from headrace.schemas.recipe.tables import (
+    FALSE_IS_NONE,
     NotNegative,
     Positive,
     PositiveSeconds,
@@ -18,44 +19,48 @@ from headrace.schemas.recipe.tables import (
 
 
 class SamplingSettings(Settings):
-    """How a policy's tokens are drawn while it trains."""
+    """How a policy's tokens are sampled."""
 
     temperature: float = Field(default=1.0, ge=0)
-    """0 takes the likeliest token, which can't be trained on."""
+    """The logits are divided by it. 0 takes the most likely token, which can't be trained on."""
     max_tokens: Positive = 256
+    """Maximum number of tokens of one generation."""
     allowed: tuple[str, ...] = ()
-    """The only tokens that may be drawn, as the tokenizer spells them; empty allows all."""
+    """The only tokens that may be sampled, as the tokenizer spells them. Empty allows all."""
     stop: tuple[str, ...] = ()
+    """Texts that end a generation, in addition to the model's own end tokens."""
     json_schema: dict[str, Any] = {}
-    """A JSON schema that all that the policy says must follow; empty leaves it free."""
+    """A JSON schema that every generation must follow. Empty means no constraint."""
 
 
 class VllmOptions(Settings):
     """The options of the engine `vllm`."""
 
     context: Positive | None = None
-    """Most tokens of prompt and generation together; absent: what the model can."""
+    """Maximum number of tokens of prompt and generation together. Absent: the model's own limit."""
     kv: Literal["keep", "recompute"] = "keep"
-    """What becomes of the KV cache of the sequences in flight as weights change between two tokens.
+    """What happens to the KV cache of running sequences when weights change between two tokens.
 
-    `keep` goes on with it, and records the generation as of mixed KV; `recompute` reads prompt and
-    tokens anew with the new weights. Later prompts never meet a cache of older weights."""
+    `keep` goes on with the cache and records the generation as one with mixed KV. `recompute`
+    computes it again for the prompt and the tokens so far, with the new weights. Later prompts
+    never use a cache of older weights."""
     arguments: dict[str, Any] = {}
-    """More of vLLM's own `EngineArgs`, as `kv_cache_memory_bytes` or `gpu_memory_utilization`."""
+    """Further `EngineArgs` of vLLM, for example `gpu_memory_utilization`."""
 
 
 class EngineSettings(Settings):
-    """What answers prompts."""
+    """The inference engine, which answers prompts."""
 
     use: str = "torch"
     """`torch`, `vllm`, `scripted`, or an import path."""
     options: dict[str, Any] = {}
-    """`torch` takes `context`; for `vllm` see `VllmOptions`."""
+    """Options of the engine. `torch` takes `context`; for `vllm` see `VllmOptions`."""
     slots: Positive = 256
-    """Sequences generated at once."""
+    """Number of sequences that are generated at the same time."""
     threads: Positive = 1
+    """Number of CPU threads."""
     device: str = "auto"
-    """`auto` takes a GPU where there is one."""
+    """The device that the model runs on. `auto` takes a GPU if there is one."""
 
     @model_validator(mode="after")
     def _options_are_known(self) -> EngineSettings:
@@ -65,102 +70,104 @@ class EngineSettings(Settings):
 
 
 class Groups(Settings):
-    """How a task's outcomes become advantages."""
+    """How the outcomes of a task become advantages."""
 
     advantage: str = "grpo"
-    """`grpo`, `dr_grpo`, `rloo`, or an import path."""
+    """The advantage estimator: `grpo`, `dr_grpo`, `rloo`, or an import path."""
     filters: tuple[str, ...] = ()
-    """Reasons to drop a group, in order: `zero_advantage`, or import paths."""
+    """Filters that drop groups, in this order: `zero_advantage`, or import paths."""
 
 
 class Batches(Settings):
     """How groups become batches."""
 
     groups: Positive = 16
+    """Number of groups in a batch."""
     max_staleness: NotNegative = 1
-    """Versions by which a sample's oldest token may be behind the batch's start, n - 1."""
+    """How many versions the oldest token of a sample in batch n may be behind version n - 1."""
     prefetch: NotNegative = 1
-    """Batches assembled ahead of the newest published version."""
+    """Number of batches that are assembled ahead of the newest published version."""
     order: Literal["edf", "fifo"] = "edf"
-    """Whose group goes first: that which goes stale first, or that which ended first."""
+    """Which group goes first. `edf`: the one that goes stale first. `fifo`: the one that ended
+    first."""
     batch_wait_s: PositiveSeconds = 30.0
-    """After it a batch may be short, so that nothing waits for ever."""
+    """Seconds that the oldest group waits. After them a batch may be short."""
 
 
 class Training(Settings):
-    """One trainer of one policy."""
+    """The trainer of a policy."""
 
     loss: str = "grpo"
-    """`grpo`, or an import path."""
+    """The loss: `grpo`, or an import path."""
     learning_rate: float = Field(default=1e-3, gt=0)
     demonstration_learning_rate: float | None = Field(default=None, gt=0)
-    """Of updates that hold nothing but demonstrations; absent: `learning_rate`. What rewards bear
-    is often less than what cross-entropy needs."""
+    """Learning rate of updates that contain only demonstrations. Cross-entropy often needs a higher
+    rate than learning from rewards tolerates. Absent: `learning_rate`."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """The betas of AdamW."""
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     warmup_updates: NotNegative = 0
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.2, gt=0)
+    """The probability ratio is clipped to 1 - clip_low and 1 + clip_high."""
     importance_cap: float = Field(default=2.0, gt=0)
-    """Truncation of the importance weight between the trainer's and the engine's old policy."""
+    """The largest importance weight between the probabilities of the trainer and of the engine."""
     entropy_bonus: float = Field(default=0.0, ge=0)
-    """Coefficient of the policy's entropy a token, in nats, which training then raises as well."""
+    """Coefficient of the policy's entropy per token in nats, which training maximizes as well."""
     updates: Positive = 1
-    """Optimizer updates a batch: it is cut into that many minibatches."""
+    """Number of optimizer updates per batch. The batch is split into as many minibatches."""
     max_tokens: Positive = 16_384
-    """Tokens of one micro-batch, padding included."""
+    """Maximum number of tokens of one micro-batch, including padding."""
     checkpoint_every: Positive = 10
-    """Versions between checkpoints."""
+    """Number of versions from one checkpoint to the next."""
     keep_checkpoints: Positive = 2
+    """Number of checkpoints that are kept."""
     full_every: Positive = 20
-    """Versions from one publication of the whole weights to the next. Between them only what has
-    changed is published, where that is smaller; 1 publishes whole weights alone."""
+    """Number of versions from one publication of the whole weights to the next. Between them, only
+    the difference is published if it is smaller. 1 always publishes the whole weights."""
     threads: Positive = 1
     device: str = "auto"
 
 
 class Lora(Settings):
-    """An adapter that learns in place of the weights (Hu et al., arXiv:2106.09685).
+    """An adapter that learns instead of the model's weights (Hu et al., arXiv:2106.09685).
 
-    It has no dropout: with it the trainer's logprobs would be others than those that are served."""
+    It has no dropout, because the trainer's logprobs would then differ from the engine's."""
 
     rank: Positive = 16
-    """Of the two matrices whose product is added to a layer's weights."""
+    """Rank of the two matrices whose product is added to a layer's weights."""
     alpha: float = Field(default=32.0, gt=0)
-    """The product counts alpha / rank times."""
+    """The product is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """The linear layers that have one, by their name or its last parts, as `q_proj` or
-    `mlp.down_proj`; empty: all but the output head."""
+    """The linear layers that have an adapter, by their name or its last parts, for example `q_proj`
+    or `mlp.down_proj`. Empty: all except the output head."""
 
 
 class Policy(Settings):
     """A model that learns."""
 
     model: str
-    """A folder with `config.json` and `tokenizer.json`: a name under `infra/models`, a path, or a
-    model of the Hugging Face Hub, as `owner/name@revision`.
+    """A folder with `config.json` and `tokenizer.json`: the name of a folder in `infra/models`, a
+    path, or a model of the Hugging Face Hub as `owner/name@revision`.
 
-    Weights beside them are taken as version 0; without, version 0 is random by `seed`."""
+    If the folder has weights, they are version 0. Otherwise version 0 is random, from `seed`."""
     seed: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights."""
     lora: Lora | None = None
-    """Absent: all weights learn. Policies of equal model, seed and dtype then share their base."""
+    """If it is set, only an adapter learns, and policies with the same model, seed and dtype share
+    their base. Absent: all weights learn."""
     engine: EngineSettings = EngineSettings()
     sampling: SamplingSettings = SamplingSettings()
     groups: Groups = Groups()
     batches: Batches = Batches()
-    training: Training | None = Training()
-    """Absent (`training = false` in TOML): version 0 serves for ever."""
-
-    @field_validator("training", mode="before")
-    @classmethod
-    def _false_is_none(cls, value: Any) -> Any:
-        return None if value is False else value
+    training: Annotated[Training | None, FALSE_IS_NONE] = Training()
+    """Absent (`training = false` in TOML): the policy keeps version 0."""
 
 
 def vllm_options(options: Mapping[str, Any]) -> VllmOptions:
-    """The options of the engine `vllm`. RecipeError names each wrong one."""
+    """Checks the options of the engine `vllm`. Raises RecipeError, which names each wrong one."""
     try:
         return VllmOptions.model_validate(options)
     except ValidationError as error:

@@ -1,6 +1,7 @@
-"""Reads a recipe.
+"""Reads a recipe from a TOML file.
 
-File < environment (`HEADRACE__SCHEDULER__LIVE_EPISODES=64`) < `--set scheduler.live_episodes=64`.
+Environment variables (`HEADRACE__SCHEDULER__LIVE_EPISODES=64`) override the file, and `--set`
+(`--set scheduler.live_episodes=64`) overrides both.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def load_recipe(
     environment: Mapping[str, str] | None = None,
     settings: Sequence[str] = (),
 ) -> Recipe:
-    """Reads a recipe by path, or by the name of one in the folder `shipped`.
+    """Reads a recipe by its path, or by its name in the folder `shipped`.
 
-    `environment` overrides keys by `HEADRACE__A__B`, `settings` by `a.b=value`; a value is JSON,
-    or else text. RecipeError says each thing that is wrong.
+    `environment` overrides keys as `HEADRACE__A__B`, and `settings` as `a.b=value`. A value that is
+    not JSON is taken as text. Raises RecipeError, which names everything that is wrong.
     """
     path = Path(name_or_path)
     if path.suffix != ".toml":
@@ -54,7 +55,7 @@ def load_recipe(
 
 
 def change_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe with keys overridden by `a.b=value`. RecipeError says each thing that is wrong."""
+    """Returns the recipe with keys overridden as `a.b=value`. Raises RecipeError."""
     tree = recipe.model_dump(mode="json")
     _override_all(tree, settings)
     return parse_recipe(tree, "--set")
@@ -64,16 +65,21 @@ def _override_all(tree: dict[str, Any], settings: Sequence[str]) -> None:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise RecipeError(f"--set {setting}: it takes key=value, as scheduler.live_episodes=64")
+            raise RecipeError(
+                f"--set {setting}: give key=value, for example scheduler.live_episodes=64"
+            )
         _override(tree, name.split("."), value, source=f"--set {name}")
 
 
-def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
-    """Checks a recipe's tree. RecipeError names each wrong key."""
+def parse_recipe(tree: Mapping[str, Any], origin: str) -> Recipe:
+    """Checks the tables of a recipe. Raises RecipeError, which names each wrong key.
+
+    `origin` says where the recipe comes from; error messages begin with it.
+    """
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(f"{where}: {explain(error)}") from error
+        raise RecipeError(f"{origin}: {explain(error)}") from error
 
 
 def _override(tree: dict[str, Any], keys: list[str], text: str, *, source: str) -> None:

@@ -1,144 +1,163 @@
-"""The recipe: one TOML file says what a run is. Unknown keys are refused.
+"""The recipe: one TOML file that describes a run. Unknown keys are refused.
 
-*Where* a run happens (bootstrap servers, registry, blobs) is no part of it.
+The cluster on which a run happens (bootstrap servers, registry, blob store) is not part of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.policy import Policy
-from headrace.schemas.recipe.tables import NotNegative, PlugIn, Positive, PositiveSeconds, Settings
+from headrace.schemas.recipe.tables import (
+    FALSE_IS_NONE,
+    NotNegative,
+    PlugIn,
+    Positive,
+    PositiveSeconds,
+    Settings,
+)
 from headrace.schemas.topics import NAME
 
 EXTERNAL = "external"
-"""The environment that no worker of ours answers for: another team's does, by topic alone."""
+"""`use` of an environment that another team's worker serves, through the topics alone."""
 
 
 class Stop(Settings):
-    """The run ends as soon as one of these holds; always when all tasks are published."""
+    """The run ends as soon as one of these conditions holds, or when all tasks are trained on."""
 
     reward: float | None = None
-    """Mean training reward over the last `reward_versions` versions, every policy's."""
+    """For every policy, the mean training reward of the last `reward_versions` versions reaches
+    this value."""
     reward_versions: Positive = 3
     versions: Positive | None = None
-    """Versions trained, of every policy."""
+    """Every policy has trained this many versions."""
     seconds: PositiveSeconds | None = None
-    """Since the run started."""
+    """This many seconds have passed since the run started."""
 
 
 class Tasks(Settings):
-    """Where tasks come from, and what each of them asks for."""
+    """The data set of the tasks, and what each task requires."""
 
     use: str = "count"
-    """The data set: `count`, `jsonl`, `hf`, or an import path of a generator of items."""
+    """The data set: a built-in (`count`, `jsonl`, `hf`, `reasoning_gym` and others), or the import
+    path of a generator of items."""
     options: dict[str, Any] = {}
+    """Keyword arguments that are given to the data set."""
     epochs: Positive | None = None
-    """Passes over the data set; absent: for ever."""
+    """Number of passes over the data set. Absent: without end."""
     backlog: Positive = 64
-    """Most tasks submitted and not yet started."""
+    """Maximum number of tasks that are submitted but not yet started."""
     agent: str = "default"
-    environment: str | None = "default"
-    """Absent (`environment = false` in TOML): agents have none."""
+    """Key of `agents`."""
+    environment: Annotated[str | None, FALSE_IS_NONE] = "default"
+    """Key of `environments`. Absent (`environment = false` in TOML): agents have none."""
     mode: Literal["ephemeral", "persistent"] = "ephemeral"
+    """`ephemeral`: an environment is created for each attempt and destroyed. `persistent`: it is
+    pooled and reset."""
     roles: dict[str, str] = {"policy": "default"}
-    """Role of the agent to policy."""
+    """Role of the agent to the policy that plays it."""
     samples: Positive = 8
-    """Episodes a task: the group's size."""
+    """Number of episodes of a task, which is the size of its group."""
     minimum: Positive = 1
-    """Fewest usable samples that still make a group."""
+    """Minimum number of usable samples. With fewer, the group is dropped."""
     max_turns: Positive = 20
+    """Maximum number of turns of an episode."""
     max_tokens: Positive = 1024
-    """Sampled tokens an episode."""
+    """Maximum number of sampled tokens of an episode."""
     deadline_s: Positive = 300
+    """Seconds from the start of an episode to its deadline."""
     attempts: Positive = 3
+    """Maximum number of attempts of an episode. Only retryable failures lead to another one."""
     tenant: str = "default"
+    """Reserved: it is copied into the events of the task; no quota uses it yet."""
     purpose: Literal["train", "evaluate"] = "train"
-    """`evaluate`: nothing is trained on them."""
+    """`evaluate`: no policy is trained on the tasks' trajectories."""
     seed: int = 0
-
-    @field_validator("environment", mode="before")
-    @classmethod
-    def _false_is_none(cls, value: Any) -> Any:
-        return None if value is False else value
+    """The seeds of the tasks are derived from it, unless their items bring seeds of their own."""
 
 
 class WarmStart(Settings):
-    """Tasks that are demonstrated, and learned by cross-entropy, before any is learned by reward.
+    """Tasks whose demonstrations are learned by cross-entropy, before others are learned by reward.
 
-    Their episodes go the way of all others: through the same topics, by a real environment. Only
-    the agent says what the policies should say, by `demonstration`."""
+    Their episodes use the same topics and real environments as all others. The only difference is
+    that the agent gives the text of the policies, by `demonstration`."""
 
     agent: str = "teacher"
-    """Of `agents`: what demonstrates."""
+    """Key of `agents`: the agent that demonstrates."""
     tasks: Positive = 256
-    """How many: the data set's first, epoch by epoch where it has fewer. The others begin once
-    every policy is trained on these; a multiple of `batches.groups` leaves no short batch."""
+    """Number of tasks that are demonstrated: the first ones of the data set, in several epochs if
+    it has fewer items. The other tasks begin once every policy is trained on these. A multiple of
+    `batches.groups` avoids a short batch."""
     samples: Positive = 1
-    """Demonstrations a task."""
+    """Number of demonstrations of each task."""
     use: str | None = None
-    """The data set, as in `tasks`; absent: that of `tasks`, with its options."""
+    """The data set, as in `tasks`. Absent: the data set of `tasks`, with its options."""
     options: dict[str, Any] = {}
 
 
 class Evaluation(Settings):
-    """Measures the versions of the policies on a task set as they learn. It trains nothing."""
+    """Measures versions of the policies on a set of tasks while they learn. It trains nothing."""
 
     use: str | None = None
-    """The data set, as in `tasks`; absent: that of `tasks`, with its options."""
+    """The data set, as in `tasks`. Absent: the data set of `tasks`. Its options apply then, unless
+    `options` overrides them."""
     options: dict[str, Any] = {}
     items: Positive = 64
-    """Items that are evaluated: the data set's first."""
+    """Number of items that are evaluated: the first ones of the data set."""
     every: Positive = 10
-    """Versions from one round to the next; what comes while one runs is passed over."""
+    """Number of versions from one round to the next. Rounds that become due while one runs are
+    skipped."""
     seed: int | None = None
-    """Of the items' worlds; absent: that of `tasks`, whose first epoch meets the same."""
+    """Seed as in `tasks`. Absent: the seed of `tasks`, so that an item has the same environment as
+    in its first epoch."""
     samples: Positive = 8
-    """Episodes an item: the k of avg@k and pass@k."""
+    """Number of episodes of each item: the k of avg@k and pass@k."""
     temperature: float | None = Field(default=None, ge=0)
-    """Of the sampling; 0 takes the likeliest token, absent: as in training."""
+    """Temperature of the sampling. 0 takes the most likely token. Absent: as in training."""
     passing: float = 1.0
-    """Reward from which on an episode has passed."""
+    """An episode has passed if its reward is at least this."""
 
 
 class Agent(PlugIn):
-    """An agent: a coroutine that takes an Episode."""
+    """An agent: a coroutine that takes an Episode. `use` names a built-in or an import path."""
 
     use: str = "multi_turn"
     unfinished_reward: float | None = None
-    """Reward of an episode cut by a limit of turns, tokens or context; absent keeps its own."""
+    """Reward of an episode that ends at a limit of turns, tokens or context. Absent: the reward
+    that it has by then."""
 
 
 class EnvironmentSettings(PlugIn):
-    """An environment: a class of the Environment protocol."""
+    """An environment: a class that implements the Environment protocol."""
 
     use: str = "null"
-    """A built-in, an import path, or `external`: a worker of another team answers, by topic."""
+    """A built-in, an import path, or `external` if a worker of another team answers the actions."""
     slots: Positive = 1024
-    """Episodes that one worker holds at once."""
+    """Maximum number of episodes that one worker serves at the same time."""
     score_s: PositiveSeconds | None = None
-    """Longest that an answer to `score` may take; absent: until the episode's deadline."""
+    """Maximum seconds for an answer to `score`. Absent: until the episode's deadline."""
 
     @property
     def external(self) -> bool:
-        """Whether our workers leave its actions alone."""
+        """Whether a worker of another team answers its actions."""
         return self.use == EXTERNAL
 
 
 class Scheduler(Settings):
-    """Limits of what runs at once."""
+    """Limits of what runs at the same time."""
 
     live_episodes: Positive = 1024
-    """Most episodes to train on that run at once."""
+    """Maximum number of training episodes that run at the same time."""
     evaluation_episodes: Positive = 128
-    """Most episodes of tasks to evaluate that run at once, beside the others."""
+    """Maximum number of evaluation episodes that run at the same time, in addition to those."""
     starts_per_s: float | None = Field(default=None, gt=0)
+    """Maximum number of episodes that start in a second. Absent: no limit."""
     duplicates_window: Positive = 1_000_000
-    """Tasks within which a second submission of the same id is recognised."""
+    """A second submission of a task id is recognised within this many tasks."""
 
 
 class Workers(Settings):
@@ -155,13 +174,14 @@ class Recipe(Settings):
     name: str
     description: str = ""
     partitions: Positive = 4
-    """P of every topic keyed by task; fixed once the namespace is made."""
+    """Number of partitions of every topic that has several. It can't change once the namespace
+    exists."""
     stop: Stop = Stop()
     tasks: Tasks = Tasks()
     warm_start: WarmStart | None = None
-    """Absent: policies begin with what their models know."""
+    """Absent: training begins without demonstrations."""
     evaluation: Evaluation | None = None
-    """Absent: nothing is evaluated as it learns."""
+    """Absent: nothing is evaluated during training."""
     agents: dict[str, Agent] = {"default": Agent()}
     environments: dict[str, EnvironmentSettings] = {"default": EnvironmentSettings()}
     scheduler: Scheduler = Scheduler()
@@ -169,22 +189,24 @@ class Recipe(Settings):
     workers: Workers = Workers()
 
     @model_validator(mode="after")
-    def _names_meet(self) -> Recipe:
+    def _check_names(self) -> Recipe:
         tasks = self.tasks
         for name in (self.name, *self.policies):
             if not NAME.match(name):
-                raise ValueError(f"{name!r} is no name: use lower-case letters, digits, - and _")
+                raise ValueError(
+                    f"{name!r} can't be a name: use lower-case letters, digits, - and _"
+                )
         if not self.policies:
             raise ValueError("policies: a recipe needs at least one")
-        if tasks.agent not in self.agents:
-            raise ValueError(f"tasks.agent: no agent {tasks.agent!r} among {sorted(self.agents)}")
         warm = self.warm_start
-        if warm is not None and warm.agent not in self.agents:
-            raise ValueError(
-                f"warm_start.agent: no agent {warm.agent!r} among {sorted(self.agents)}"
-            )
+        agents = {"tasks": tasks.agent, "warm_start": warm and warm.agent}
+        for table, agent in agents.items():
+            if agent is not None and agent not in self.agents:
+                raise ValueError(f"{table}.agent: no agent {agent!r} among {sorted(self.agents)}")
         if warm is not None and tasks.purpose == "evaluate":
-            raise ValueError("warm_start: a run of tasks to evaluate trains nothing")
+            raise ValueError(
+                "warm_start: a run with tasks.purpose = 'evaluate' trains nothing. Remove one"
+            )
         if tasks.environment is not None and tasks.environment not in self.environments:
             raise ValueError(
                 f"tasks.environment: no {tasks.environment!r} among {sorted(self.environments)}"
@@ -201,14 +223,16 @@ class Recipe(Settings):
             if policy not in self.policies:
                 raise ValueError(f"tasks.roles.{role}: no policy {policy!r}")
         if tasks.minimum > tasks.samples:
-            raise ValueError(f"tasks.minimum: {tasks.minimum} of {tasks.samples} samples")
+            raise ValueError(
+                f"tasks.minimum: {tasks.minimum} is more than tasks.samples, {tasks.samples}"
+            )
         return self
 
     def canonical(self) -> str:
-        """The recipe as canonical JSON: equal recipes give equal text."""
+        """Returns the recipe as canonical JSON: equal recipes have equal texts."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the canonical text. A worker refuses a run with another digest."""
+        """SHA-256 of the canonical text. A worker refuses to serve a run with another digest."""
         return hashlib.sha256(self.canonical().encode()).digest()

@@ -1,36 +1,38 @@
-"""What tables of settings have in common: they refuse what they don't know, and say so."""
+"""The base of all tables of a recipe: unknown keys are refused, and errors name the keys."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
+FALSE_IS_NONE = BeforeValidator(lambda value: None if value is False else value)
+"""TOML has no null: `false` in a recipe means that a table or a value is absent."""
 
 
 class RecipeError(ValueError):
-    """The recipe can't be used. The message names each wrong key and what is expected there."""
+    """A recipe can't be used. The message names each wrong key and what it must be."""
 
 
 class Settings(BaseModel):
-    """Settings refuse keys they don't know, and NaN and infinity, which JSON can't carry."""
+    """A table of a recipe. It refuses unknown keys, and NaN and infinity, which JSON can't hold."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PlugIn(Settings):
-    """A built-in by name, or the user's own by import path `package.module:name`."""
+    """A plug-in: a built-in by its name, or one of your own by `package.module:name`."""
 
     use: str
     options: dict[str, Any] = {}
-    """Keyword arguments of the plug-in."""
+    """Keyword arguments that are given to the plug-in."""
 
 
 def explain(error: ValidationError) -> str:
-    """Each wrong key, and what is expected there."""
+    """Returns a text that names each wrong key and what it must be."""
     lines = []
     for problem in error.errors(include_url=False):
         key = ".".join(str(part) for part in problem["loc"]) or "the recipe"

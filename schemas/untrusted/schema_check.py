@@ -1,7 +1,7 @@
-"""Is a stranger's Avro schema safe to decode with? fastavro itself would not ask.
+"""Checks that the Avro schema of an unknown writer is safe to decode with. fastavro does not.
 
-A few bytes can stand for millions of items where an item takes no bytes, and a schema that
-contains itself can nest without end. Both are refused, and so is what is merely vast.
+If an item takes no bytes, a few bytes can stand for millions of items. A schema that contains
+itself can nest without end. Both are refused, and so are schemas that are very large.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 MAX_SCHEMA_BYTES = 1024 * 1024
 MAX_NODES = 5_000
-"""Types in a schema, each reference to a named type counted as the whole of it."""
+"""Maximum number of types in a schema. A reference to a named type counts as the whole type."""
 MAX_DEPTH = 24
 MAX_FIXED_BYTES = 1024 * 1024
 
@@ -25,15 +25,18 @@ _SMALLEST = {
     "bytes": 1,
     "string": 1,
 }
-"""Fewest bytes that a value of each primitive takes."""
+"""The fewest bytes that a value of each primitive type takes."""
 
 
 class BadSchema(ValueError):
-    """A schema is not safe, or none. The message says why."""
+    """A text is not an Avro schema, or not a safe one. The message says why."""
 
 
 def check_schema(avsc_text: str) -> dict[str, Any]:
-    """The schema in a text. BadSchema unless it is a self-contained record within the bounds."""
+    """Returns the schema in a text.
+
+    Raises BadSchema unless it is a self-contained record within the bounds.
+    """
     if len(avsc_text) > MAX_SCHEMA_BYTES:
         raise BadSchema(f"{len(avsc_text)} characters; at most {MAX_SCHEMA_BYTES} are read")
     try:
@@ -47,14 +50,14 @@ def check_schema(avsc_text: str) -> dict[str, Any]:
 
 
 class _Checker:
-    """Walks a schema once, expanding each reference in effect though not in deed."""
+    """Measures each type of a schema once. A reference counts as the type that it names."""
 
     def __init__(self) -> None:
         self._named: dict[str, tuple[int, int, int] | None] = {}
-        """Fullname to (nodes, depth, fewest bytes); None while it is being defined."""
+        """Full name to (nodes, depth, fewest bytes), or None while the type is being defined."""
 
     def check(self, schema: Any, namespace: str, depth: int) -> tuple[int, int, int]:
-        """The nodes, depth and fewest bytes of a schema that lies `depth` types deep."""
+        """Returns the nodes, depth and fewest bytes of a schema that is `depth` types deep."""
         if depth > MAX_DEPTH:
             raise BadSchema(f"nested deeper than {MAX_DEPTH}")
         nodes, below, smallest = self._measure(schema, namespace, depth)
@@ -72,7 +75,7 @@ class _Checker:
                 return 1, 0, _SMALLEST[schema]
             return self._reference(schema, namespace)
         if not isinstance(schema, dict):
-            raise BadSchema(f"{str(schema)[:80]!r} is no type")
+            raise BadSchema(f"{str(schema)[:80]!r} is not a type")
         match schema.get("type"):
             case "record":
                 return self._record(schema, namespace, depth)

@@ -16,7 +16,7 @@ from headrace.services.agent.shard import AgentShard
 from headrace.services.base.concurrency import until_first
 from headrace.services.kafka.broker import Partition
 from headrace.services.tasks.admission import refusal
-from headrace.services.tasks.cancellations import Cancellations
+from headrace.services.tasks.cancellation import Cancellations
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.worker import SideStart, Worker
 

@@ -29,8 +29,7 @@ from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup, refused, task_ended
 from headrace.services.agent.requests import Answer, close_after
 from headrace.services.log.event_log import Delivery
-from headrace.services.tasks.cancellations import Cancellations
-from headrace.services.tasks.cancelled import TaskId, id_of
+from headrace.services.tasks.cancellation import Cancellations, TaskId, id_of
 from headrace.services.worker.shard import ShardContext
 
 logger = logging.getLogger(__name__)
@@ -116,12 +115,12 @@ class AgentShard:
         self._close_over()
         self._early_outcomes.clear()
         self._ended.clear()
-        self._cancellations.tell(self._on_cancelled)
+        self._cancellations.subscribe(self._on_cancelled)
         self._context.spawn(self._cancel_when_ending(), "ending")
 
     async def aclose(self) -> None:
         """Drops all episodes. The partition's next owner continues the unfinished ones."""
-        self._cancellations.forget(self._on_cancelled)
+        self._cancellations.unsubscribe(self._on_cancelled)
         LIVE.dec(len(self._runs))
         self._runs.clear()
 

@@ -1,4 +1,4 @@
-"""*Where* a run happens: broker, registry, blobs, local state. No part of the recipe."""
+"""The cluster that a run uses, and the folder of this machine. They are not part of the recipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.services.models.blob_url import open_blob_store
 from headrace.services.models.blobs import BlobStore
 
 RECIPES = Path(__file__).parents[2] / "infra" / "recipes"
-"""The folder of the shipped recipes."""
+"""The folder of the recipes that ship with Headrace."""
 RESERVED = frozenset(
     {
         "blobs",
@@ -31,25 +31,27 @@ RESERVED = frozenset(
         "tmp",
     }
 )
-"""Folders of the state folder that are no namespace's."""
+"""Names of folders in the state folder that no namespace may have."""
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """Where to connect, and where this machine keeps its files."""
+    """The addresses of Kafka, the schema registry and the blob store, the namespace, and the folder
+    in which this machine keeps its files.
+    """
 
     state: Path = Path(".headrace")
-    """Folder of the local stack, logs, caches and checkpoints."""
+    """The folder of the local stack, logs, caches and checkpoints."""
     bootstrap_servers: str | None = None
-    """`host:port[,host:port]` of Kafka; None is the local stack of `state`."""
+    """Addresses of Kafka, `host:port[,host:port]`. None means the local stack of `state`."""
     registry_url: str | None = None
-    """Base URL of the Confluent-compatible schema registry; None is the local stack's."""
+    """Base URL of a Confluent-compatible schema registry. None means that of the local stack."""
     blobs: str | None = None
-    """The blob store: a folder, or a URL that fsspec serves; None is `<state>/blobs`."""
+    """The blob store: a folder, or a URL that fsspec supports. None means `<state>/blobs`."""
     namespace: str | None = None
-    """None is the recipe's name."""
+    """The namespace. None means the recipe's name."""
     kafka_properties: Mapping[str, str] = field(default_factory=dict)
-    """librdkafka properties, such as `security.protocol`."""
+    """Properties of librdkafka, for example `security.protocol`."""
 
     def __post_init__(self) -> None:
         if self.namespace is not None and not NAME.match(self.namespace):
@@ -58,42 +60,45 @@ class ClusterConfig:
                 "at most 63"
             )
         if self.namespace in RESERVED:
-            raise UsageError(f"--namespace {self.namespace}: the state folder uses that name")
+            raise UsageError(
+                f"--namespace {self.namespace}: a folder of Headrace uses that name. Use another"
+            )
         if self.registry_url is not None and self.bootstrap_servers is None:
-            raise UsageError("--registry-url goes with --bootstrap-servers: give both or neither")
+            raise UsageError("--registry-url needs --bootstrap-servers: give both or neither")
 
     @property
     def blob_url(self) -> str:
-        """The blob store's place."""
+        """The folder or URL of the blob store."""
         return self.blobs or str(self.state / "blobs")
 
     def open_blobs(self) -> BlobStore:
-        """The blob store. UsageError where nothing here serves its URL."""
+        """Opens the blob store. Raises UsageError if no installed package supports its URL."""
         return open_blob_store(self.blob_url, self.state / "blobs-cache")
 
     def folder(self, namespace: str) -> Path:
-        """The namespace's folder on this machine: logs, caches, checkpoints."""
+        """Returns the namespace's folder on this machine, with its logs, caches and checkpoints."""
         return self.state / namespace
 
     def connected(self, bootstrap_servers: str, registry_url: str) -> ClusterConfig:
-        """The same, with broker and registry known."""
+        """Returns the same configuration with the addresses of the broker and the registry."""
         return replace(self, bootstrap_servers=bootstrap_servers, registry_url=registry_url)
 
     def to_json(self) -> str:
-        """One line, for a child process."""
+        """Returns the configuration as one line, for a child process."""
         return json.dumps({**asdict(self), "state": str(self.state)})
 
     @classmethod
     def from_json(cls, text: str) -> ClusterConfig:
-        """The inverse of `to_json`."""
+        """Returns the configuration that `to_json` has written."""
         tree = json.loads(text)
         return cls(**{**tree, "state": Path(tree["state"])})
 
 
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
-    """A shipped recipe by name, a file by path, with overrides. UsageError says what is wrong.
+    """Reads a recipe by its name or path, with overrides from the environment and `settings`.
 
-    A `.json` file is a recipe as `run` resolved it, taken as it stands.
+    A `.json` file is a recipe that `write_resolved` has written; nothing overrides it. Raises
+    UsageError, which says what is wrong.
     """
     try:
         if name_or_path.endswith(".json"):
@@ -102,13 +107,13 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
     except RecipeError as error:
         raise UsageError(str(error)) from error
     except OSError as error:
-        raise UsageError(f"{name_or_path}: {error.strerror}") from error
+        raise UsageError(f"can't read the recipe {name_or_path}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise UsageError(f"{name_or_path} is not JSON: {error}") from error
 
 
 def write_resolved(recipe: Recipe, state: Path) -> Path:
-    """Writes a recipe for child processes, named by its digest; one that is there is the same."""
+    """Writes a recipe for child processes and returns its path, which contains its digest."""
     path = state / "recipes" / f"{recipe.digest.hex()[:16]}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}")

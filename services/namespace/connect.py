@@ -1,4 +1,4 @@
-"""Opens a namespace's log: the one place where a broker, a registry and a codec are made."""
+"""Connects to the broker and the registry, and opens the logs of namespaces."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 
 
 def locate(cluster: ClusterConfig) -> ClusterConfig:
-    """The same, with the local stack's addresses where none are given.
+    """Fills in the addresses of the local stack if the configuration has no addresses.
 
-    DependencyError where neither is there.
+    Raises DependencyError if no local stack runs either.
     """
     if cluster.bootstrap_servers is not None:
         if cluster.registry_url is None:
-            raise DependencyError("--bootstrap-servers needs --registry-url beside it")
+            raise DependencyError("--bootstrap-servers needs --registry-url: give both")
         return cluster
     from headrace.infra import local
 
     stack = local.find(cluster.state)
     if stack is None:
         raise DependencyError(
-            f"no local stack runs in {cluster.state}: start one with `headrace up`, or name a "
+            f"no local stack runs in {cluster.state}. Start one with `headrace up`, or name a "
             "cluster with --bootstrap-servers and --registry-url"
         )
     return cluster.connected(stack.bootstrap_servers, stack.registry_url)
@@ -39,21 +39,21 @@ def locate(cluster: ClusterConfig) -> ClusterConfig:
 
 @dataclass(frozen=True)
 class Connection:
-    """A broker and its registry, from which logs are made."""
+    """A broker and its schema registry. It opens the logs of namespaces."""
 
     broker: Broker
     registry: Registry
     source: str
-    """Who is connected: the CloudEvents source of what it writes."""
+    """Name of the connected program: the CloudEvents source of the events that it writes."""
 
     def log(self, topics: Topics) -> EventLog:
-        """The typed log of a namespace, to read from: it leaves no trace there."""
+        """Opens the log of a namespace for reading only: it never writes to the namespace."""
         return EventLog(self.broker, topics, Codec(), self.registry, self.source, read_only=True)
 
     async def writing_log(self, topics: Topics) -> EventLog:
-        """The typed log of a namespace, with every topic's schema registered.
+        """Opens the log of a namespace, and registers the schemas that are not registered yet.
 
-        What is there stays. DependencyError where the registry is out of reach.
+        Raises DependencyError if the registry does not answer.
         """
         codec = Codec()
         await asyncio.to_thread(self.registry.prepare, codec, topics)
@@ -62,9 +62,9 @@ class Connection:
 
 @asynccontextmanager
 async def connect(cluster: ClusterConfig, source: str) -> AsyncIterator[Connection]:
-    """Connects to the place that `locate` found, and closes it all at the end.
+    """Connects to a cluster that `locate` has returned, and closes the connection at the end.
 
-    DependencyError within 5 s where no broker answers.
+    Raises DependencyError if no broker answers within 5 s.
     """
     assert cluster.bootstrap_servers is not None
     assert cluster.registry_url is not None

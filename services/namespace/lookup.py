@@ -1,4 +1,4 @@
-"""Which namespaces a broker holds, and what is in them, told from its topics alone."""
+"""Finds the namespaces of a broker, and their partitions and policies, from the topics' names."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _RUNS = re.compile(rf"([a-z0-9_-]+)\.{RUNS.name}\.v1")
 
 
 def namespaces_in(existing: Mapping[str, int]) -> list[str]:
-    """The namespaces among a broker's topics, by name."""
+    """Returns the names of all namespaces that a broker's topics belong to, sorted."""
     matches = (_RUNS.fullmatch(name) for name in existing)
     return sorted(match[1] for match in matches if match is not None)
 
 
 def topics_in(existing: Mapping[str, int], namespace: str) -> Topics:
-    """A namespace's topics. UsageError where there is no such namespace, or only part of one."""
+    """Returns a namespace's topics. Raises UsageError if the broker lacks some or all of them."""
     names = ", ".join(namespaces_in(existing)) or "(none)"
     partitions = existing.get(EPISODES.real_name(namespace))
     if namespace not in namespaces_in(existing) or partitions is None:
         raise UsageError(
             f"no namespace {namespace!r} on this broker, which has: {names}. "
-            "`headrace apply RECIPE` makes one"
+            "`headrace apply RECIPE` creates one"
         )
     batches = re.compile(rf"{re.escape(namespace)}\.{BATCHES.name}\.([a-z0-9_-]+)\.v1")
     policies = [match[1] for name in existing if (match := batches.fullmatch(name))]
@@ -40,7 +40,7 @@ def topics_in(existing: Mapping[str, int], namespace: str) -> Topics:
 async def open_namespace(
     cluster: ClusterConfig, source: str, *, writing: bool = False
 ) -> AsyncIterator[tuple[EventLog, RunLife]]:
-    """The log and life of the namespace asked for, or else of the run that started last."""
+    """Opens the log and reads the life of `cluster.namespace`, or else of the newest run."""
     cluster = locate(cluster)
     async with connect(cluster, source) as connection:
         topics, life = await find_namespace(connection, cluster.namespace)
@@ -51,9 +51,10 @@ async def open_namespace(
 async def find_namespace(
     connection: Connection, name: str | None, wanted: Callable[[RunLife], bool] = lambda _: True
 ) -> tuple[Topics, RunLife]:
-    """The topics and life of the namespace `name`; for None of the wanted run that started last.
+    """Returns the topics and the life of the namespace `name`.
 
-    UsageError where there is none.
+    If `name` is None, it takes the newest run for which `wanted` is true. Raises UsageError if
+    there is no such namespace.
     """
     existing = await connection.broker.list_topics()
     if name is None:
@@ -73,6 +74,6 @@ async def _newest(
             found.append((topics, life))
     if not found:
         raise UsageError(
-            "this broker has no namespace: `headrace run` or `headrace apply RECIPE` makes one"
+            "this broker has no such run. `headrace run` or `headrace apply RECIPE` starts one"
         )
     return max(found, key=lambda pair: pair[1].started_at)

@@ -1,4 +1,4 @@
-"""A run's life as `runs` has it: started, ending, ended. Of each state the first record counts."""
+"""The life of a run, from the topic `runs`: started, ending, ended."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from headrace.services.log.log_reader import CaughtUp, follow_events
 
 @dataclass
 class RunLife:
-    """What is known of a run."""
+    """The states that a run has entered. The first record of each state counts."""
 
     started: RunStateEntered | None = None
     started_at: float = 0.0
-    """Epoch seconds, by the broker's clock."""
+    """Seconds since the epoch, by the broker's clock."""
     ending: RunStateEntered | None = None
     ended: RunStateEntered | None = None
 
@@ -34,7 +34,7 @@ class RunLife:
         return "absent" if newest is None else newest.state
 
     def on_event(self, event: RunStateEntered, at: float) -> None:
-        """Takes a record; the first of each state counts."""
+        """Adds a record that was written at `at`, in seconds since the epoch."""
         if event.state == "started" and self.started is None:
             self.started, self.started_at = event, at
         elif event.state == "ending":
@@ -43,14 +43,14 @@ class RunLife:
             self.ended = self.ended or event
 
     def recipe(self) -> Recipe:
-        """The run's recipe. UsageError where the run never started."""
+        """Returns the run's recipe. Raises UsageError if the run has not started."""
         if self.started is None:
-            raise UsageError("the run has not started: `headrace apply RECIPE` starts it")
+            raise UsageError("the run has not started. `headrace apply RECIPE` starts it")
         return parse_recipe(json.loads(self.started.recipe), "the run's recipe")
 
 
 async def follow_life(log: EventLog) -> AsyncGenerator[RunLife, None]:
-    """The run's life, once all that was in the log is read, and again with every change."""
+    """Yields the run's life once all existing records are read, and again after every change."""
     life, caught_up = RunLife(), False
     async with aclosing(follow_events(log, {log.topics.partition(RUNS): "first"})) as items:
         async for item in items:
@@ -63,13 +63,13 @@ async def follow_life(log: EventLog) -> AsyncGenerator[RunLife, None]:
 
 
 async def read_life(log: EventLog) -> RunLife:
-    """The run's life as it stands. `runs` must exist."""
+    """Reads the run's life. The topic `runs` must exist."""
     async with aclosing(follow_life(log)) as lives:
         return await anext(lives)
 
 
 async def enter(log: EventLog, state: str, recipe: Recipe, reason: str = "") -> None:
-    """Writes that the run entered `ending` or `ended`."""
+    """Writes that the run has entered `ending` or `ended`."""
     await log.send(
         RunStateEntered.model_validate(
             {
@@ -83,7 +83,7 @@ async def enter(log: EventLog, state: str, recipe: Recipe, reason: str = "") -> 
 
 
 def differing_keys(ours: Recipe, theirs: Mapping[str, Any]) -> list[str]:
-    """What differs between two recipes, one `key: theirs -> ours` a line."""
+    """Returns the keys that differ between two recipes, each as `key: theirs -> ours`."""
     mine, others = flatten(ours.model_dump(mode="json")), flatten(theirs)
     return [
         f"{key}: {others.get(key, 'absent')!r} -> {mine.get(key, 'absent')!r}"
@@ -93,7 +93,7 @@ def differing_keys(ours: Recipe, theirs: Mapping[str, Any]) -> list[str]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys."""
+    """Returns nested tables as one table with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headrace.errors import UsageError
-from headrace.schemas.topics import PlacedTopic, Topics
+from headrace.schemas.topics import NamespaceTopic, Topics
 
 
-def find_topic(topics: Topics, name: str) -> PlacedTopic:
+def find_topic(topics: Topics, name: str) -> NamespaceTopic:
     """Returns the topic that `name` means: `results`, `batches.default`, or the full name.
 
     Raises UsageError if the namespace has no such topic. The message lists all its topics.
@@ -23,6 +23,6 @@ def find_topic(topics: Topics, name: str) -> PlacedTopic:
     )
 
 
-def short_name(topic: PlacedTopic) -> str:
+def short_name(topic: NamespaceTopic) -> str:
     """Returns a topic's name without namespace and version: `results`, `batches.default`."""
     return topic.topic.name if topic.policy is None else f"{topic.topic.name}.{topic.policy}"

@@ -24,7 +24,7 @@ from headrace.schemas.events import EpisodeStarted, Failure, TaskCancelled, Task
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.tasks.admission import refusal, refused
-from headrace.services.tasks.cancelled import CancelledTasks, TaskId, id_of
+from headrace.services.tasks.cancellation import CancelledTasks, TaskId, id_of
 
 MAX_NAME = 1_000
 """A task that is not run keeps at most so many characters of each name."""

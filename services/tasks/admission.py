@@ -1,7 +1,7 @@
-"""Which tasks a recipe can't run, and why: a verdict on its episodes, and never an error of ours.
+"""Refuses tasks that a recipe can't run. The reason is the verdict on their episodes.
 
-The scheduler asks before it starts a task. The agent worker asks again: a start comes from the
-log, where another may have written it.
+The scheduler checks a task before it starts it. The agent worker checks it again, because another
+program may have written the start to the log.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from headrace.schemas.events import Failure, TaskSubmitted
 from headrace.schemas.recipe.recipe import Recipe
 
 MAX_TASK_CHARACTERS = 1_000_000
-"""Most of one task, written out: each of its episodes carries it whole, within a record's limit."""
+"""Maximum length of a task as text. Each of its episodes carries the whole task in one record."""
 MAX_SAMPLES = 4_096
-"""Most samples of one task: they start in one transaction."""
+"""Maximum number of samples of a task. They start in one transaction."""
 
 
 def refusal(recipe: Recipe, submitted: TaskSubmitted) -> Failure | None:
-    """Why this task can't be run by this recipe; None where it can."""
+    """Returns why this recipe can't run this task, or None if it can."""
     if len(repr(submitted)) > MAX_TASK_CHARACTERS:
-        return refused("too_large", f"more than {MAX_TASK_CHARACTERS} characters: use blobs")
+        return refused("too_large", f"the task has more than {MAX_TASK_CHARACTERS} characters")
     if submitted.agent not in recipe.agents:
         return refused("unknown_agent", f"no agent {submitted.agent!r} in the recipe")
     use = submitted.environment.use if submitted.environment else None
@@ -28,17 +28,21 @@ def refusal(recipe: Recipe, submitted: TaskSubmitted) -> Failure | None:
         return refused("unknown_environment", f"no environment {use!r} in the recipe")
     for role, played in submitted.roles.items():
         if played.policy not in recipe.policies:
-            return refused("unknown_policy", f"role {role!r}: no policy {played.policy!r}")
+            return refused(
+                "unknown_policy", f"role {role!r}: no policy {played.policy!r} in the recipe"
+            )
     if not 1 <= submitted.samples <= MAX_SAMPLES:
         return refused("bad_task", f"samples is {submitted.samples}, not 1 to {MAX_SAMPLES}")
     limits = submitted.max_turns, submitted.max_tokens, submitted.deadline_s, submitted.attempts
     if min(limits) < 1:
-        return refused("bad_task", "max_turns, max_tokens, deadline_s, attempts: from 1 up")
+        return refused(
+            "bad_task", "max_turns, max_tokens, deadline_s and attempts must be at least 1"
+        )
     return _bad_json(submitted)
 
 
 def refused(code: str, message: str) -> Failure:
-    """A verdict: the operator, or who submitted the task, must change something."""
+    """Returns a verdict that the operator or the submitter of the task must act on."""
     return Failure(origin="operator", code=code, message=message)
 
 
@@ -52,5 +56,5 @@ def _bad_json(submitted: TaskSubmitted) -> Failure | None:
         except (ValueError, RecursionError):
             fits = False
         if not fits:
-            return refused("bad_task", f"{name} is no JSON object")
+            return refused("bad_task", f"{name} is not a JSON object")
     return None

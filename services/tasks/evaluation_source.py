@@ -1,12 +1,12 @@
-"""Submits a round of tasks to evaluate, every so many versions, pinned to that version.
+"""Submits a round of evaluation tasks every `every` versions, pinned to that version.
 
-A round is of one version of every policy that plays a role: the newest multiple of `every` that all
-of them have published, and of a policy that doesn't train its only one. The next round begins when
-all tasks of the last have ended, so one version is evaluated at a time, and training, which never
-waits, may pass versions by.
+A round evaluates one version of every policy that plays a role: the newest multiple of `every` that
+all of these policies have published. A policy that does not train has only version 0. The next
+round begins when all tasks of the last one have ended, so only one version is evaluated at a time.
+Training does not wait for it, so versions may be skipped.
 
-It keeps no state: a round's tasks are named after its version, and what was submitted is not
-submitted again. Two at once do no harm, as with the source.
+It keeps no state: the tasks of a round are named after its version, and a task that is submitted is
+not submitted again. As with the task source, two at the same time do no harm.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from contextlib import aclosing
 
 from headrace.errors import UsageError
 from headrace.schemas.events import PolicyPublished, TaskEnded, TaskSubmitted, Use
-from headrace.schemas.recipe.recipe import Evaluation, Recipe
+from headrace.schemas.recipe.recipe import Evaluation
 from headrace.schemas.topics import POLICIES, RESULTS
 from headrace.services.base.concurrency import until_first
-from headrace.services.base.plugins import load
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.log_reader import CaughtUp, Start, follow_events
-from headrace.services.tasks.data_sets.data_sets import BUILTIN
+from headrace.services.tasks.data_sets import items_of
 from headrace.services.tasks.source import submitted_by
 from headrace.services.tasks.task_maker import Item, TaskMaker
 from headrace.services.worker.service_context import ServiceContext
@@ -32,24 +31,15 @@ from headrace.services.worker.service_context import ServiceContext
 logger = logging.getLogger(__name__)
 
 SOURCE = "evaluation"
-"""Its tasks' `source`."""
+"""The `source` of its tasks."""
 
 
 async def run(context: ServiceContext) -> None:
-    """Submits rounds until the run is ending, or it is to stop."""
+    """Submits rounds until the run is ending or the service must stop."""
     if context.recipe.evaluation is None:
-        raise UsageError("the recipe has no [evaluation]: there is nothing to submit")
+        raise UsageError("the recipe has no table [evaluation], so there is nothing to submit")
     stop = until_first(context.stopping.wait(), context.ending.wait())
     await until_first(stop, _Rounds(context, context.recipe.evaluation).follow())
-
-
-def items_of(recipe: Recipe, evaluation: Evaluation) -> Iterator[Item]:
-    """The items that are evaluated, in order."""
-    tasks = recipe.tasks
-    use, options = evaluation.use, evaluation.options
-    if use is None:
-        use, options = tasks.use, {**tasks.options, **options}
-    yield from itertools.islice(load("data set", use, BUILTIN)(**options), evaluation.items)
 
 
 class _Rounds:
@@ -73,7 +63,7 @@ class _Rounds:
         self._newest_round = -1
 
     async def follow(self) -> None:
-        """Follows for ever."""
+        """Follows without end."""
         self._submitted = await submitted_by(self._context, SOURCE)
         rounds = (int(task_id.partition("-")[0]) for task_id in self._submitted)
         self._newest_round = max(rounds, default=-1)
@@ -85,7 +75,8 @@ class _Rounds:
             async for item in items:
                 if isinstance(item, CaughtUp):
                     caught_up = True
-                    await self._submit(self._newest_round)  # where a predecessor broke off
+                    # A predecessor may have stopped within this round.
+                    await self._submit(self._newest_round)
                 elif isinstance(item.event, PolicyPublished):
                     self._published[item.event.policy] = item.event.version
                 elif isinstance(item.event, TaskEnded) and item.event.source == SOURCE:
@@ -94,7 +85,7 @@ class _Rounds:
                     await self._submit(self._due())
 
     def _due(self) -> int:
-        """The version of the round that begins now; -1 for none."""
+        """Returns the version of the round that is due, or -1 if none is."""
         if self._submitted.keys() - self._ended or self._trains.keys() - self._published.keys():
             return -1
         trained = [self._published[name] for name, trains in self._trains.items() if trains]
@@ -103,17 +94,23 @@ class _Rounds:
         return version if version > self._newest_round else -1
 
     async def _submit(self, version: int) -> None:
-        """Submits what is not yet submitted of a version's round."""
+        """Submits the tasks of a version's round that are not submitted yet."""
         if version < 0:
             return
         self._newest_round = version
-        items = items_of(self._context.recipe, self._evaluation)
-        for position, item in enumerate(items):
+        for position, item in enumerate(self._items()):
             task_id = f"{version}-{position}"
             if task_id not in self._submitted:
                 task = self._task(item, task_id, version)
                 self._submitted[task_id] = (await self._context.log.send(task)).offset
-        logger.info("version %d: submitted to be evaluated", version)
+        logger.info("submitted the evaluation of version %d", version)
+
+    def _items(self) -> Iterator[Item]:
+        tasks, evaluation = self._context.recipe.tasks, self._evaluation
+        use, options = evaluation.use, evaluation.options
+        if use is None:
+            use, options = tasks.use, {**tasks.options, **options}
+        return itertools.islice(items_of(use, options), evaluation.items)
 
     def _task(self, item: Item, task_id: str, version: int) -> TaskSubmitted:
         made = self._maker.make(item, task_id)

@@ -1,4 +1,4 @@
-"""Makes the tasks of a recipe: what the task source and `headrace submit` write."""
+"""Makes the tasks that the task source and `headrace submit` write."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from headrace.services.models.weights import model_folder
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item of a data set: what a task is about."""
+    """An item of a data set, from which a task is made."""
 
     item_id: str
-    """Statistics run over it."""
+    """Id of the item in its data set."""
     payload: Mapping[str, Any] = field(default_factory=dict)
-    """What the environment and the agent are told; JSON values."""
+    """The input of the environment and the agent, as JSON values."""
     seed: int | None = None
-    """Of the world; None lets it follow from the item's id and epoch."""
+    """Random seed of the environment. None derives it from the item's id and epoch."""
 
 
 class TaskMaker:
-    """Turns items into tasks, as the recipe's `tasks` says."""
+    """Turns items into tasks, with the settings of the recipe's `tasks`."""
 
     def __init__(self, recipe: Recipe, source: str) -> None:
-        """Reads the policies' tokenizers. UsageError where one lacks an `allowed` token."""
+        """Reads the policies' tokenizers. Raises UsageError if one lacks an `allowed` token."""
         self._recipe = recipe
         self._source = source
         self._roles = {
@@ -41,7 +41,7 @@ class TaskMaker:
         }
 
     def make(self, item: Item, task_id: str, epoch: int = 0) -> TaskSubmitted:
-        """The task of an item. `task_id` is unique within the source."""
+        """Makes the task of an item. `task_id` must be unique within the source."""
         tasks = self._recipe.tasks
         environment = None
         if tasks.environment is not None:

@@ -1,8 +1,8 @@
-"""The warm start: tasks that an agent demonstrates, and when they are learned.
+"""The warm start: tasks that an agent demonstrates, and how to wait until they are learned.
 
-They are the source's first tasks, named after their place as the others are. The tasks that are
-learned by reward come once every policy that trains has published what it made of them: until
-then its episodes would be those of a policy that knows nothing yet.
+They are the first tasks of the task source. The tasks that are learned by reward come once every
+policy that trains has published a version that was trained on the demonstrations. Before that,
+their episodes would come from policies that have learned nothing yet.
 """
 
 from __future__ import annotations
@@ -14,61 +14,54 @@ from contextlib import aclosing
 from headrace.schemas.events import BatchAssembled, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe, WarmStart
 from headrace.schemas.topics import BATCHES, POLICIES
-from headrace.services.base.plugins import load
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.log_reader import Start, follow_events
-from headrace.services.tasks.data_sets.data_sets import BUILTIN
+from headrace.services.tasks.data_sets import items_by_epoch
 from headrace.services.tasks.task_maker import Item
 from headrace.services.worker.service_context import ServiceContext
 
 
 def demonstrations(recipe: Recipe, settings: WarmStart) -> Iterator[tuple[str, int, Item]]:
-    """Task id, epoch and item of every task that is demonstrated, in order."""
+    """Yields the task id, epoch and item of every task that is demonstrated."""
     use, options = recipe.tasks.use, recipe.tasks.options
     if settings.use is not None:
         use, options = settings.use, settings.options
-    dataset = load("data set", use, BUILTIN)
-    left = settings.tasks
-    for epoch in itertools.count():
-        position = -1
-        for position, item in enumerate(itertools.islice(dataset(**options), left)):
-            yield f"warm-start-{epoch}-{position}", epoch, item
-        left -= position + 1
-        if position < 0 or left <= 0:
-            return
+    items = items_by_epoch(use, options, epochs=None)
+    for task_id, epoch, item in itertools.islice(items, settings.tasks):
+        yield f"warm-start-{task_id}", epoch, item
 
 
 def demonstrating(recipe: Recipe, settings: WarmStart) -> Recipe:
-    """The recipe whose tasks are those that are demonstrated."""
+    """Returns the recipe with the settings of the tasks that are demonstrated."""
     changes = {"agent": settings.agent, "samples": settings.samples, "minimum": 1}
     return recipe.model_copy(update={"tasks": recipe.tasks.model_copy(update=changes)})
 
 
 class Learned:
-    """Whether some tasks are decided and trained on, by what batches and publications say."""
+    """Finds out from batches and publications whether policies were trained on some tasks."""
 
     def __init__(self, policies: Collection[str], tasks: Collection[int]) -> None:
         self._tasks = tasks
         self._due: dict[str, int | None] = dict.fromkeys(policies)
-        """Of each policy: the version by which all are trained on, once that is known."""
+        """Policy to the version that is trained on all tasks, or None if it is not known yet."""
         self._published = dict.fromkeys(policies, -1)
 
     def on_batch(self, batch: BatchAssembled) -> None:
-        """Takes a batch in."""
+        """Adds a batch."""
         if self._due.get(batch.policy, -1) is None:
             decided = batch.frontier()
             if all(task in decided for task in self._tasks):
                 self._due[batch.policy] = batch.version
 
     def on_policy(self, published: PolicyPublished) -> None:
-        """Takes a publication in."""
+        """Adds a publication."""
         newest = self._published.get(published.policy)
         if newest is not None:
             self._published[published.policy] = max(newest, published.version)
 
     @property
     def done(self) -> bool:
-        """Whether every policy has learned from all of them."""
+        """Whether every policy was trained on all tasks."""
         return all(
             due is not None and self._published[policy] >= due for policy, due in self._due.items()
         )

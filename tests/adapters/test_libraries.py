@@ -18,7 +18,7 @@ from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.types import Observation
 from headrace.services.env.environment import Claim
 from headrace.services.env.libraries.library_setup import LibrarySetup
-from headrace.services.tasks.data_sets.reasoning_gym_items import items
+from headrace.services.tasks.data_sets import reasoning_gym
 from tests.adapters.stage import Stage, recipe, view
 
 CLAIM = Claim(task=1, sample=0, attempt=0, partition=0, offset=0, expires_at=0.0)
@@ -61,7 +61,7 @@ def problem(index: int = 0, **config: Any) -> Mapping[str, Any]:
         "seed": 3,
         "config": {"max_n": 31, **config},
     }
-    return next(islice(items(**options), index, None)).payload
+    return next(islice(reasoning_gym(**options), index, None)).payload
 
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
@@ -107,10 +107,14 @@ def test_an_answer_is_what_stands_in_the_last_of_its_tags() -> None:
 
 
 def test_the_source_yields_the_same_problems_each_time() -> None:
-    assert [item.item_id for item in items("gcd", 3, 7)] == ["gcd-7-0", "gcd-7-1", "gcd-7-2"]
-    assert list(items("gcd", 3)) == list(items("gcd", 3))
+    assert [item.item_id for item in reasoning_gym("gcd", 3, 7)] == [
+        "gcd-7-0",
+        "gcd-7-1",
+        "gcd-7-2",
+    ]
+    assert list(reasoning_gym("gcd", 3)) == list(reasoning_gym("gcd", 3))
     with pytest.raises(UsageError, match="at least one problem"):
-        list(items("gcd", 0))
+        list(reasoning_gym("gcd", 0))
 
 
 def test_a_game_is_won_and_what_it_refuses_is_told() -> None:

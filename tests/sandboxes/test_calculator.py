@@ -14,7 +14,7 @@ from headrace.services.agent.agents import calculator_teacher
 from headrace.services.agent.episode import Episode
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.sandbox.sandbox_environment import DockerEnvironment
-from headrace.services.tasks.data_sets.arithmetic import items
+from headrace.services.tasks.data_sets import arithmetic
 from tests.sandboxes.bench import bench, claim, view
 
 SUM: dict[str, Any] = {"prompt": "7*8+5", "answer": 61, "steps": ["7*8", "+5"]}
@@ -46,7 +46,7 @@ def test_a_teacher_solves_sums_and_a_careless_one_does_not(engine: str) -> None:
     async def main() -> None:
         options: dict[str, Any] = {"tool": "calculator", "tool_options": {"digits": 3}}
         async with asyncio.timeout(120), bench(engine, **options) as made:
-            payloads = [SUM, *(item.payload for item in items(size=2, numbers=4))]
+            payloads = [SUM, *(item.payload for item in arithmetic(size=2, numbers=4))]
             for number, payload in enumerate(payloads):
                 for careless in (0.0, 1.0):
                     environment = await made.take(claim(number))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import UsageError
-from headrace.services.tasks.data_sets.data_sets import shipped
+from headrace.services.tasks.data_sets import shipped
 from tests.sandboxes.bench import bench, claim, view
 
 ITEMS = list(shipped("coding"))

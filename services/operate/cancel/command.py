@@ -10,7 +10,7 @@ from headrace.services.operate.options import cluster_of, cluster_options, json_
 
 if TYPE_CHECKING:
     from headrace.services.namespace.cluster_config import ClusterConfig
-    from headrace.services.tasks.cancel import TaskStatus
+    from headrace.services.tasks.cancellation import TaskStatus
 
 _EFFECTS = {
     "queued": "cancelled before it started",
@@ -71,7 +71,7 @@ async def _cancel(
     reason: str,
 ) -> list[TaskStatus]:
     from headrace.services.namespace.lookup import open_namespace
-    from headrace.services.tasks.cancel import check_named, find_tasks, send_cancellations
+    from headrace.services.tasks.cancellation import check_named, find_tasks, send_cancellations
 
     check_named(tasks, source, all_queued=all_queued)
     async with open_namespace(cluster, "cancel", writing=True) as (log, _):

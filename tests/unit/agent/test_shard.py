@@ -25,7 +25,7 @@ from headrace.services.agent.shard import AgentShard
 from headrace.services.base.clock import now_ms
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
-from headrace.services.tasks.cancellations import Cancellations
+from headrace.services.tasks.cancellation import Cancellations
 from headrace.services.worker.shard import ShardContext
 from tests.unit.agent.test_episode_run import task
 
@@ -42,9 +42,9 @@ class Nobody:
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
 
-    def tell(self, told: Callable[..., None]) -> None: ...
+    def subscribe(self, on_cancelled: Callable[..., None]) -> None: ...
 
-    def forget(self, told: Callable[..., None]) -> None: ...
+    def unsubscribe(self, on_cancelled: Callable[..., None]) -> None: ...
 
     def reason(self, submitted: TaskSubmitted) -> str | None:
         return self.reasons.get(submitted.task_id)

@@ -79,7 +79,7 @@ def test_what_a_cluster_defaults_to_counts() -> None:
     assert [(one.topic, one.has) for one in wrong] == [("x.runs.v1", str(7 * DAY))]
 
 
-def test_the_message_says_what_is_has_needs_and_mends() -> None:
+def test_the_message_says_setting_value_need_and_repair() -> None:
     wrong = {"retention.ms": "3600000", "cleanup.policy": "compact"}
     with pytest.raises(UsageError) as raised:
         require_kept(TOPICS, recipe(), settings(trajectories=wrong))
@@ -102,7 +102,7 @@ ages = st.sampled_from(["-1", "1000", str(DAY), str(9 * DAY), str(90 * DAY), str
 
 
 @given(st.dictionaries(st.sampled_from([one.name for one in TOPICS]), ages))
-def test_what_is_said_to_mend_mends(changes: dict[str, str]) -> None:
+def test_the_named_repair_repairs(changes: dict[str, str]) -> None:
     made = settings()
     for name, age in changes.items():
         made[name]["retention.ms"] = age

@@ -79,7 +79,7 @@ def test_the_help_of_each_command_has_examples(
         (["recipe", "--set", "a=1"], "NAME"),
         (["cancel"], "name the tasks"),
         (["cancel", "1", "--all-queued"], "name the tasks"),
-        (["cancel", "query-1"], "is no task number"),
+        (["cancel", "query-1"], "is not a task number"),
         (["show", "nonsense"], "These are the ids"),
         (["dead-letters", "redrive"], "--all"),
         (["dead-letters", "redrive", "--all", "1"], "--all"),

@@ -13,7 +13,7 @@ from headrace.services.env.libraries.library_child import LIBRARIES
 from headrace.services.env.service import BUILTIN as ENVIRONMENTS
 from headrace.services.inference.service import BUILTIN as ENGINES
 from headrace.services.namespace.cluster_config import RECIPES
-from headrace.services.tasks.data_sets.data_sets import BUILTIN as DATA_SETS
+from headrace.services.tasks.data_sets import BUILTIN as DATA_SETS
 from headrace.stream_jobs.advantages import ADVANTAGES
 from headrace.stream_jobs.filters import FILTERS
 from headrace.trainer.losses import LOSSES

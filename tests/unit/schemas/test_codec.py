@@ -210,11 +210,11 @@ def test_vast_lengths_are_refused(number: int, name: str) -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (None, "a tombstone is no TaskEnded"),
+        (None, "is not a TaskEnded"),
         (b"", "no Confluent framing"),
         (b"\1\0\0\0\1", "no Confluent framing"),
         (bytes(MAX_RECORD_BYTES + 1), "at most 8388608 are read"),
-        (b"\0\0\0\0\1", "schema 1 is of headrace.RunStateEntered, not of TaskEnded"),
+        (b"\0\0\0\0\1", "schema 1 describes headrace.RunStateEntered, not TaskEnded"),
     ],
     ids=["tombstone", "empty", "magic", "too large", "another event"],
 )
@@ -225,7 +225,7 @@ def test_what_is_no_event_says_why(value: bytes | None, reason: str) -> None:
 
 def test_every_byte_must_be_read() -> None:
     value = codec().encode(ended())
-    with pytest.raises(DecodeError, match="1 bytes follow the TaskEnded"):
+    with pytest.raises(DecodeError, match="1 extra bytes after the TaskEnded"):
         codec().decode(TaskEnded, value + b"\0")
 
 

@@ -95,7 +95,7 @@ def test_a_required_field_more_would_be_noticed() -> None:
 
 def test_a_class_s_docstrings_are_its_fields_docs() -> None:
     docs = derive.attribute_docs(Turn)
-    assert docs["text"] == "For people; never retokenized."
+    assert docs["finish"] == "Why the generation ended: `finish` of its GenerationCompleted."
     assert "id_fields" not in docs
 
 

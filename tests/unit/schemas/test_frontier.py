@@ -13,7 +13,7 @@ NUMBERS = st.integers(0, 40)
 
 
 class AgainstASet(RuleBasedStateMachine):
-    """Adds and advances on both, and compares all that can be asked."""
+    """Adds numbers to both, and compares all that can be asked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,19 +25,9 @@ class AgainstASet(RuleBasedStateMachine):
         assert self.frontier.add(number) == (number not in self.numbers)
         self.numbers.add(number)
 
-    @rule(low_mark=NUMBERS)
-    def advance(self, low_mark: int) -> None:
-        self.frontier.advance(low_mark)
-        self.numbers.update(range(low_mark))
-
     @rule()
-    def make_anew(self) -> None:
+    def rebuild(self) -> None:
         self.frontier = Frontier(self.frontier.low_mark, self.frontier.runs)
-
-    @rule(end=NUMBERS)
-    def missing(self, end: int) -> None:
-        expected = [number for number in range(end) if number not in self.numbers]
-        assert list(self.frontier.missing(end)) == expected
 
     @invariant()
     def holds_the_same_numbers(self) -> None:

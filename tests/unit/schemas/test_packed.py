@@ -46,7 +46,7 @@ def test_an_int_beyond_32_bits_is_refused() -> None:
 
 @pytest.mark.parametrize("unpack", [unpack_i32, unpack_f32, lambda data: unpack_spans(data, 1)])
 def test_a_cut_array_is_refused(unpack: Callable[[bytes], object]) -> None:
-    with pytest.raises(ValueError, match="5 bytes, which is no multiple of 4"):
+    with pytest.raises(ValueError, match="5 bytes, not a multiple of 4"):
         unpack(b"12345")
 
 

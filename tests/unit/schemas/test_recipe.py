@@ -81,11 +81,11 @@ def test_the_canonical_text_gives_the_recipe_back(shipped: Path) -> None:
     [
         ("[scheduler]\nlive = 3", "demo.toml: scheduler.live: no such key"),
         ("[scheduler]\nlive_episodes = 0", "scheduler.live_episodes: Input should be greater"),
-        ("[policies.Big]\nmodel = 'x'", "'Big' is no name"),
+        ("[policies.Big]\nmodel = 'x'", "'Big' can't be a name"),
         ("[tasks]\nagent = 'none'", "tasks.agent: no agent 'none' among ['default']"),
         ("[tasks]\nenvironment = 'none'", "tasks.environment: no 'none' among ['default']"),
         ("[tasks.roles]\npolicy = 'none'", "tasks.roles.policy: no policy 'none'"),
-        ("[tasks]\nsamples = 2\nminimum = 3", "tasks.minimum: 3 of 2 samples"),
+        ("[tasks]\nsamples = 2\nminimum = 3", "tasks.minimum: 3 is more than tasks.samples, 2"),
         ("[stop]\nreward = nan", "stop.reward: Input should be a finite number"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_recipe_needs_a_policy() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("scheduler", "--set scheduler: it takes key=value"),
+        ("scheduler", "--set scheduler: give key=value"),
         ("name.x=3", "--set name.x: name is a value, not a table"),
         ("scheduler.x=3", "scheduler.x: no such key"),
         ("=3", "no such key"),

@@ -55,7 +55,7 @@ def test_our_own_schemas_are_safe(event_type: type[Event]) -> None:
         (record(record(name="E"), record(name="E")), "E is defined twice"),
         (record(nested(40)), "nested deeper than"),
         (doubling(20), "more than 5000 types"),
-        (record(7), "'7' is no type"),
+        (record(7), "'7' is not a type"),
         ({"type": "record", "name": "R", "fields": ["f"]}, "no list of fields"),
         ({"type": "record", "name": "R", "fields": [{}, {}]}, "two fields of one name"),
         ({"type": "record", "fields": []}, "no name"),

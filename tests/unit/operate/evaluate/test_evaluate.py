@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.services.operate.evaluate.evaluate import evaluation_recipe
 from headrace.services.operate.run.children import services_of
-from headrace.services.tasks.source import tasks_of
+from headrace.services.tasks.data_sets import items_by_epoch
 
 
 def test_an_evaluation_runs_the_first_items_once_and_trains_nothing() -> None:
@@ -22,5 +22,6 @@ def test_an_evaluation_runs_the_first_items_once_and_trains_nothing() -> None:
     assert (tasks.purpose, tasks.samples, tasks.seed, derived.stop.reward) == (
         "evaluate", 2, 9, None,
     )  # fmt: skip
-    assert [item.item_id for _, _, item in tasks_of(derived)] == ["0", "1", "2", "3", "4"]
+    items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
+    assert [item.item_id for _, _, item in items] == ["0", "1", "2", "3", "4"]
     assert not {"evaluation", "assemble-batches"} & set(services_of(derived))

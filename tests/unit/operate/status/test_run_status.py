@@ -10,7 +10,7 @@ from headrace.schemas.events import RunStateEntered
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import DEAD_LETTERS
 from headrace.services.kafka.broker import Outgoing
-from headrace.services.namespace.apply import commit_first_places
+from headrace.services.namespace.apply import commit_first_offsets
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.status.run_status import run_status_of
 from tests.unit.operate.show.world import TOPICS, World, in_a_world
@@ -25,7 +25,7 @@ LIFE = RunLife(
 
 async def a_run(world: World) -> None:
     """Six tasks of two episodes, three versions, and a task that waits."""
-    await commit_first_places(world.log.broker, TOPICS)
+    await commit_first_offsets(world.log.broker, TOPICS)
     await world.publish(0)
     for version in range(1, 4):
         tasks = [await world.run_task(f"{version}-{n}") for n in range(2)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.schemas.events import TaskCancelled
-from headrace.services.tasks import cancelled
-from headrace.services.tasks.cancelled import CancelledTasks
+from headrace.services.tasks import cancellation
+from headrace.services.tasks.cancellation import CancelledTasks
 from tests.unit.scheduler.test_core import task
 
 
@@ -24,7 +24,7 @@ def test_of_two_cancellations_of_a_task_the_first_counts() -> None:
 
 
 def test_only_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancelled, "KEPT", 3)
+    monkeypatch.setattr(cancellation, "KEPT", 3)
     tasks = CancelledTasks()
     for number in range(5):
         tasks.add(cancel(number))

@@ -13,7 +13,12 @@ from pydantic import BaseModel
 
 from headrace.schemas.codec import DecodeError, TooLarge, avsc
 from headrace.schemas.events import EVENTS, Event, Exclusion, GroupClosed
-from headrace.schemas.untrusted.weigh import MAX_VALUES, UNWEIGHED_BYTES, TooManyValues, weigher
+from headrace.schemas.untrusted.value_count import (
+    MAX_VALUES,
+    UNCOUNTED_BYTES,
+    TooManyValues,
+    value_counter,
+)
 from tests.unit.schemas.test_codec import codec, framed, models
 
 GROUP = GroupClosed(
@@ -21,9 +26,9 @@ GROUP = GroupClosed(
 )
 
 
-def weigh(event_type: type[Event], body: bytes) -> int:
+def count_values(event_type: type[Event], body: bytes) -> int:
     text = json.dumps(avsc(event_type)).replace("timestamp-millis", "none")
-    return weigher(fastavro.parse_schema(json.loads(text)))(body, 0)
+    return value_counter(fastavro.parse_schema(json.loads(text)))(body, 0)
 
 
 def values(held: Any) -> int:
@@ -40,17 +45,19 @@ def values(held: Any) -> int:
 @given(data=st.data())
 def test_every_value_is_counted(event_type: type[Event], data: st.DataObject) -> None:
     event = data.draw(models(event_type))
-    assert weigh(event_type, codec().encode(event)[5:]) == values(event)
+    assert count_values(event_type, codec().encode(event)[5:]) == values(event)
 
 
 @given(event_type=st.sampled_from(EVENTS), body=st.binary(max_size=100))
-def test_bytes_that_do_not_fit_are_walked_to_some_end(event_type: type[Event], body: bytes) -> None:
-    assert weigh(event_type, body) >= 0
+def test_bytes_that_do_not_fit_end_the_count(event_type: type[Event], body: bytes) -> None:
+    assert count_values(event_type, body) >= 0
 
 
-def test_a_length_that_no_bytes_follow_ends_the_walk() -> None:
-    assert weigh(GroupClosed, b"\2" + b"\xff" * 9 + b"\1") == 3  # the record and two of its fields
-    assert weigh(GroupClosed, b"\2\1") == 3  # a length of -1
+def test_a_length_that_no_bytes_follow_ends_the_count() -> None:
+    assert (
+        count_values(GroupClosed, b"\2" + b"\xff" * 9 + b"\1") == 3
+    )  # the record and two of its fields
+    assert count_values(GroupClosed, b"\2\1") == 3  # a length of -1
 
 
 def test_many_small_items_are_refused_before_they_are_made() -> None:
@@ -59,17 +66,17 @@ def test_many_small_items_are_refused_before_they_are_made() -> None:
         EVENTS.index(GroupClosed) + 1, avsc(GroupClosed), GROUP.model_dump() | {"excluded": items}
     )
     with pytest.raises(TooManyValues):
-        weigh(GroupClosed, value[5:])
-    with pytest.raises(DecodeError, match="a GroupClosed of over 200000 values"):
+        count_values(GroupClosed, value[5:])
+    with pytest.raises(DecodeError, match="the GroupClosed has more than 200000 values"):
         codec().decode(GroupClosed, value)
 
 
 def test_what_nobody_could_read_is_not_written() -> None:
     many = GROUP.model_copy(update={"excluded": (Exclusion(sample=0, reason=""),) * MAX_VALUES})
-    with pytest.raises(TooLarge, match="over 200000 values"):
+    with pytest.raises(TooLarge, match="more than 200000 values"):
         codec().encode(many)
 
 
 def test_what_is_large_and_of_few_values_passes() -> None:
-    large = GROUP.model_copy(update={"reason": "x" * (2 * UNWEIGHED_BYTES)})
+    large = GROUP.model_copy(update={"reason": "x" * (2 * UNCOUNTED_BYTES)})
     assert codec().decode(GroupClosed, codec().encode(large)) == large

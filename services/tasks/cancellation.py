@@ -1,0 +1,190 @@
+"""Cancellation of tasks: which are cancelled, who is notified, and what `headrace cancel` writes.
+
+The scheduler uses `CancelledTasks`, which reads no log. An agent worker has one `Cancellations` for
+all its partitions: it reads the topic `cancellations`, which has one partition, once. It does not
+matter when it reads a cancellation: an outcome in the log is final, and the owner of an episode
+that has no outcome gets the same cancellations before or after the start of the episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.errors import UsageError
+from headrace.schemas.events import EpisodeStarted, TaskCancelled, TaskEnded, TaskSubmitted
+from headrace.schemas.topics import CANCELLATIONS, EPISODES, RESULTS, TASKS
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.log_reader import WHOLE, follow_events, read_events
+
+KEPT = 100_000
+"""Maximum number of cancellations that are kept in memory. The oldest is dropped first."""
+IN_FLIGHT = 256
+"""Number of cancellations that are written at the same time."""
+
+TaskId = tuple[str, str]
+"""A task's source, and its id there."""
+OnCancelled = Callable[[TaskId, str], None]
+"""Takes a task that is cancelled, and the reason."""
+State = Literal["queued", "running", "ended", "unknown"]
+
+
+def id_of(event: TaskSubmitted | TaskCancelled) -> TaskId:
+    """Returns the source and id of an event's task."""
+    return event.source, event.task_id
+
+
+class CancelledTasks:
+    """The newest cancellations. If a task is cancelled twice, the first reason stays."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[TaskId, str] = {}
+
+    def add(self, event: TaskCancelled) -> bool:
+        """Adds a cancellation. Returns False if the task is already cancelled."""
+        task = id_of(event)
+        if task in self._reasons:
+            return False
+        if len(self._reasons) >= KEPT:
+            del self._reasons[next(iter(self._reasons))]
+        self._reasons[task] = event.reason
+        return True
+
+    def reason(self, submitted: TaskSubmitted) -> str | None:
+        """Returns why a task is cancelled, which may be empty, or None if it is not cancelled."""
+        return self._reasons.get(id_of(submitted))
+
+
+class Cancellations(CancelledTasks):
+    """Follows `cancellations`, and notifies the shards of an agent worker."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__()
+        self._log = log
+        self._subscribers: dict[OnCancelled, None] = {}
+
+    def subscribe(self, on_cancelled: OnCancelled) -> None:
+        """Calls `on_cancelled` for each task that is cancelled from now on."""
+        self._subscribers[on_cancelled] = None
+
+    def unsubscribe(self, on_cancelled: OnCancelled) -> None:
+        """Ends a subscription, if there is one."""
+        self._subscribers.pop(on_cancelled, None)
+
+    async def follow(self) -> None:
+        """Reads the topic without end. Raises DependencyError if the broker does not answer."""
+        cancellations = self._log.topics.partition(CANCELLATIONS)
+        async with aclosing(follow_events(self._log, {cancellations: "first"})) as items:
+            async for item in items:
+                if not isinstance(item, Delivery) or not isinstance(item.event, TaskCancelled):
+                    continue
+                if self.add(item.event):
+                    for notify in list(self._subscribers):
+                        notify(id_of(item.event), item.event.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """The status in the log of a task that shall be cancelled."""
+
+    source: str
+    task_id: str
+    number: int | None
+    """None if no such task was submitted yet. A cancellation applies once it is submitted."""
+    state: State
+
+
+class TaskStatuses:
+    """The status of every task of a namespace."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[TaskId, int] = {}
+        """If two tasks have the same id, only the first one runs, and it is the one here."""
+        self._by_number: dict[int, TaskId] = {}
+        self._started: set[int] = set()
+        self._ended: set[int] = set()
+
+    async def read(self, log: EventLog) -> None:
+        """Reads `tasks`, `episodes` and `results` to their ends."""
+        partitions = [
+            partition
+            for topic in (TASKS, EPISODES, RESULTS)
+            for partition in log.topics.partitions_of(topic)
+        ]
+        async with aclosing(read_events(log, dict.fromkeys(partitions, WHOLE))) as deliveries:
+            async for item in deliveries:
+                if isinstance(item.event, TaskSubmitted):
+                    task = self._by_number[item.offset] = id_of(item.event)
+                    self._numbers.setdefault(task, item.offset)
+                elif isinstance(item.event, EpisodeStarted):
+                    self._started.add(item.event.task)
+                elif isinstance(item.event, TaskEnded):
+                    self._ended.add(item.event.task)
+
+    def of_number(self, number: int) -> TaskStatus:
+        """Returns the task with a number. Raises UsageError if there is no such task."""
+        task = self._by_number.get(number)
+        if task is None:
+            raise UsageError(f"no task has the number {number}; nothing was cancelled")
+        return TaskStatus(*task, number, self._state(number))
+
+    def of_id(self, source: str, task_id: str) -> TaskStatus:
+        """Returns a source's task. It is `unknown` if the source has submitted no such task."""
+        number = self._numbers.get((source, task_id))
+        state: State = "unknown" if number is None else self._state(number)
+        return TaskStatus(source, task_id, number, state)
+
+    def queued(self) -> list[TaskStatus]:
+        """Returns all tasks that wait to be started, in the order of their submission."""
+        return [
+            TaskStatus(*task, number, "queued")
+            for number, task in self._by_number.items()
+            if self._state(number) == "queued"
+        ]
+
+    def _state(self, number: int) -> State:
+        if number in self._ended:
+            return "ended"
+        return "running" if number in self._started else "queued"
+
+
+def check_named(tasks: Sequence[str], source: str | None, *, all_queued: bool) -> None:
+    """Raises UsageError unless the options of `headrace cancel` name tasks in exactly one way."""
+    if all_queued == bool(tasks) or (all_queued and source is not None):
+        raise UsageError("name the tasks to cancel, or give --all-queued alone")
+    for task in tasks:
+        if source is None and not task.isdecimal():
+            raise UsageError(
+                f"{task!r} is not a task number. To name tasks by the ids that their source gave "
+                "them, add --source NAME"
+            )
+
+
+async def find_tasks(
+    log: EventLog, tasks: Sequence[str], source: str | None, *, all_queued: bool
+) -> list[TaskStatus]:
+    """Finds tasks by the ids that their source gave them or, without `source`, by their numbers.
+
+    Raises UsageError if no task has one of the numbers.
+    """
+    statuses = TaskStatuses()
+    await statuses.read(log)
+    if all_queued:
+        return statuses.queued()
+    if source is None:
+        return [statuses.of_number(int(task)) for task in dict.fromkeys(tasks)]
+    return [statuses.of_id(source, task) for task in dict.fromkeys(tasks)]
+
+
+async def send_cancellations(log: EventLog, statuses: Sequence[TaskStatus], reason: str) -> None:
+    """Writes a cancellation of each task that has not ended."""
+    events = [
+        TaskCancelled(source=one.source, task_id=one.task_id, reason=reason)
+        for one in statuses
+        if one.state != "ended"
+    ]
+    for first in range(0, len(events), IN_FLIGHT):
+        await asyncio.gather(*map(log.send, events[first : first + IN_FLIGHT]))

@@ -1,1 +1,0 @@
-"""The shipped data sets, which the task source reads items from."""
