@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ INSTALL_HINT = (
 _FETCH_ATTEMPTS = 3
 _FETCH_THREADS = 8
 _FETCH_TIMEOUT_S = 20  # without a byte from the repository
+_CANCEL_POLL_S = 0.05
 _LOCK_BOUND_S = 900.0  # how long another process may take to fetch the same jars
 _SCRATCH = ".partial-"
 
@@ -219,8 +220,11 @@ def _sole_fetcher(folder: Path, cancelled: threading.Event) -> Iterator[None]:
 
 
 def _scratch_beside(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    # On the same file system, so that a rename into place is atomic.
-    return tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{folder.name}-", dir=folder.parent)
+    # On the same file system, so that a rename into place is atomic. A download that was given up
+    # may still write to it: what is left then is swept away by the next fetcher.
+    return tempfile.TemporaryDirectory(
+        prefix=f"{_SCRATCH}{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True
+    )
 
 
 def _fetch(artifact: Artifact, folder: Path, cancelled: threading.Event) -> None:
@@ -234,8 +238,9 @@ def _fetch(artifact: Artifact, folder: Path, cancelled: threading.Event) -> None
                 .project(artifact.group, artifact.name)
                 .at_version(artifact.version)
             )
+            file = component.artifact(artifact.classifier, artifact.packaging)
             try:
-                path = component.artifact(artifact.classifier, artifact.packaging).resolve()
+                path = _unless_cancelled(file.resolve, cancelled)
             except (OSError, RuntimeError) as error:
                 reason = str(error)
             else:
@@ -250,6 +255,27 @@ def _fetch(artifact: Artifact, folder: Path, cancelled: threading.Event) -> None
         f"could not fetch {artifact.file_name} in {_FETCH_ATTEMPTS} attempts: {reason}. "
         "Check the network and its proxy settings, then try again"
     )
+
+
+def _unless_cancelled(download: Callable[[], Path], cancelled: threading.Event) -> Path:
+    """What `download` returns or raises; Cancelled as soon as `cancelled` is set.
+
+    A download that stalls can't be told to stop. It is left to a thread that ends by itself, or
+    with the process.
+    """
+    future: Future[Path] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(download())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="download", daemon=True).start()
+    while not wait([future], timeout=_CANCEL_POLL_S).done:
+        if cancelled.is_set():
+            raise Cancelled
+    return future.result()
 
 
 def _fetch_tree(pins: Pins, folder: Path, cancelled: threading.Event) -> None:

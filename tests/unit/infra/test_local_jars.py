@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,30 @@ def test_who_waits_for_another_to_fetch_can_give_up(tmp_path: Path) -> None:
     ):
         with locked(tmp_path / f"{folder}.lock", 1), pytest.raises(Cancelled):
             fetch(pins, tmp_path, print, cancelled)
+
+
+def test_a_download_that_stalls_can_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = jars.parse_pins(f"{KAFKA}\n{REGISTRY}\n{TREE}\n")
+    cancelled, given_up = threading.Event(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+
+        def answer_nothing() -> None:
+            with silent.accept()[0] as connection:
+                connection.recv(1)
+                cancelled.set()
+                given_up.wait(60)
+
+        proxy = threading.Thread(target=answer_nothing)
+        proxy.start()
+        began = time.monotonic()
+        with pytest.raises(Cancelled):
+            jars.kafka_jars(pins, tmp_path, print, cancelled)
+        assert time.monotonic() - began < jars._FETCH_TIMEOUT_S
+        given_up.set()
+        proxy.join()
