@@ -5,13 +5,13 @@ PYTHON ?= python3
 UV_VERSION := 0.13.8
 VENV := .venv
 BIN := $(VENV)/bin
-# The environment is made anew when the lock or the Python changes.
+# The environment is made again when the lock or the Python changes.
 SYNCED := $(VENV)/.synced
 # vLLM's CPU build is for its tests alone: 1 GB that nobody else need install.
 VLLM_VENV := .venv-vllm
 VLLM_SYNCED := $(VLLM_VENV)/.synced
 
-# Bytecode goes into .venv: without it every process compiles torch anew, for seconds.
+# Bytecode goes into .venv: without it every process compiles torch again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install install-vllm quickstart test test-fast test-vllm test-long check bench schemas clean
@@ -67,7 +67,7 @@ test-long: $(SYNCED) $(VLLM_SYNCED)  ## what takes too long for every change: ho
 bench: $(SYNCED)  ## the benchmarks, as a table with the machine
 	@$(BIN)/python -m tests.bench
 
-schemas: $(SYNCED)  ## write the Avro schemas anew from schemas/events.py
+schemas: $(SYNCED)  ## write the Avro schemas from schemas/events.py
 	@$(BIN)/python -m headrace.schemas.derive --write
 
 clean:  ## end the local stack and remove what was made

@@ -35,7 +35,7 @@ class Interrupts:
 
     KeyboardInterrupt can be raised between any two instructions of the main thread, so also
     between the start of a process and the line that records it, or within the standard library's
-    own locks. Code inside asks `noted` instead, at places where it can end in order.
+    own locks. Code inside asks `noted` instead, at points where it can end cleanly.
 
     Does nothing outside the main thread, or if the program has a SIGINT handler of its own.
     """

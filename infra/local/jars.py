@@ -112,7 +112,7 @@ def parse_pins(table: str) -> Pins:
     if not kafka or len(registry) != 1 or len(trees) != 1:
         raise HeadraceError(
             "jars.sha256 must pin Kafka's jars, one registry archive and its folder; "
-            "make it anew with: python -m headrace.infra.local.pin"
+            "make it again with: python -m headrace.infra.local.pin"
         )
     return Pins(tuple(kafka), registry[0], trees[0])
 
@@ -220,7 +220,7 @@ def _sole_fetcher(folder: Path, cancelled: threading.Event) -> Iterator[None]:
 
 
 def _scratch_beside(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    # On the same file system, so that a rename into place is atomic. A download that was given up
+    # On the same file system, so that the rename is atomic. A download that was given up
     # may still write to it: what is left then is swept away by the next fetcher.
     return tempfile.TemporaryDirectory(
         prefix=f"{_SCRATCH}{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True

@@ -72,7 +72,7 @@ def prepare(
 
 
 def keep_recording(recording: Path, *, whole: bool) -> None:
-    """Put a recorded archive in its place, if its Java process ended by itself; else drop it."""
+    """Keep a recorded archive if its Java process ended by itself, or else delete it."""
     name = recording.name.split(".")[0]
     if whole and recording.exists():
         recording.replace(recording.with_name(f"{name}.aot"))

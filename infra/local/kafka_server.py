@@ -123,7 +123,7 @@ def format_log(runtime: JavaRuntime, state: Path, log: Path, cancelled: threadin
             if time.monotonic() > deadline:
                 process.kill()
                 raise DependencyError(
-                    f"formatting Kafka's log took over {_FORMAT_BOUND_S} s; {describe_log(log)}"
+                    f"formatting Kafka's log exceeded {_FORMAT_BOUND_S} s; {describe_log(log)}"
                 )
     if process.returncode != 0:
         raise DependencyError(f"formatting Kafka's log failed; {describe_log(log)}")

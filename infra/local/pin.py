@@ -1,4 +1,4 @@
-"""Print `jars.sha256` anew, from what the repository serves today, after a version was raised.
+"""Print `jars.sha256` from what the repository serves today. Use it after a version was raised.
 
 python -m headrace.infra.local.pin > pins && mv pins infra/local/jars.sha256
 

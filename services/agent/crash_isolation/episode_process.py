@@ -21,7 +21,7 @@ READY_S = 60.0
 
 
 class EpisodesProcess:
-    """A child process that runs suspects."""
+    """A child process that runs isolated episodes."""
 
     def __init__(self, process: ChildProcess) -> None:
         self._process = process

@@ -54,7 +54,7 @@ class Child(Protocol):
 
 
 MakeChild = Callable[[], Awaitable[Child]]
-"""Starts a child. HeadraceError where none comes up."""
+"""Starts a child. Raises HeadraceError if it does not come up."""
 
 
 class IsolatedEpisode:

@@ -110,7 +110,7 @@ class DockerEngine:
         await self._call(f"start {name}", lambda client: client.start(name))
 
     async def restart(self, name: str) -> None:
-        """Ends all that runs in a container and starts it anew: its tmpfs mounts are empty."""
+        """Restarts a container. All that ran in it ends, and its tmpfs mounts are empty."""
         await self._call(f"restart {name}", lambda client: client.restart(name, timeout=0))
 
     async def rename(self, name: str, new: str) -> None:
