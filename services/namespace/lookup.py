@@ -57,18 +57,12 @@ async def find_namespace(
     there is no such namespace.
     """
     existing = await connection.broker.list_topics()
-    if name is None:
-        return await _newest(connection, existing, wanted)
-    topics = topics_in(existing, name)
-    return topics, await read_life(connection.log(topics))
-
-
-async def _newest(
-    connection: Connection, existing: Mapping[str, int], wanted: Callable[[RunLife], bool]
-) -> tuple[Topics, RunLife]:
-    found = []
-    for name in namespaces_in(existing):
+    if name is not None:
         topics = topics_in(existing, name)
+        return topics, await read_life(connection.log(topics))
+    found = []
+    for each in namespaces_in(existing):
+        topics = topics_in(existing, each)
         life = await read_life(connection.log(topics))
         if wanted(life):
             found.append((topics, life))

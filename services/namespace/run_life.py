@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from headrace.errors import UsageError
 from headrace.schemas.events import RunStateEntered
@@ -68,18 +68,12 @@ async def read_life(log: EventLog) -> RunLife:
         return await anext(lives)
 
 
-async def enter(log: EventLog, state: str, recipe: Recipe, reason: str = "") -> None:
+async def enter(
+    log: EventLog, state: Literal["ending", "ended"], recipe: Recipe, reason: str = ""
+) -> None:
     """Writes that the run has entered `ending` or `ended`."""
-    await log.send(
-        RunStateEntered.model_validate(
-            {
-                "namespace": log.topics.namespace,
-                "state": state,
-                "digest": recipe.digest,
-                "reason": reason,
-            }
-        )
-    )
+    namespace, digest = log.topics.namespace, recipe.digest
+    await log.send(RunStateEntered(namespace=namespace, state=state, digest=digest, reason=reason))
 
 
 def differing_keys(ours: Recipe, theirs: Mapping[str, Any]) -> list[str]:

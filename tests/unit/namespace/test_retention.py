@@ -1,4 +1,4 @@
-"""Retention that would cut what is still needed is found, and what mends it is said."""
+"""Settings that would delete needed records are found, and the message says how to repair them."""
 
 from __future__ import annotations
 

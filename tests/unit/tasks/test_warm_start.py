@@ -51,7 +51,7 @@ def test_demonstrations_may_come_of_another_data_set() -> None:
     assert shown(a_recipe(use="count", options={"items": 0})) == []
 
 
-def test_the_teacher_takes_the_agents_place() -> None:
+def test_the_teacher_replaces_the_agent() -> None:
     recipe = a_recipe(samples=2)
     assert recipe.warm_start is not None
     tasks = demonstrating(recipe, recipe.warm_start).tasks
