@@ -226,7 +226,7 @@ def test_what_cant_be_made_says_why(
 
 @pytest.mark.parametrize("option", ["render", "seeded"])
 def test_an_unknown_name_says_which_there_are(option: str) -> None:
-    with pytest.raises(UsageError, match=f"no {option} 'frosen': use .*frozen_lake"):
+    with pytest.raises(UsageError, match=rf"no {option} 'frosen'\. Use .*frozen_lake"):
         lake(**{option: "frosen"})
 
 

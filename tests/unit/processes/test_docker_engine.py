@@ -210,7 +210,7 @@ def test_a_pull_that_takes_too_long_ends(
 
 ENDS = """
 import asyncio, sys
-from headrace.services.processes.docker.docker_engine import Engine
+from headrace.services.processes.docker.docker_engine import DockerEngine as Engine
 
 async def main():
     engine = Engine(sys.argv[1])
