@@ -75,16 +75,16 @@ stack.up(Path(sys.argv[1]), kafka_port=free_port(), registry_port=free_port())
 
 CTRL_C_BEFORE_THE_STACK = """
 import os, signal, sys
-from services import cli
-from headrace.services.operate.run.run_stack import Stack
+from headrace.services.operate import cli
+from headrace.services.operate.run.run_stack import RunStack
 
-up = Stack.up
+up = RunStack.up
 
 def ctrl_c_then_up(*arguments):
     os.kill(os.getpid(), signal.SIGINT)
     return up(*arguments)
 
-Stack.up = ctrl_c_then_up
+RunStack.up = ctrl_c_then_up
 sys.argv = ["headrace", "run", "null", "--state", sys.argv[1]]
 cli.main()
 """
