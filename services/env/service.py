@@ -10,8 +10,8 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import ACTIONS, OBSERVATIONS
 from headrace.services.base.plugins import Loader, load
 from headrace.services.env.instances import Instances
-from headrace.services.env.libraries.library_child import LIBRARIES
-from headrace.services.env.libraries.library_setup import LibrarySetup
+from headrace.services.env.libraries.libraries_child import LIBRARIES
+from headrace.services.env.libraries.libraries_setup import LibrarySetup
 from headrace.services.env.sandbox.pool import DockerSetup
 from headrace.services.env.setup import EnvironmentSetup, Opening, Setup
 from headrace.services.env.shard import EnvShard

@@ -17,7 +17,7 @@ from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.types import Observation
 from headrace.services.env.environment import Claim
-from headrace.services.env.libraries.library_setup import LibrarySetup
+from headrace.services.env.libraries.libraries_setup import LibrarySetup
 from headrace.services.tasks.data_sets import reasoning_gym
 from tests.adapters.stage import Stage, recipe, view
 
@@ -30,7 +30,7 @@ ODD = "tests.adapters.odd:Odd"
 
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.services.env.libraries.library_process.GRACE_S", 3.0)
+    monkeypatch.setattr("headrace.services.env.libraries.libraries_process.GRACE_S", 3.0)
 
 
 def run(use: str, options: Mapping[str, Any], test: Any, *, within_s: float = 120.0) -> Any:
@@ -232,7 +232,7 @@ def test_an_episode_through_the_worker_is_stepped_again_by_the_next(tmp_path: Pa
 KILLED = """
 import asyncio, sys
 sys.path.insert(0, {root!r})
-from headrace.services.env.libraries.library_setup import LibrarySetup
+from headrace.services.env.libraries.libraries_setup import LibrarySetup
 
 async def main():
     made = LibrarySetup("tests.adapters.odd:Odd", {{}}, asyncio.Semaphore(1))

@@ -9,7 +9,7 @@ import pytest
 from headrace.schemas.recipe.read_recipe import load_recipe
 from headrace.services.agent.agents import BUILTIN as AGENTS
 from headrace.services.base.plugins import load
-from headrace.services.env.libraries.library_child import LIBRARIES
+from headrace.services.env.libraries.libraries_child import LIBRARIES
 from headrace.services.env.service import BUILTIN as ENVIRONMENTS
 from headrace.services.inference.service import BUILTIN as ENGINES
 from headrace.services.namespace.cluster_config import RECIPES

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
-from headrace.services.env.libraries import library_child as child
+from headrace.services.env.libraries import libraries_child as child
 from headrace.services.processes.child_process import ChildProcess, LineTooLong
 
 logger = logging.getLogger(__name__)

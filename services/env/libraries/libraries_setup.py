@@ -13,7 +13,7 @@ from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim, Environment
-from headrace.services.env.libraries.library_process import LibraryProcess
+from headrace.services.env.libraries.libraries_process import LibraryProcess
 
 
 class Bounds(BaseModel):
