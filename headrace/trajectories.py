@@ -122,7 +122,7 @@ def unpack(event: TrajectoryRecorded, texts: Texts) -> Trajectory:
     for turn in event.turns:
         tokens = np.frombuffer(turn.tokens, "<i4")
         versions: list[int] = []
-        with suppress(ValueError):  # Whoever wrote the spans may be wrong: then there are none.
+        with suppress(ValueError):  # Another team may have written wrong spans.
             versions = unpack_spans(turn.versions, len(tokens)) if turn.versions else []
         text = texts.of(turn.policy, turn.tokens, event.tokenizer)
         turns.append(

@@ -608,7 +608,7 @@ class GroupClosed(Event):
     """Mean reward of the samples that count, except those that were demonstrated throughout. Null
     if there are no such samples."""
     deviation: float | None = None
-    """Standard deviation of the same rewards. Null if there are none."""
+    """Standard deviation of the same rewards. Null if no sample has a reward."""
     excluded: tuple[Exclusion, ...] = ()
     """The samples that were left out."""
     samples: tuple[GroupSample, ...] = ()

@@ -186,8 +186,10 @@ class Topics:
         ]
 
     def by_name(self, name: str) -> NamespaceTopic:
-        """Returns the topic with this name on the broker. Raises KeyError if it is none of the
-        namespace's."""
+        """Returns the topic with this name on the broker.
+
+        Raises KeyError if the namespace has no such topic.
+        """
         return self._topics[name]
 
     def route(self, event: Event) -> NamespaceTopic:

@@ -58,9 +58,9 @@ def read_calls(action: str, names: Collection[str]) -> list[ToolCall]:
     """Returns the calls of an action, for an environment that has the tools `names`.
 
     The calls are spelled as in `hermes`; or the action is a single JSON object, without tags. The
-    closing tag of the last call may be missing: a stop text is no part of the action. Returns an
-    empty list if the action has no call. Raises BadCall if a call breaks a rule or names another
-    tool, or if there are more than MOST calls.
+    closing tag of the last call may be missing, because the action does not contain the stop text.
+    Returns an empty list if the action has no call. Raises BadCall if a call breaks a rule or names
+    another tool, or if there are more than MOST calls.
     """
     bare = BEGIN not in action and action.lstrip().startswith("{")
     values = [_load(action)] if bare else _hermes(action, unclosed=True)[0]

@@ -99,7 +99,7 @@ class EvaluationResult:
         return clustered([fmean(item) for item in self.rewards]) if self.rewards else None
 
     def passes(self, k: int) -> Estimate | None:
-        """Returns pass@k over the items with at least k samples; None if there are none."""
+        """Returns pass@k over the items with at least k samples; None if no item has so many."""
         values = [
             pass_at_k(len(item), sum(reward >= self.passing for reward in item), k)
             for item in self.rewards

@@ -118,7 +118,7 @@ def read_object(action: str) -> dict[str, Any]:
 
 
 def render(observation: Mapping[str, JsonValue], names: Sequence[str]) -> str:
-    """Turn an observation into text: the fields with these names, or all of it if there are none.
+    """Turn an observation into text: the named fields, or all of it if no field is named.
 
     Fields are looked up in the observation first, then in its metadata. Several fields are shown
     with their names, without empty ones. Raises UsageError if it has none of the fields.

@@ -138,7 +138,7 @@ def _config(setup: EngineSetup) -> dict[str, Any]:
 
 
 def _tokens(setup: EngineSetup) -> list[int]:
-    """The ids to draw. Raises UsageError if there are none, or for both `tokens` and `text`."""
+    """The ids to draw. Raises UsageError if both `tokens` and `text` are given, or no id."""
     tokens, text = setup.options.get("tokens"), setup.options.get("text")
     if tokens is not None and text is not None:
         raise UsageError("the scripted engine takes `tokens` or `text`, not both")

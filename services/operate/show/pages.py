@@ -46,7 +46,7 @@ def number(value: float | None) -> str:
 
 
 def versions_range(versions: Sequence[int]) -> str:
-    """Formats ascending versions: `3`, `3-5`, or `-` if there are none."""
+    """Formats ascending versions: `3`, `3-5`, or `-` for an empty list."""
     if not versions:
         return "-"
     return str(versions[0]) if len(versions) == 1 else f"{versions[0]}-{versions[-1]}"
