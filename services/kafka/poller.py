@@ -166,7 +166,10 @@ class Poller:
         self.stopping.set()
         self._room.set()
         done, _ = await asyncio.wait({self._closed}, timeout=CLOSE_S)
-        if not done:
+        if done:
+            # The thread reports as its last act, but on a busy machine it may not have ended yet.
+            await asyncio.to_thread(self._thread.join, CLOSE_S)
+        else:
             logger.warning(
                 "%s did not close in %.0f s; it goes on alone", self._thread.name, CLOSE_S
             )

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
@@ -30,6 +31,7 @@ from headrace.services.kafka.broker import (
     Subscription,
 )
 from headrace.services.kafka.kafka_broker import KafkaBroker
+from headrace.services.kafka.poller import Poller
 
 LIMIT_S = 90
 
@@ -290,6 +292,28 @@ def test_callbacks_may_pause_and_commit(kafka: str, namespace: str) -> None:
             partitions[0]: Committed(0),
             partitions[1]: Committed(1, "last word"),
         }
+        await broker.close()
+
+    drive(main)
+
+
+def test_a_closed_reader_has_no_thread_even_if_that_is_slow_to_end(
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Poller._run
+
+    def run_and_linger(poller: Poller) -> None:
+        run(poller)
+        time.sleep(0.5)
+
+    monkeypatch.setattr(Poller, "_run", run_and_linger)
+
+    async def main() -> None:
+        broker = KafkaBroker(kafka, client_id="test")
+        [partition] = await topic(broker, namespace)
+        reader = broker.reader()
+        await reader.assign({partition: 0})
+        await reader.read()
         await broker.close()
 
     drive(main)
