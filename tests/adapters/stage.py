@@ -20,13 +20,13 @@ from headrace.services.base.clock import now_ms
 from headrace.services.base.types import TaskView
 from headrace.services.env import service
 from headrace.services.kafka.broker import Partition
-from headrace.services.kafka.memory.memory_broker import MemoryCluster
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, EventStream, follow_events
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.namespace.apply import apply
 from headrace.services.worker.service_context import ServiceContext
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_broker import MemoryCluster
+from tests.memory.memory_registry import MemoryRegistry
 
 ANSWER_S = 60.0
 """Most seconds until an action is answered."""

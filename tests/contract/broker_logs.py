@@ -18,8 +18,8 @@ from confluent_kafka.admin import AdminClient
 from headrace.errors import HeadraceError
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
 from headrace.services.kafka.kafka_broker import KafkaBroker
-from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
 from tests.contract import broker_member
+from tests.memory.memory_broker import MemoryBroker, MemoryCluster
 
 SESSION_S = 2.0
 """Short, so that a silent member's loss is soon seen."""

@@ -30,7 +30,7 @@ from headrace.schemas.events import (
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.registry import Registry
 from headrace.services.kafka.schema_registry import SchemaRegistry
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_registry import MemoryRegistry
 
 RUN_STATE = json.dumps(avsc(RunStateEntered))
 

@@ -30,14 +30,14 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES, TRAJECTORIES, Topics
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
-from headrace.services.kafka.memory.memory_broker import MemoryBroker
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import weights_digest
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer import service
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_broker import MemoryBroker
+from tests.memory.memory_registry import MemoryRegistry
 
 BOUND_S = 30.0
 """No wait of these tests is longer."""

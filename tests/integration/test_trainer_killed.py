@@ -23,8 +23,8 @@ from headrace.schemas.events import EVENTS, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES, Topics
 from headrace.services.kafka.broker import FencedWriter, Outgoing, Position
-from headrace.services.kafka.memory.memory_broker import MemoryBroker
 from tests.integration.test_trainer import RECIPE, Bench
+from tests.memory.memory_broker import MemoryBroker
 
 BOUND_S = 500
 DIED = 137

@@ -29,9 +29,9 @@ from headrace.schemas.topics import (
     Topic,
 )
 from headrace.services.kafka.broker import Outgoing, Partition, Record
-from headrace.services.kafka.memory.memory_log import PartitionLog
 from headrace.services.log.event_log import EventLog
 from headrace.services.tasks.task_maker import Item, TaskMaker
+from tests.memory.memory_log import PartitionLog
 from tests.simulation.learner import bring_foreign
 from tests.simulation.needed import needed
 from tests.simulation.processes import Process, Run

@@ -20,8 +20,6 @@ from headrace.services.agent import service as agent
 from headrace.services.env import service as env
 from headrace.services.inference import service as inference
 from headrace.services.kafka.broker import Record
-from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
-from headrace.services.kafka.memory.memory_faults import Faults
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.namespace.apply import apply
 from headrace.services.scheduler import service as scheduler
@@ -34,7 +32,9 @@ from headrace.stream_jobs import assemble_batches
 from headrace.stream_jobs.groups import GroupAssembler
 from headrace.trainer.loop import Trainer
 from headrace.trainer.publish import sole_publisher
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_broker import MemoryBroker, MemoryCluster
+from tests.memory.memory_faults import Faults
+from tests.memory.memory_registry import MemoryRegistry
 from tests.simulation.blobs import SharedBlobs
 from tests.simulation.chronicle import Chronicle
 from tests.simulation.learner import DigestLearner

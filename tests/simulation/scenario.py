@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Literal
 
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.kafka.memory.memory_faults import Faults
+from tests.memory.memory_faults import Faults
 from tests.simulation.blobs import BlobFaults
 from tests.simulation.world import LETTERS, TURNS
 

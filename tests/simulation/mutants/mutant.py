@@ -38,7 +38,8 @@ class Mutant:
     @property
     def module(self) -> str:
         """Import path of the module that it changes."""
-        return "headrace." + self.file.removesuffix(".py").replace("/", ".")
+        name = self.file.removesuffix(".py").replace("/", ".")
+        return name if name.startswith("tests.") else f"headrace.{name}"
 
     def source(self) -> str:
         """The module's text with the bug in it. StaleMutant where the old text is not there."""

@@ -209,7 +209,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
     Mutant(
         name="unknown_outcome_taken_for_written",
         sentence="A commit whose outcome is unknown ends the process; a new one finds out.",
-        file="services/kafka/memory/memory_broker.py",
+        file="tests/memory/memory_broker.py",
         old="        if unknown:\n            self._broken",
         new="        if unknown and not unknown:\n            self._broken",
         caught_by=("I1: ", "I3: ", "I4: ", "I5: ", "I8: ", "RecordsLost"),

@@ -48,7 +48,7 @@ OF_WORKERS = (
     Mutant(
         name="what_was_deleted_is_passed_over",
         sentence="An offset out of range is a loud error: nobody reads on elsewhere.",
-        file="services/kafka/memory/memory_log.py",
+        file="tests/memory/memory_log.py",
         old="        self.check(position)\n        records",
         new="        position = max(position, self.first)\n        records",
         caught_by=("I1: ", "I8: "),

@@ -22,13 +22,13 @@ from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.topics import GENERATIONS, PROMPTS, Topics
 from headrace.services.inference import service
 from headrace.services.kafka.broker import Outgoing, Partition
-from headrace.services.kafka.memory.memory_broker import MemoryBroker
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import follow_events
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import weights_digest
 from headrace.services.worker.service_context import ServiceContext
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_broker import MemoryBroker
+from tests.memory.memory_registry import MemoryRegistry
 
 POLICIES = ("left", "right")
 PARTITIONS = 2

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from headrace.errors import DependencyError, Fenced
 from headrace.services.kafka.broker import Broker, Committed, End, Outgoing, Partition, Record
-from headrace.services.kafka.memory.memory_broker import SESSION_S, MemoryBroker, MemoryCluster
-from headrace.services.kafka.memory.memory_faults import Faults
-from headrace.services.kafka.memory.memory_group import Member, balance
-from headrace.services.kafka.memory.memory_state import TRANSACTION_S
+from tests.memory.memory_broker import SESSION_S, MemoryBroker, MemoryCluster
+from tests.memory.memory_faults import Faults
+from tests.memory.memory_group import Member, balance
+from tests.memory.memory_state import TRANSACTION_S
 
 FIRST = Partition("topic", 0)
 

@@ -10,10 +10,10 @@ from headrace.schemas.codec import Codec
 from headrace.schemas.events import RunStateEntered
 from headrace.schemas.topics import RUNS, Topics
 from headrace.services.kafka.broker import Outgoing, Partition, Record
-from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_records
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_broker import MemoryBroker, MemoryCluster
+from tests.memory.memory_registry import MemoryRegistry
 
 TOPICS = Topics("unit", ("default",), 2)
 RUNS_PARTITION = TOPICS.partition(RUNS)

@@ -17,12 +17,12 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import BATCHES, Topics
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
-from headrace.services.kafka.memory.memory_broker import MemoryBroker
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs import assemble_batches
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_broker import MemoryBroker
+from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
 
 BOUND_S = 20.0

@@ -18,7 +18,7 @@ from headrace.services.kafka.broker import Outgoing, Partition, Position
 from headrace.services.log.event_log import EventLog
 from headrace.stream_jobs.assemble_groups import IN_FLIGHT, _credentials, _GroupJob
 from headrace.stream_jobs.groups import GroupAssembler
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.stream_jobs.test_groups import a_recipe, a_task, an_outcome
 
 GENERATION = 5

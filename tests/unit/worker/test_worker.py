@@ -14,7 +14,6 @@ from headrace.schemas.codec import Codec
 from headrace.schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
 from headrace.schemas.topics import ACTIONS, DEAD_LETTERS, OBSERVATIONS, Topics
 from headrace.services.kafka.broker import Committed, End, Outgoing, Partition, Position, Record
-from headrace.services.kafka.memory.memory_broker import MemoryBroker, MemoryCluster
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_records
 from headrace.services.worker.commit_metadata import read_metadata
@@ -22,7 +21,8 @@ from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import CLOSE_S, ShardClosed, ShardContext
 from headrace.services.worker.shard_host import INTAKE, ShardHost
 from headrace.services.worker.worker import COMMIT_INTERVAL_S, Worker
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_broker import MemoryBroker, MemoryCluster
+from tests.memory.memory_registry import MemoryRegistry
 from tests.simulation import virtual_time
 
 GROUP = "unit.worker"

@@ -30,7 +30,7 @@ from headrace.services.operate.dead_letters.dead_letters import (
     refuse_event,
     refuse_topic,
 )
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.operate.show.world import TOPICS as NAMESPACE_TOPICS
 from tests.unit.operate.show.world import World, in_a_world
 

@@ -13,7 +13,6 @@ from headrace.errors import BlobError, UsageError
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import Adapter, Blob, PolicyPublished, RunStateEntered
 from headrace.schemas.topics import Topics
-from headrace.services.kafka.memory.memory_broker import MemoryBroker
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import Patience
 from headrace.services.models.blobs import LocalBlobStore
@@ -21,7 +20,8 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
 from headrace.services.operate.prune.needs import ENDED_S, PUT_S
 from headrace.services.operate.prune.pruner import Pruner
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_broker import MemoryBroker
+from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.operate.show.world import in_a_world
 
 LATER_S = 30 * 86_400.0

@@ -23,7 +23,6 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.topics import BATCHES, OBSERVATIONS, TRAJECTORIES, Topics
 from headrace.services.kafka.broker import Partition
-from headrace.services.kafka.memory.memory_broker import MemoryCluster
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
@@ -31,7 +30,8 @@ from headrace.services.operate.replay.recording import Recording, TaskRange, mak
 from headrace.services.operate.replay.replay_batches import replay_batches
 from headrace.services.operate.replay.replay_episodes import replay_episodes
 from headrace.services.operate.replay.replay_trajectories import replay_trajectories
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_broker import MemoryCluster
+from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome
 

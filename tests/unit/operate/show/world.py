@@ -35,10 +35,10 @@ from headrace.schemas.events import (
 from headrace.schemas.packed import pack_f32, pack_i32, pack_spans
 from headrace.schemas.topics import TASKS, Topics
 from headrace.services.kafka.broker import Partition, Position
-from headrace.services.kafka.memory.memory_broker import MemoryCluster
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import Patience
-from tests.memory_registry import MemoryRegistry
+from tests.memory.memory_broker import MemoryCluster
+from tests.memory.memory_registry import MemoryRegistry
 
 BOUND_S = 20.0
 SAMPLES = 2

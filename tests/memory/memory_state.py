@@ -15,9 +15,9 @@ from headrace.services.kafka.broker import (
     Position,
     wrong_partitions,
 )
-from headrace.services.kafka.memory.memory_group import MemoryGroup
-from headrace.services.kafka.memory.memory_log import PartitionLog, SoleWriter, Transaction
 from headrace.services.kafka.murmur2 import partition_of
+from tests.memory.memory_group import MemoryGroup
+from tests.memory.memory_log import PartitionLog, SoleWriter, Transaction
 
 TRANSACTION_S = 10.0
 """How long a transaction may be open."""

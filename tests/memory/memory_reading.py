@@ -18,10 +18,10 @@ from headrace.services.kafka.broker import (
     Subscription,
     no_commit,
 )
-from headrace.services.kafka.memory.memory_faults import Faults
-from headrace.services.kafka.memory.memory_group import Member
-from headrace.services.kafka.memory.memory_process import MemoryProcess
-from headrace.services.kafka.memory.memory_state import State
+from tests.memory.memory_faults import Faults
+from tests.memory.memory_group import Member
+from tests.memory.memory_process import MemoryProcess
+from tests.memory.memory_state import State
 
 ASSIGN_S = 30.0
 REVOKE_S = 6.5

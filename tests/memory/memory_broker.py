@@ -32,14 +32,14 @@ from headrace.services.kafka.broker import (
     Record,
     Subscription,
 )
-from headrace.services.kafka.memory.memory_faults import Faults
-from headrace.services.kafka.memory.memory_process import (
+from tests.memory.memory_faults import Faults
+from tests.memory.memory_process import (
     DELIVERY_S,
     MemoryProcess,
     retrieve_exception,
 )
-from headrace.services.kafka.memory.memory_reading import MemoryReader, MemorySubscription
-from headrace.services.kafka.memory.memory_state import State
+from tests.memory.memory_reading import MemoryReader, MemorySubscription
+from tests.memory.memory_state import State
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from headrace.errors import DependencyError, HeadraceError
-from headrace.services.kafka.memory.memory_faults import Faults
-from headrace.services.kafka.memory.memory_group import Member, MemoryGroup
-from headrace.services.kafka.memory.memory_state import State
+from tests.memory.memory_faults import Faults
+from tests.memory.memory_group import Member, MemoryGroup
+from tests.memory.memory_state import State
 
 DELIVERY_S = 30.0
 """How long a client waits for an answer."""
