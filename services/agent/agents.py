@@ -47,25 +47,6 @@ async def chat(episode: Episode) -> None:
         messages = []
 
 
-async def calculator_teacher(episode: Episode) -> None:
-    """Demonstrates the sandbox's tool `calculator` for a warm start, by the payload's `steps`.
-
-    The agent enters the first step and reads the display. It then enters what the display shows
-    followed by the next step, and so on. At the end it answers with the display. The option
-    `careless` is the probability that it enters the last step of an episode twice: the answer is
-    wrong then, but it is demonstrated all the same.
-    """
-    careless = float(episode.task.options.get("careless", 0.0))
-    steps = [str(step) for step in episode.task.payload["steps"]]
-    if episode.random.random() < careless:
-        steps.append(steps[-1])
-    observation, display = await episode.reset(), ""
-    for step in (*steps, ""):
-        entered = await episode.generate(observation.text, demonstration=display + step)
-        observation = await episode.step(entered.text)
-        display = observation.text.rstrip("\n")
-
-
 def _client() -> Any:
     from headrace.services.agent.gateway.clients import ClientAgent
 
@@ -82,7 +63,6 @@ BUILTIN: dict[str, Loader] = {
     "single_turn": lambda: single_turn,
     "multi_turn": lambda: multi_turn,
     "chat": lambda: chat,
-    "calculator_teacher": lambda: calculator_teacher,
     "client": _client,
     "command": _command,
 }

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from headrace.errors import UsageError
@@ -55,31 +54,6 @@ def count(items: int | None = None, same: bool = False) -> Iterator[Item]:
     """
     for number in itertools.count() if items is None else range(items):
         yield Item("0", seed=0) if same else Item(str(number))
-
-
-def arithmetic(
-    size: int | None = None, numbers: int = 3, largest: int = 9, seed: int = 0
-) -> Iterator[Item]:
-    """Yields `size` sums like `7*8-5` for the tool `calculator` of sandboxes, or sums without end.
-
-    A sum is a product, then numbers to add or subtract, so it can be calculated from left to right.
-    It has `numbers` numbers from 1 to `largest`. Half of all sums of three numbers occur within the
-    first 1,000. The payload has the `prompt`, the `answer`, and the `steps` of someone who
-    calculates one operation at a time. The steps are for an agent that demonstrates: no policy
-    sees them.
-    """
-    if numbers < 2 or largest < 1:
-        raise UsageError(
-            f"the data set arithmetic can't have {numbers} numbers up to {largest}: set `numbers` "
-            "to at least 2 and `largest` to at least 1"
-        )
-    random = Random(seed)
-    for number in itertools.count() if size is None else range(size):
-        one, other = random.randint(1, largest), random.randint(1, largest)
-        others = [random.choice((1, -1)) * random.randint(1, largest) for _ in range(numbers - 2)]
-        steps = [f"{one}*{other}", *(f"{value:+d}" for value in others)]
-        answer = one * other + sum(others)
-        yield Item(str(number), {"prompt": "".join(steps), "answer": answer, "steps": steps})
 
 
 def reasoning_gym(
@@ -145,7 +119,6 @@ def hugging_face(path: str, split: str = "train", id_field: str = "id") -> Itera
 BUILTIN: dict[str, Loader] = {
     "count": lambda: count,
     "first": lambda: first,
-    "arithmetic": lambda: arithmetic,
     "coding": lambda: partial(shipped, "coding"),
     "repairs": lambda: partial(shipped, "repairs"),
     "jsonl": lambda: jsonl,

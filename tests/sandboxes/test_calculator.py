@@ -1,4 +1,4 @@
-"""The calculator: what is calculated in a real sandbox, what is shown, and what is rewarded."""
+"""The example `tool_use`: its sums, what a real sandbox calculates, shows and rewards."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
+from examples.tool_use.calculator import sums, teacher
 from headrace.errors import UsageError
-from headrace.services.agent.agents import calculator_teacher
 from headrace.services.agent.episode import Episode
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.sandbox.sandbox_environment import DockerEnvironment
-from headrace.services.tasks.data_sets import arithmetic
 from tests.sandboxes.bench import bench, claim, view
 
+TOOL = "examples.tool_use.calculator:Calculator"
 SUM: dict[str, Any] = {"prompt": "7*8+5", "answer": 61, "steps": ["7*8", "+5"]}
 
 
@@ -44,14 +44,14 @@ class Lesson:
 
 def test_a_teacher_solves_sums_and_a_careless_one_does_not(engine: str) -> None:
     async def main() -> None:
-        options: dict[str, Any] = {"tool": "calculator", "tool_options": {"digits": 3}}
+        options: dict[str, Any] = {"tool": TOOL, "tool_options": {"digits": 3}}
         async with asyncio.timeout(120), bench(engine, **options) as made:
-            payloads = [SUM, *(item.payload for item in arithmetic(size=2, numbers=4))]
+            payloads = [SUM, *(item.payload for item in sums(size=2, numbers=4))]
             for number, payload in enumerate(payloads):
                 for careless in (0.0, 1.0):
                     environment = await made.take(claim(number))
                     lesson = Lesson(environment, payload, careless)
-                    await calculator_teacher(cast(Episode, lesson))
+                    await teacher(cast(Episode, lesson))
                     await environment.aclose()
                     assert lesson.last.terminated
                     assert lesson.last.reward == 1.0 - careless, lesson.read
@@ -63,7 +63,7 @@ def test_a_teacher_solves_sums_and_a_careless_one_does_not(engine: str) -> None:
 
 def test_what_has_no_value_is_an_error_and_harms_nobody(engine: str) -> None:
     async def main() -> None:
-        options: dict[str, Any] = {"tool": "calculator", "tool_options": {"digits": 8}}
+        options: dict[str, Any] = {"tool": TOOL, "tool_options": {"digits": 8}}
         async with asyncio.timeout(120), bench(engine, command_s=2, **options) as made:
             environment = await made.fresh(prompt="2*3", answer=6)
             for expression in (
@@ -82,7 +82,7 @@ def test_what_has_no_value_is_an_error_and_harms_nobody(engine: str) -> None:
 
 def test_a_task_that_is_none_is_the_operators(engine: str) -> None:
     async def main() -> None:
-        async with bench(engine, tool="calculator") as made:
+        async with bench(engine, tool=TOOL) as made:
             environment = await made.take()
             with pytest.raises(UsageError, match="needs a payload of prompt and answer"):
                 await environment.reset(view({"prompt": "x"}))

@@ -1,4 +1,4 @@
-"""The recipe `tool-use`, whole: shown a calculator, then better by reward, in real containers."""
+"""The example `tool_use`, whole: shown a calculator, then better by reward, in real containers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tests.e2e import harness
 from tests.sandboxes.docker_engine import IMAGE
 
+FOLDER = Path(__file__).parents[2] / "examples" / "tool_use"
 RUN_S = 3600.0
 """Twelve minutes where nothing else runs."""
 
@@ -20,6 +21,7 @@ def test_a_policy_learns_to_use_a_calculator(
     seed: int, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "DOCKER_HOST", engine)
+    monkeypatch.chdir(FOLDER)
     settings = {
         "environments.default.options.image": IMAGE,
         "policies.default.seed": seed,
@@ -31,7 +33,7 @@ def test_a_policy_learns_to_use_a_calculator(
     checks = ("--check", "reward>=0.9", "--check", "failures==0")
 
     async def main() -> None:
-        arguments = ("run", "tool-use", "--state", str(tmp_path), *chosen, *checks)
+        arguments = ("run", "tool-use.toml", "--state", str(tmp_path), *chosen, *checks)
         async with harness.headrace(*arguments) as run:
             with harness.usual_ports_taken():
                 await run.says("running", 120)

@@ -45,12 +45,6 @@ def _python() -> Any:
     return Python
 
 
-def _calculator() -> Any:
-    from headrace.services.env.sandbox.calculator import Calculator
-
-    return Calculator
-
-
 def _coding() -> Any:
     from headrace.services.env.sandbox.coding import Coding
 
@@ -66,7 +60,6 @@ def _repair() -> Any:
 TOOLS: dict[str, Loader] = {
     "shell": _shell,
     "python": _python,
-    "calculator": _calculator,
     "coding": _coding,
     "repair": _repair,
 }

@@ -18,8 +18,8 @@ class SandboxSettings(Limits):
     images: tuple[str, ...] = ()
     """Further images that tasks may name."""
     tool: str = "shell"
-    """What an action is: `shell`, `python`, `calculator`, `coding`, `repair`, or the import path
-    of your own Tool."""
+    """What an action is: `shell`, `python`, `coding`, `repair`, or the import path of
+    your own Tool."""
     tool_options: dict[str, Any] = Field(default={})
     """Keyword arguments of the tool."""
     network: str = "none"
