@@ -1,4 +1,4 @@
-"""What Headrace requires of a log. Two implementations: Kafka (`kafka_broker.py`) and `memory/`.
+"""What Headrace requires of a log. `kafka_broker.py` is Kafka, `tests/memory/` a twin for tests.
 
 `tests/contract/` holds both to this contract:
 
