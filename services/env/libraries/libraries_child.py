@@ -13,26 +13,20 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, NoReturn, Protocol
 
 from headrace.errors import EnvironmentFailed, UsageError
 from headrace.services.base.plugins import Loader, load
 from headrace.services.processes.pipes import take_pipes
 
-
-def _reasoning_gym() -> Any:
-    from headrace.services.env.libraries.reasoning_gym_problems import Problems
-
-    return Problems
-
-
-def _textarena() -> Any:
-    from headrace.services.env.libraries.textarena_games import Games
-
-    return Games
-
-
-LIBRARIES: dict[str, Loader] = {"reasoning_gym": _reasoning_gym, "textarena": _textarena}
+LIBRARIES: dict[str, Loader] = {
+    name: partial(resolve_name, path)
+    for name, path in {
+        "reasoning_gym": "headrace.services.env.libraries.reasoning_gym_problems:Problems",
+        "textarena": "headrace.services.env.libraries.textarena_games:Games",
+    }.items()
+}
 
 
 class Library(Protocol):
@@ -49,7 +43,7 @@ class Library(Protocol):
 
 
 def main() -> None:
-    """Serves until the worker ends this process."""
+    """Serve until the worker ends this process."""
     calls, answers = take_pipes()
     signal.signal(signal.SIGALRM, _too_slow)
     setup = json.loads(calls.readline())
@@ -70,7 +64,7 @@ def main() -> None:
 
 
 def _answer(limit_s: float, call: Callable[[], Any]) -> bytes:
-    """What a call answers, or its error."""
+    """Return the line that says what a call returned, or the error that it raised."""
     try:
         # Real time: a library that sleeps is as slow as one that computes.
         signal.setitimer(signal.ITIMER_REAL, limit_s)

@@ -7,40 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.services.env.libraries import libraries_child as child
 from headrace.services.processes.child_process import ChildProcess, LineTooLong
 
-logger = logging.getLogger(__name__)
-
 MAKE_S = 120.0
 """Seconds that the import of a library may take."""
 GRACE_S = 5.0
-"""Seconds after a call's own limit when the child is killed."""
+"""Seconds after the limit of a call, at the end of which the child is killed."""
+
+
+class Bounds(BaseModel):
+    """Options of every library; the others are its own. Only the recipe sets them."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    call_s: float = Field(default=10.0, gt=0)
+    """Seconds that a reset or a step may take."""
+    memory_mb: int = Field(default=4096, gt=0)
+    """Address space of the child process, in MiB, if the system can limit it."""
+    answer_kb: int = Field(default=1024, gt=0)
+    """Largest answer, in KiB."""
 
 
 class LibraryProcess:
     """At most one child process. After its death, the next call starts another."""
 
-    def __init__(
-        self, target: str, options: Mapping[str, Any], call_s: float, memory_mb: int, most: int
-    ) -> None:
-        """`target` names a Library for `plugins.load`. An answer has at most `most` bytes."""
-        self._setup = {
-            "target": target,
-            "options": dict(options),
-            "make_s": MAKE_S,
-            "call_s": call_s,
-            "memory_mb": memory_mb,
-        }
-        self._call_s = call_s
-        self._most = most
+    def __init__(self, target: str, bounds: Bounds) -> None:
+        """`target` names a Library for `plugins.load`."""
+        self._target = target
+        self._bounds = bounds
         self._process: ChildProcess | None = None
         self._turn = asyncio.Lock()
         self.born = 0
@@ -55,18 +58,18 @@ class LibraryProcess:
         """
         async with self._turn:
             if born is not None and (self._process is None or born != self.born):
-                raise InfrastructureError("sandbox_lost", "the library's process was ended")
+                raise InfrastructureError("sandbox_lost", "the library's process has ended")
             finished = False
             try:
                 if self._process is None:
                     await self._start()
-                answer = await self._exchange({"verb": verb, **call}, self._call_s)
+                answer = await self._exchange({"verb": verb, **call}, self._bounds.call_s)
                 finished = True
             finally:
                 # If this call was cancelled, the child would send its answer to the next call.
                 if not finished:
                     await self.kill()
-        return _said(answer)
+        return _checked(answer)
 
     async def kill(self) -> None:
         """End the child, if there is one."""
@@ -79,36 +82,41 @@ class LibraryProcess:
         self._process = await ChildProcess.start(
             (sys.executable, "-m", child.__name__),
             {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
-            limit=self._most,
+            limit=self._bounds.answer_kb * 1024,
         )
-        _said(await self._exchange(self._setup, MAKE_S))
+        setup = {
+            "target": self._target,
+            "options": self._bounds.model_extra,
+            "make_s": MAKE_S,
+            "call_s": self._bounds.call_s,
+            "memory_mb": self._bounds.memory_mb,
+        }
+        _checked(await self._exchange(setup, MAKE_S))
 
     async def _exchange(self, request: Mapping[str, Any], limit_s: float) -> Mapping[str, Any]:
         assert self._process is not None
         try:
             async with asyncio.timeout(limit_s + GRACE_S):
                 self._process.send(json.dumps(request).encode())
-                message = await self._process.receive()
+                line = await self._process.receive()
         except TimeoutError as error:
-            said = (
-                f"the library did not answer within {limit_s + GRACE_S:g} s; its process was killed"
-            )
-            raise EnvironmentFailed("too_slow", said) from error
+            message = f"the library did not answer within {limit_s + GRACE_S:g} s"
+            raise EnvironmentFailed("too_slow", f"{message}; its process was killed") from error
         except LineTooLong as error:
-            said = f"the library answered with more than {self._most // 1024} KiB; raise answer_kb"
-            raise EnvironmentFailed("answer_too_large", said) from error
-        if message is None:
+            message = f"the library answered with more than {self._bounds.answer_kb} KiB"
+            raise EnvironmentFailed("answer_too_large", f"{message}; raise answer_kb") from error
+        if line is None:
             end = await self._process.describe_end()
-            raise EnvironmentFailed("library_died", f"its process ended in this call: {end}")
-        answer: Mapping[str, Any] = json.loads(message)
+            raise EnvironmentFailed("library_died", f"its process ended during this call: {end}")
+        answer: Mapping[str, Any] = json.loads(line)
         return answer
 
 
-def _said(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the library's answer, or raise its error."""
+def _checked(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the library returned, or raise the error that it raised."""
     if "error" not in answer:
-        said: Mapping[str, Any] = answer["answer"]
-        return said
+        returned: Mapping[str, Any] = answer["answer"]
+        return returned
     kind, message = answer["kind"], answer["error"]
     if kind == "usage":
         raise UsageError(message)

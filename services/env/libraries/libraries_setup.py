@@ -5,28 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim, Environment
-from headrace.services.env.libraries.libraries_process import LibraryProcess
-
-
-class Bounds(BaseModel):
-    """Options of every library; the others are its own. Only the recipe sets them."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
-
-    call_s: float = Field(default=10.0, gt=0)
-    """Seconds that a reset or a step may take."""
-    memory_mb: int = Field(default=4096, gt=0)
-    """Address space of the child process, in MiB, if the system can limit it."""
-    answer_kb: int = Field(default=1024, gt=0)
-    """Largest answer, in KiB."""
+from headrace.services.env.libraries.libraries_process import Bounds, LibraryProcess
 
 
 class LibrarySetup:
@@ -37,14 +25,11 @@ class LibrarySetup:
         self.slots = slots
         self.options = options
         try:
-            bounds = Bounds.model_validate(options)
+            self.process = LibraryProcess(use, Bounds.model_validate(options))
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             option = ".".join(map(str, problem["loc"]))
             raise UsageError(f"options of {use!r}: {option}: {problem['msg']}") from error
-        own = bounds.model_extra or {}
-        most = bounds.answer_kb * 1024
-        self.process = LibraryProcess(use, own, bounds.call_s, bounds.memory_mb, most)
         self._names = itertools.count()
 
     async def open(self) -> None:
@@ -92,7 +77,5 @@ class LibraryEnvironment:
     async def aclose(self) -> None:
         """Let the library forget the episode. If its process is gone, it has."""
         if self._born is not None:
-            try:
+            with suppress(EnvironmentFailed, InfrastructureError):
                 await self._process.ask("close", self._born, name=self._name)
-            except (EnvironmentFailed, InfrastructureError):
-                return
