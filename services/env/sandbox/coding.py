@@ -79,9 +79,6 @@ class Coding:
         blocks = _FENCED.findall(action)
         program = blocks[-1] if blocks else action
         verdicts, why = await grade(self._sandbox, program, self._entry, self._cases)
-        return self._graded(verdicts, index, why)
-
-    def _graded(self, verdicts: list[str], index: int, why: str) -> Observation:
         graded = graded_by(verdicts, why)
         over = graded.reward == 1.0 or index >= self._tries
         reward = graded.reward

@@ -59,9 +59,7 @@ class Result:
 class Sandbox:
     """A container in use. Its name says who may use it: see `container_names.py`."""
 
-    def __init__(self, engine: DockerEngine, settings: SandboxSettings, name: InUse, instance: str):
-        self.instance = instance
-        """Its id in the topic `instances`."""
+    def __init__(self, engine: DockerEngine, settings: SandboxSettings, name: InUse) -> None:
         self.name = name
         self._engine = engine
         self._settings = settings
@@ -170,12 +168,16 @@ class Sandbox:
             raise SandboxEnded("a command could not be ended, and took the sandbox down") from error
 
     async def _require_running(self) -> None:
+        """Raise the exception that says how the container ended, unless it runs."""
         try:
             state = (await self._engine.inspect(str(self.name)))["State"]
         except NotThere as error:
             raise InfrastructureError("sandbox_lost", error.message) from error
+        if state.get("OOMKilled") and not state.get("Running"):
+            raise SandboxEnded("the sandbox ran out of memory")
         if not state.get("Running"):
-            raise _gone(state)
+            code, reason = state.get("ExitCode"), state.get("Error") or "no reason"
+            raise InfrastructureError("sandbox_lost", f"its container ended with {code}: {reason}")
 
 
 def _check(argument: str) -> None:
@@ -187,16 +189,6 @@ def _check(argument: str) -> None:
         raise BadArgument(f"it is longer than {ARGUMENT_BYTES:,} bytes")
     if "\0" in argument:
         raise BadArgument("it contains a NUL character")
-
-
-def _gone(state: dict[str, object]) -> Exception:
-    """Make the exception that says how a dead container ended."""
-    if state.get("OOMKilled"):
-        return SandboxEnded("the sandbox ran out of memory")
-    message = (
-        f"its container ended with {state.get('ExitCode')}: {state.get('Error') or 'no reason'}"
-    )
-    return InfrastructureError("sandbox_lost", message)
 
 
 class _Kept:

@@ -1,13 +1,18 @@
-"""The options of `use = "docker"`: what a sandbox may do."""
+"""The options of `use = "docker"`: what a sandbox may do, and what its engine must support."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
-from headrace.services.processes.docker.hardened import Limits, Positive, read_limits
+from headrace.errors import UsageError
+from headrace.services.processes.docker.hardened import Limits, Positive
+
+ENFORCED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
+"""Limits that an engine must support. If it doesn't, its own API only gives a warning."""
 
 
 class SandboxSettings(Limits):
@@ -34,6 +39,15 @@ class SandboxSettings(Limits):
     """Seconds after which a persistent sandbox is not used again."""
 
 
-def read_settings(options: Mapping[str, Any]) -> SandboxSettings:
-    """Read the recipe's options. Raises UsageError, which names each wrong one."""
-    return read_limits(SandboxSettings, options, "options of environment 'docker'")
+def require_fit(info: Mapping[str, Any], runtime: str) -> None:
+    """Raise UsageError unless the engine can enforce the limits of a sandbox."""
+    runtimes = info.get("Runtimes") or {}
+    if runtime and runtime not in runtimes:
+        have = ", ".join(sorted(runtimes))
+        raise UsageError(f"the Docker engine has no runtime {runtime!r}; it has {have}")
+    missing = [limit for limit in ENFORCED if not info.get(limit)]
+    if missing:
+        raise UsageError(f"the Docker engine's kernel can't enforce: {', '.join(missing)}")
+    security = " ".join(info.get("SecurityOptions") or ())
+    if not runtime and not re.search(r"name=seccomp(?!,profile=unconfined)", security):
+        raise UsageError("the Docker engine has no seccomp profile: set one, or runtime = 'runsc'")
