@@ -57,9 +57,9 @@ class Handle:
         self._claim = claim
         self._history = history
         self._actions: asyncio.Queue[ActionRequested] = asyncio.Queue()
-        self._done = -1
-        self._last: ObservationRecorded | None = None
-        self._first: dict[str, ObservationRecorded] = {}
+        self._done = history[-1][0].index if history else -1
+        self._last = history[-1][1] if history else None
+        self._first = {answer.call: answer for _, answer in history}
         """The answer that counts for each call: the first in the log, perhaps another worker's."""
         self._read = asyncio.Event()
         """Set whenever `_first` gets another answer."""
@@ -118,13 +118,16 @@ class Handle:
     async def _rebuild(self, environment: Environment) -> None:
         """Resume it, or repeat the recorded actions and note where an answer differs."""
         if self._history and isinstance(environment, Resumable):
-            await self._resume(environment)
+            try:
+                await environment.resume(_view(self._reset, self._setup.options), self._done)
+            except Exception as error:  # as in _act: it may run an environment's own code
+                self._broken = failure_of(error)
             return
         if self._history and not environment.replayable:
             self._broken = infrastructure("sandbox_lost", "its worker is gone")
         for action, recorded in self._history:
             if self._broken is not None:
-                break
+                return
             observation = await self._act(environment, action)
             if not alike(observation, recorded):
                 message = (
@@ -132,19 +135,6 @@ class Handle:
                     f"make the environment deterministic, or set replayable = False"
                 )
                 self._broken = observation.failure or infrastructure("diverged", message)
-            self._done, self._last = action.index, recorded
-            self.on_recorded(recorded)
-
-    async def _resume(self, environment: Resumable) -> None:
-        """Resume it in the state after the last recorded action."""
-        last, recorded = self._history[-1]
-        try:
-            await environment.resume(_view(self._reset, self._setup.options), last.index)
-        except Exception as error:  # as in _act: it may run an environment's own code
-            self._broken = failure_of(error)
-        self._done, self._last = last.index, recorded
-        for _, answer in self._history:
-            self.on_recorded(answer)
 
     async def _perform(self, environment: Environment | None, action: ActionRequested) -> None:
         """Answer one action. A repeated action gets the last answer again."""

@@ -89,8 +89,8 @@ zero = failed(action, self._instance, self._broken)
         name="open_environments_committed",
         sentence="A reset is held until its environment ends.",
         file=SHARD,
-        old="self._open(action, delivery.offset, self._context.hold(delivery), []).put(action)",
-        new="self._open(action, delivery.offset, lambda: None, []).put(action)",
+        old="self._open(delivery, self._context.hold(delivery), []).put(action)",
+        new="self._open(delivery, lambda: None, []).put(action)",
         caught_by=("I1: ", "I2: ", "I8: "),
     ),
     Mutant(
