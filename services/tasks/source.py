@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any
 
 from headrace.schemas.events import EpisodeStarted, TaskSubmitted
 from headrace.schemas.topics import EPISODES, TASKS
@@ -45,61 +44,49 @@ async def run(context: ServiceContext) -> None:
 
 
 async def _submit_all(context: ServiceContext) -> None:
-    recipe, tasks = context.recipe, context.recipe.tasks
-    source = _Source(context, await submitted_by(context, SOURCE))
-    try:
-        if (warm := recipe.warm_start) is not None:
-            maker = TaskMaker(demonstrating(recipe, warm), SOURCE)
-            submitted = source.submit(maker, demonstrations(recipe, warm))
-            numbers = [number async for number in submitted]
-            logger.info("submitted %d tasks to demonstrate", len(numbers))
-            await source.wait_for(until_learned(context, numbers))
-            logger.info("the policies have learned the demonstrations; now they learn by reward")
-        items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
-        async for _ in source.submit(TaskMaker(recipe, SOURCE), items):
-            pass
-        logger.info("submitted all tasks")
-    finally:
-        await source.aclose()
+    submitted = await submitted_by(context, SOURCE)
+    backlog = _Backlog(context, list(submitted.values()))
+    await until_first(backlog.follow(), _Source(context, submitted, backlog).submit_all())
 
 
 class _Source:
     """Submits each task once, a bounded number of tasks ahead of the scheduler."""
 
-    def __init__(self, context: ServiceContext, submitted: Mapping[str, int]) -> None:
+    def __init__(
+        self, context: ServiceContext, submitted: Mapping[str, int], backlog: _Backlog
+    ) -> None:
         self._context = context
         self._submitted = submitted
-        self._backlog = _Backlog(context, list(submitted.values()))
-        self._following = asyncio.create_task(self._backlog.follow())
+        self._backlog = backlog
 
-    async def submit(
+    async def submit_all(self) -> None:
+        """Submits the tasks of the warm start, waits until they are learned, and submits the
+        data set.
+        """
+        recipe, tasks = self._context.recipe, self._context.recipe.tasks
+        if (warm := recipe.warm_start) is not None:
+            maker = TaskMaker(demonstrating(recipe, warm), SOURCE)
+            submitted = self._submit(maker, demonstrations(recipe, warm))
+            numbers = [number async for number in submitted]
+            logger.info("submitted %d tasks to demonstrate", len(numbers))
+            await until_learned(self._context, numbers)
+            logger.info("the policies have learned the demonstrations; now they learn by reward")
+        items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
+        async for _ in self._submit(TaskMaker(recipe, SOURCE), items):
+            pass
+        logger.info("submitted all tasks")
+
+    async def _submit(
         self, maker: TaskMaker, items: Iterable[tuple[str, int, Item]]
     ) -> AsyncIterator[int]:
         """Submits each task that was not submitted before, and yields the number of every task."""
         for task_id, epoch, item in items:
             number = self._submitted.get(task_id)
             if number is None:
-                await self.wait_for(self._backlog.room(self._context.recipe.tasks.backlog))
+                await self._backlog.room(self._context.recipe.tasks.backlog)
                 number = (await self._context.log.send(maker.make(item, task_id, epoch))).offset
                 self._backlog.add(number)
             yield number
-
-    async def wait_for(self, work: Coroutine[Any, Any, None]) -> None:
-        """Waits for `work`. If following the backlog fails meanwhile, it raises that error."""
-        waiting = asyncio.create_task(work)
-        try:
-            await asyncio.wait({waiting, self._following}, return_when=asyncio.FIRST_COMPLETED)
-            if self._following.done():
-                self._following.result()
-            waiting.result()
-        finally:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-
-    async def aclose(self) -> None:
-        """Stops following the backlog."""
-        self._following.cancel()
-        await asyncio.gather(self._following, return_exceptions=True)
 
 
 async def submitted_by(context: ServiceContext, source: str) -> dict[str, int]:
