@@ -1,9 +1,11 @@
-"""One open environment: it answers the actions of one attempt in the order of the log.
+"""Open environments: a handle answers the actions of one attempt in the order of the log.
 
 A handle waits for a slot and gets an environment from its setup. If the environment was open
 before, the handle rebuilds it from the recorded actions. Then it answers one action after another.
 It ends by `close`, by a newer attempt, by the episode's deadline, or with its partition. A
 Resumable environment is not rebuilt but resumed, and stays open when the partition goes.
+
+A score has no handle: an environment is made for this one action.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.errors import InfrastructureError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.clock import now
 from headrace.services.base.types import TaskView
@@ -26,7 +29,7 @@ from headrace.services.env.answers import (
     failure_of,
     infrastructure,
 )
-from headrace.services.env.environment import Claim, Environment, Resumable
+from headrace.services.env.environment import Claim, Environment, Judge, Resumable
 from headrace.services.env.setup import Setup
 
 logger = logging.getLogger(__name__)
@@ -179,6 +182,36 @@ class Handle:
         except Exception as error:  # an environment's own code: typed and retried, never rewarded
             self._broken = failure_of(error)
             return failed(action, self._instance, self._broken)
+
+
+async def score(
+    setup: Setup, action: ActionRequested, claim: Claim, instance: str
+) -> ObservationRecorded:
+    """Answer a `score` action by an environment that is a Judge."""
+    async with setup.slots:
+        began = now()
+        fit = False
+        environment: Environment | None = None
+        try:
+            environment = await setup.take(action.environment, claim)
+            if not isinstance(environment, Judge):
+                message = (
+                    f"environment {action.environment.use!r} has no method `score`; "
+                    f"name a judge in episode.score"
+                )
+                raise InfrastructureError("no_judge", message, retryable=False)
+            left_s = max(0.0, action.expires_at / 1000 - now())
+            async with asyncio.timeout(left_s):
+                observation = await environment.score(json.loads(action.payload))
+            run_ms = int((now() - began) * 1000)
+            answer = answer_to(action, observation, instance, run_ms=run_ms)
+            fit = True
+        except Exception as error:  # as in Handle._act
+            answer = failed(action, instance, failure_of(error))
+        finally:
+            if environment is not None:
+                await setup.give_back(action.environment, environment, fit)
+        return answer
 
 
 def _view(action: ActionRequested, options: Mapping[str, Any]) -> TaskView:

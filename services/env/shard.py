@@ -21,8 +21,7 @@ from headrace.schemas.events import ActionRequested, Failure, ObservationRecorde
 from headrace.services.base.clock import now
 from headrace.services.env.answers import deliver, failed, infrastructure
 from headrace.services.env.environment import Claim
-from headrace.services.env.handle import Handle
-from headrace.services.env.scoring import score
+from headrace.services.env.handle import Handle, score
 from headrace.services.env.setup import Setup, Sweeping
 from headrace.services.log.event_log import Delivery
 from headrace.services.worker.shard import ShardContext

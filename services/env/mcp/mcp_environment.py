@@ -10,6 +10,7 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 from mcp import Client, MCPError
@@ -74,9 +75,19 @@ class McpEnvironment:
         self._reset_tool = reset_tool
         self._score_tool = score_tool
         self._timeout_s = timeout_s
-        self._connect = _connection(
-            command, url, environment or {}, token_variable, answer_kb * 1024
-        )
+        self._connect: Callable[[], AbstractAsyncContextManager[Any]]
+        most = answer_kb * 1024
+        if command is not None and url is None:
+            if not command or shutil.which(command[0]) is None:
+                raise UsageError(f"command {list(command)}: no such program on this machine")
+            self._connect = partial(by_command, command, environment or {}, most)
+        elif url is not None and command is None:
+            if not url.startswith(("http://", "https://")):
+                example = "http://127.0.0.1:8000/mcp"
+                raise UsageError(f"url {url!r}: give the server's address, as {example}")
+            self._connect = partial(by_url, url, authorization(token_variable), most)
+        else:
+            raise UsageError("an MCP environment needs either a `command` or a `url`")
         self._session: _Session | None = None
         self._names: list[str] = []
         self._task: TaskView | None = None
@@ -169,7 +180,7 @@ class _Session:
     async def open(self) -> None:
         """Connect. Raises InfrastructureError if no server answers in time."""
         self._client = asyncio.create_task(self._live(), name="MCP session")
-        await self._ask(_nothing)
+        await self._ask(lambda client: asyncio.sleep(0))  # it runs once the session is open
 
     async def tools(self) -> list[Tool]:
         """Return all tools of the server."""
@@ -222,10 +233,6 @@ class _Session:
                     answer.set_exception(error)
 
 
-async def _nothing(client: Client) -> None:
-    """Do nothing. It runs once the session is open."""
-
-
 def _typed(error: MCPError) -> Exception:
     if error.code == CONNECTION_CLOSED:
         return InfrastructureError("server_gone", error.message)
@@ -241,27 +248,6 @@ def _reason(error: BaseException | None) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return "the session ended" if error is None else f"{type(error).__name__}: {error}"
-
-
-def _connection(
-    command: Sequence[str] | None,
-    url: str | None,
-    environment: Mapping[str, str],
-    token_variable: str | None,
-    most: int,
-) -> Callable[[], AbstractAsyncContextManager[Any]]:
-    """Return a function that connects to the server. Raises UsageError for wrong options."""
-    if (command is None) == (url is None):
-        raise UsageError("an MCP environment needs either a `command` or a `url`")
-    if command is not None:
-        if not command or shutil.which(command[0]) is None:
-            raise UsageError(f"command {list(command)}: no such program on this machine")
-        return lambda: by_command(command, environment, most)
-    assert url is not None
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"url {url!r}: give the server's address, as http://127.0.0.1:8000/mcp")
-    headers = authorization(token_variable)
-    return lambda: by_url(url, headers, most)
 
 
 def _described(tool: Tool) -> Mapping[str, Any]:

@@ -184,7 +184,20 @@ class DockerSetup:
         if environment.persistent:
             live_s = max(live_s, self.settings.lifetime_s)
         self._instances.enter(name.instance, "sandbox", "provisioning")
-        labels = self._labels(environment, name.instance, now() + live_s)
+        labels = {
+            "namespace": self._namespace,
+            "environment": self._key,
+            "instance": name.instance,
+            "deadline": f"{now() + live_s:.0f}",
+        }
+        # Labels can't change, so only the name says which attempt uses a persistent container.
+        if not environment.persistent:
+            labels |= {
+                "task": str(claim.task),
+                "sample": str(claim.sample),
+                "attempt": str(claim.attempt),
+            }
+        labels = {f"{LABEL}{label}": text for label, text in labels.items()}
         try:
             await self._engine.create(
                 str(name),
@@ -294,25 +307,6 @@ class DockerSetup:
         await self._engine.remove(found["Names"][0].lstrip("/"))
         instance = found["Labels"].get(f"{LABEL}instance", found["Id"][:12])
         self._instances.enter(instance, "sandbox", "gone", why)
-
-    def _labels(
-        self, environment: DockerEnvironment, instance: str, deadline: float
-    ) -> dict[str, str]:
-        claim = environment.claim
-        labels = {
-            "namespace": self._namespace,
-            "environment": self._key,
-            "instance": instance,
-            "deadline": f"{deadline:.0f}",
-        }
-        # Labels can't change, so only the name says which attempt uses a persistent container.
-        if not environment.persistent:
-            labels |= {
-                "task": str(claim.task),
-                "sample": str(claim.sample),
-                "attempt": str(claim.attempt),
-            }
-        return {f"{LABEL}{label}": text for label, text in labels.items()}
 
     async def _ready(self, image: str) -> None:
         """Pull an image if it is missing. UsageError if that fails, or if it has volumes."""
