@@ -39,8 +39,7 @@ SOURCE = "source"
 
 async def run(context: ServiceContext) -> None:
     """Submits tasks until all are submitted, the run is ending, or the service must stop."""
-    stop = until_first(context.stopping.wait(), context.ending.wait())
-    await until_first(stop, _submit_all(context))
+    await until_first(context.stopping.wait(), context.ending.wait(), _submit_all(context))
 
 
 async def _submit_all(context: ServiceContext) -> None:

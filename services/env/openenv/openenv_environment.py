@@ -17,6 +17,7 @@ from headrace.services.env.openenv.openenv_messages import (
     BadAction,
     Refused,
     Step,
+    as_text,
     read_object,
     render,
 )
@@ -196,10 +197,8 @@ def _result_text(observation: Mapping[str, JsonValue]) -> str:
             return f"error: {message}"
         case {"result": {"content": [*blocks]}}:
             return "\n".join(map(_block, blocks))
-        case {"result": str(result)}:
-            return result
         case {"result": result} if result is not None:
-            return json.dumps(result, ensure_ascii=False)
+            return as_text(result)
     return render(observation, ())
 
 
@@ -210,4 +209,4 @@ def _block(block: JsonValue) -> str:
             return text
         case {"type": str(kind)}:
             return f"[{kind}]"
-    return json.dumps(block, ensure_ascii=False)
+    return as_text(block)
