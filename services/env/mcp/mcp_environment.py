@@ -103,7 +103,7 @@ class McpEnvironment:
         data = {"tools": [_described(tool) for tool in tools]}
         text = str(task.payload.get("prompt", ""))
         if self._reset_tool is not None:
-            text = _text(await self._hidden_call(self._reset_tool, {}))
+            text = await self._hidden_call(self._reset_tool)
         return Observation(text=text, data=data)
 
     async def step(self, action: str) -> Observation:
@@ -129,18 +129,21 @@ class McpEnvironment:
             await session.close()
 
     async def _finish(self, answer: str) -> Observation:
+        """Score the answer. The observation has no reward if nothing says how to score."""
         assert self._task is not None
+        reward: float | None = None
         if self._score_tool is not None:
-            reward: float | None = _reward(
-                await self._hidden_call(self._score_tool, {"answer": answer}), self._score_tool
-            )
+            scored = await self._hidden_call(self._score_tool, answer=answer)
+            try:
+                reward = float(scored)
+            except ValueError as error:
+                message = f"{self._score_tool} must return a number, not {scored[:200]!r}"
+                raise EnvironmentFailed("bad_answer", message) from error
         elif "answer" in self._task.payload:
             reward = float(answer.strip() == str(self._task.payload["answer"]).strip())
-        else:
-            reward = None
         return Observation(reward=reward, terminated=True)
 
-    async def _hidden_call(self, tool: str, more: Mapping[str, Any]) -> CallToolResult:
+    async def _hidden_call(self, tool: str, **more: Any) -> str:
         """Call a tool that the policy can't see. The policy is not to blame if it fails."""
         assert self._session is not None
         assert self._task is not None
@@ -149,9 +152,10 @@ class McpEnvironment:
             result = await self._session.call(tool, about)
         except _Refused as error:
             raise UsageError(f"the server refused a call of its tool {tool!r}: {error}") from error
+        text = _text(result)
         if result.is_error:
-            raise EnvironmentFailed("tool_failed", f"{tool}: {_text(result)}")
-        return result
+            raise EnvironmentFailed("tool_failed", f"{tool}: {text}")
+        return text
 
     def _for_policy(self, tools: Sequence[Tool]) -> list[Tool]:
         """Return the policy's tools. Raises UsageError if the recipe names an unknown one."""
@@ -263,11 +267,3 @@ def _text(result: CallToolResult) -> str:
         for block in result.content
     ]
     return "\n".join(parts)
-
-
-def _reward(result: CallToolResult, tool: str) -> float:
-    try:
-        return float(_text(result))
-    except ValueError as error:
-        message = f"{tool} must return a number, not {_text(result)[:200]!r}"
-        raise EnvironmentFailed("bad_answer", message) from error
