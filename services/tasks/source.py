@@ -122,21 +122,16 @@ class _Backlog:
     async def follow(self) -> None:
         """Follows `episodes` without end, and removes the tasks that have started."""
         topics = self._log.topics
-        await self._skip_committed(topics.partition(TASKS))
+        tasks = topics.partition(TASKS)
+        done = (await self._log.broker.committed(self._scheduler, [tasks])).get(tasks)
+        if done is not None:  # these have started; retention may have deleted their starts
+            self._started = done.offset - 1
         partitions = topics.partitions_of(EPISODES)
         # This many records contain the last start in order, and all refused tasks after it.
         back = Back(TAIL + 2 * len(self._waiting))
         # They may contain only refused tasks of other teams, which say nothing about ours.
         if not await self._read(dict.fromkeys(partitions, back), enough=len(partitions)):
             await self._read(dict.fromkeys(partitions, "first"), enough=0)
-
-    async def _skip_committed(self, tasks: Partition) -> None:
-        """Counts all tasks that the scheduler has committed as started: retention may have deleted
-        their starts.
-        """
-        done = (await self._log.broker.committed(self._scheduler, [tasks])).get(tasks)
-        if done is not None:
-            self._started = max(self._started, done.offset - 1)
 
     async def _read(self, starts: Mapping[Partition, Start], enough: int) -> bool:
         """Follows `episodes` without end. Returns False if fewer than `enough` partitions had a
@@ -149,10 +144,8 @@ class _Backlog:
                     if len(shown) < enough:
                         return False
                     self._caught_up.set()
-                elif isinstance(item.event, EpisodeStarted):
-                    self._on_started(item.event)
-                    if self._in_order(item.event):
-                        shown.add(item.partition)
+                elif isinstance(item.event, EpisodeStarted) and self._on_started(item.event):
+                    shown.add(item.partition)
                 self._drop_started()
         return True
 
@@ -163,17 +156,16 @@ class _Backlog:
             self._moved.clear()
             await self._moved.wait()
 
-    def _in_order(self, started: EpisodeStarted) -> bool:
-        """Whether all of our tasks before this one have started. The scheduler starts all tasks
-        with our purpose in order, unless it refuses one.
+    def _on_started(self, started: EpisodeStarted) -> bool:
+        """Notes a start. Returns whether it is in order: then all of our tasks before it have
+        started. The scheduler starts all tasks with our purpose in order, unless it refuses one.
         """
-        return started.verdict is None and started.submitted.purpose == self._purpose
-
-    def _on_started(self, started: EpisodeStarted) -> None:
-        if self._in_order(started):
+        in_order = started.verdict is None and started.submitted.purpose == self._purpose
+        if in_order:
             self._started = max(self._started, started.task)
         elif started.submitted.source == SOURCE and started.task > self._started:
             self._refused.add(started.task)
+        return in_order
 
     def _drop_started(self) -> None:
         while self._waiting and self._waiting[0] <= self._started:

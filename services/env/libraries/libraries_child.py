@@ -1,7 +1,7 @@
 """The child process that runs a library.
 
-The first line from the worker is the setup, and each later line is a call. Each line has one line
-of answer. What the library prints goes to standard error.
+The first line from the worker is the setup, and each later line is a call. The answer to each is
+one line. What the library prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _limit(memory_mb: int) -> None:
 
 
 def _too_slow(*_: Any) -> NoReturn:
-    raise EnvironmentFailed("too_slow", "it took longer than a call may")
+    raise EnvironmentFailed("too_slow", "the call took longer than its limit")
 
 
 if __name__ == "__main__":
