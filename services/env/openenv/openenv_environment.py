@@ -161,7 +161,8 @@ class OpenEnvEnvironment:
         if self._action is None:
             return
         for problem in refused.problems:
-            if problem.type in ("missing", "extra_forbidden") or problem.field in self._fields:
+            ours = any(name in self._fields for name in problem.loc[:1])
+            if ours or problem.type in ("missing", "extra_forbidden"):
                 raise UsageError(
                     f"the server refused an action with the field {self._action!r}: {refused}. "
                     f"Check the environment's options action and fields"

@@ -29,12 +29,8 @@ class OpenEnvProblem(BaseModel):
 
     type: str = ""
     loc: list[str | int] = []
+    """Where it is: the action's field first. Empty if the problem is in no field."""
     msg: str = ""
-
-    @property
-    def field(self) -> str:
-        """The action's field that has the problem; empty if the problem is in no field."""
-        return str(self.loc[0]) if self.loc else ""
 
 
 class Refused(Exception):
