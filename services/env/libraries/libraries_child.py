@@ -47,7 +47,10 @@ def main() -> None:
     calls, answers = take_pipes()
     signal.signal(signal.SIGALRM, _too_slow)
     setup = json.loads(calls.readline())
-    _limit(setup["memory_mb"])
+    most_bytes = setup["memory_mb"] * 2**20
+    with suppress(ValueError, OSError):  # not every system can
+        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library: Library | None = None
 
     def make() -> None:
@@ -69,8 +72,11 @@ def _answer(limit_s: float, call: Callable[[], Any]) -> bytes:
         # Real time: a library that sleeps is as slow as one that computes.
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         answer = {"answer": call() or {}}
+    except UsageError as error:
+        answer = {"error": str(error), "kind": "usage"}
     except Exception as error:  # a library's own code: the parent raises it
-        answer = {"error": str(error), "kind": _kind(error)}
+        kind = error.code if isinstance(error, EnvironmentFailed) else type(error).__name__
+        answer = {"error": str(error), "kind": kind}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return json.dumps(answer).encode() + b"\n"
@@ -83,20 +89,6 @@ def _make(target: str, options: Mapping[str, Any]) -> Library:
     except TypeError as error:
         raise UsageError(f"options of {library.__name__}: {error}") from error
     return library(**options)
-
-
-def _kind(error: Exception) -> str:
-    if isinstance(error, UsageError):
-        return "usage"
-    if isinstance(error, EnvironmentFailed):
-        return error.code
-    return type(error).__name__
-
-
-def _limit(memory_mb: int) -> None:
-    with suppress(ValueError, OSError):  # not every system can
-        resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 2**20, memory_mb * 2**20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _too_slow(*_: Any) -> NoReturn:

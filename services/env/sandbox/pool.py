@@ -156,8 +156,12 @@ class DockerSetup:
         assert isinstance(environment, DockerEnvironment)
         try:
             async with asyncio.timeout(CLOSE_S):
-                if environment.persistent and fit:
-                    await self._pool(environment)
+                if environment.persistent and fit and environment.sandbox is not None:
+                    name = environment.sandbox.name
+                    idle = names.idle(self._namespace, name.token)
+                    await self._engine.rename(str(name), idle)
+                    self._idle.add(idle)
+                    self._instances.enter(name.instance, "sandbox", "ready")
                 else:
                     await self.remove(environment)
         except TimeoutError:
@@ -284,14 +288,6 @@ class DockerSetup:
             self._instances.enter(name.instance, "sandbox", "busy")
             return Sandbox(self._engine, self.settings, name)
         return None
-
-    async def _pool(self, environment: DockerEnvironment) -> None:
-        sandbox = environment.sandbox
-        if sandbox is not None:
-            idle = names.idle(self._namespace, sandbox.name.token)
-            await self._engine.rename(str(sandbox.name), idle)
-            self._idle.add(idle)
-            self._instances.enter(sandbox.name.instance, "sandbox", "ready")
 
     async def _in_use(self, pattern: str) -> list[tuple[InUse, Mapping[str, Any]]]:
         """Return the containers in use whose names match a pattern."""

@@ -1,7 +1,7 @@
 """Small repositories with a fault: the policy repairs them by commands; hidden tests grade them.
 
-As in `coding.py`, the sandbox computes the values and the worker compares them: expected values
-never enter the sandbox. The tests call functions in the repository as the policy left it.
+As in `coding.py`, expected values never enter the sandbox. The tests call functions in the
+repository as the policy left it.
 """
 
 from __future__ import annotations

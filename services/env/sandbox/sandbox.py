@@ -117,18 +117,15 @@ class Sandbox:
 
     async def _require_alive(self) -> None:
         """After a command was killed, check that its sandbox was not: another one must start."""
-        said = b""
         try:
             async with (
                 asyncio.timeout(START_S),
                 self._engine.run(str(self.name), (*STARTED, "true"), USER, "/") as (_, output),
             ):
-                said = await output.read()
+                await self._started(output, _Kept(0))
                 await output.drain()
         except (TimeoutError, NotThere, Conflict) as error:
-            said = str(error).encode()
-        if not said.startswith(BEGUN):
-            await self._fail(said)
+            await self._fail(str(error).encode())
 
     async def _fail(self, said: bytes) -> NoReturn:
         """Raise the reason why no command can be started."""
