@@ -42,10 +42,18 @@ async def by_command(
 @asynccontextmanager
 async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterator[Any]:
     """Connect to a server by Streamable HTTP. A message has at most `most` bytes."""
+
+    async def bound(response: httpx2.Response) -> None:
+        # In a stream of events, the library limits each event instead.
+        if "text/event-stream" not in response.headers.get("content-type", ""):
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _Bounded(response.stream, most)
+
     client = httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **headers},
-        transport=_Bounded(most),
+        transport=httpx2.AsyncHTTPTransport(),
         timeout=None,  # every call has its own limit
+        event_hooks={"response": [bound]},
     )
     async with (
         client,
@@ -95,22 +103,9 @@ async def _send(server: ChildProcess, to_send: Any) -> None:
             await server.stdin.drain()
 
 
-class _Bounded(httpx2.AsyncHTTPTransport):
-    """Ends an answer that is too long. In a stream of events, the library limits each event."""
+class _Bounded(httpx2.AsyncByteStream):
+    """Breaks off an answer that is too long."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await super().handle_async_request(request)
-        if "text/event-stream" not in response.headers.get("content-type", ""):
-            assert isinstance(response.stream, httpx2.AsyncByteStream)
-            response.stream = _Counted(response.stream, self._most)
-        return response
-
-
-class _Counted(httpx2.AsyncByteStream):
     def __init__(self, stream: httpx2.AsyncByteStream, most: int) -> None:
         self._stream = stream
         self._left = most
