@@ -25,8 +25,7 @@ from headrace.services.env.environment import Claim, Environment
 from headrace.services.env.instances import Instances
 from headrace.services.env.sandbox import container_names as names
 from headrace.services.env.sandbox.container_names import InUse
-from headrace.services.env.sandbox.sandbox import Sandbox, SandboxEnded
-from headrace.services.env.sandbox.sandbox_settings import SandboxSettings, require_fit
+from headrace.services.env.sandbox.sandbox import Sandbox, SandboxEnded, SandboxSettings
 from headrace.services.env.sandbox.tools import Tool
 from headrace.services.processes.docker.docker_engine import Conflict, DockerEngine, NotThere
 from headrace.services.processes.docker.hardened import container, read_limits
@@ -128,7 +127,7 @@ class DockerSetup:
         Raises DependencyError if the engine can't be reached, UsageError if it is not suitable.
         """
         try:
-            require_fit(await self._engine.info(), self.settings.runtime)
+            self.settings.require_engine(await self._engine.info())
             for image in {self.settings.image, *self.settings.images}:
                 await self._ready(image)
         except InfrastructureError as error:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from headrace.errors import InfrastructureError
+from pydantic import Field
+
+from headrace.errors import InfrastructureError, UsageError
 from headrace.services.env.sandbox.container_names import InUse
-from headrace.services.env.sandbox.sandbox_settings import SandboxSettings
 from headrace.services.processes.docker.docker_engine import (
     Conflict,
     DockerEngine,
     NotThere,
     Output,
 )
-from headrace.services.processes.docker.hardened import USER, WORK
+from headrace.services.processes.docker.hardened import USER, WORK, Limits, Positive
 
 KILL_S = 30.0
 """Seconds within which a command's processes must be gone after they are killed."""
@@ -34,6 +36,47 @@ SPARE_PIDS = 8
 """Processes that starting a command takes. A sandbox with fewer left is full."""
 ARGUMENT_BYTES = 100_000
 """Longest argument of a command. The kernel's limit is 131,072 bytes with the final NUL."""
+ENFORCED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
+"""Limits that an engine must support. If it doesn't, its own API only gives a warning."""
+
+
+class SandboxSettings(Limits):
+    """The options of a sandbox. Only the recipe sets them: no task can loosen them."""
+
+    image: str
+    """Image for tasks that name none. It needs `sh` and `sleep`, and `python3` for most tools."""
+    images: tuple[str, ...] = ()
+    """Further images that tasks may name."""
+    tool: str = "shell"
+    """What an action is: `shell`, `python`, `coding`, `repair`, or the import path of
+    your own Tool."""
+    tool_options: dict[str, Any] = Field(default={})
+    """Keyword arguments of the tool."""
+    network: str = "none"
+    """A network of the engine. If it is not `none`, guarding what it reaches is up to you."""
+    output_kb: Positive = 16
+    """Most of a command's output that is kept, in KiB: its beginning and its end."""
+    flood_kb: Positive = 4096
+    """A command that writes more than this, in KiB, is killed."""
+    command_s: float = Field(default=30.0, gt=0)
+    """Seconds that a command may run."""
+    lifetime_s: Positive = 3600
+    """Seconds after which a persistent sandbox is not used again."""
+
+    def require_engine(self, info: Mapping[str, Any]) -> None:
+        """Raise UsageError unless an engine can enforce the limits. `info` is its description."""
+        runtimes = info.get("Runtimes") or {}
+        if self.runtime and self.runtime not in runtimes:
+            have = ", ".join(sorted(runtimes))
+            raise UsageError(f"the Docker engine has no runtime {self.runtime!r}; it has {have}")
+        missing = [limit for limit in ENFORCED if not info.get(limit)]
+        if missing:
+            raise UsageError(f"the Docker engine's kernel can't enforce: {', '.join(missing)}")
+        security = " ".join(info.get("SecurityOptions") or ())
+        if not self.runtime and not re.search(r"name=seccomp(?!,profile=unconfined)", security):
+            raise UsageError(
+                "the Docker engine has no seccomp profile: set one, or runtime = 'runsc'"
+            )
 
 
 class SandboxEnded(Exception):
