@@ -164,7 +164,8 @@ class EnvShard:
         ACTIONS.labels(action.kind).inc()
         current = handle is not None and action.attempt == handle.attempt
         if action.kind == "close":
-            self._drop(handle)
+            if handle is not None:
+                handle.end()
         elif action.environment.use not in self._setups:
             self._fail(delivery, _unknown(action.environment.use))
         elif action.kind == "score":
@@ -173,7 +174,8 @@ class EnvShard:
             assert handle is not None
             handle.put(action)
         elif action.kind == "reset":
-            self._drop(handle)
+            if handle is not None:
+                handle.end()
             self._open(delivery, self._context.hold(delivery), []).put(action)
         else:  # the agent makes a new attempt
             self._fail(delivery, infrastructure("sandbox_lost", "its environment is not open"))
@@ -205,11 +207,6 @@ class EnvShard:
 
         handle.task.add_done_callback(on_done)
         return handle
-
-    @staticmethod
-    def _drop(handle: Handle | None) -> None:
-        if handle is not None:
-            handle.end()
 
     def _fail(self, delivery: Delivery[ActionRequested], failure: Failure) -> None:
         """Answer an action that no open environment can answer; hold it until that is durable."""

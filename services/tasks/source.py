@@ -43,20 +43,39 @@ async def run(context: ServiceContext) -> None:
 
 
 async def _submit_all(context: ServiceContext) -> None:
-    submitted = await submitted_by(context, SOURCE)
-    backlog = _Backlog(context, list(submitted.values()))
-    await until_first(backlog.follow(), _Source(context, submitted, backlog).submit_all())
+    source = _Source(context, await submitted_by(context, SOURCE))
+    await until_first(source.follow(), source.submit_all())
+
+
+async def submitted_by(context: ServiceContext, source: str) -> dict[str, int]:
+    """Returns the tasks that a source has submitted: task id to number."""
+    tasks = context.log.topics.partition(TASKS)
+    numbers: dict[str, int] = {}
+    async with aclosing(read_events(context.log, {tasks: WHOLE})) as deliveries:
+        async for item in deliveries:
+            if isinstance(item.event, TaskSubmitted) and item.event.source == source:
+                numbers.setdefault(item.event.task_id, item.offset)
+    return numbers
 
 
 class _Source:
-    """Submits each task once, a bounded number of tasks ahead of the scheduler."""
+    """Submits each task once, a bounded number of tasks ahead of the scheduler.
 
-    def __init__(
-        self, context: ServiceContext, submitted: Mapping[str, int], backlog: _Backlog
-    ) -> None:
+    The scheduler starts the tasks in order.
+    """
+
+    def __init__(self, context: ServiceContext, submitted: Mapping[str, int]) -> None:
         self._context = context
+        self._log = context.log
         self._submitted = submitted
-        self._backlog = backlog
+        self._waiting = deque(sorted(submitted.values()))
+        """Numbers of the tasks that wait to be started."""
+        self._moved = asyncio.Event()
+        self._caught_up = asyncio.Event()
+        self._started = -1
+        """The highest number of a task that has started. All tasks before it have started too."""
+        self._refused: set[int] = set()
+        """Tasks that started with a verdict, for example cancelled ones: they overtake others."""
 
     async def submit_all(self) -> None:
         """Submits the tasks of the warm start, waits until they are learned, and submits the
@@ -82,48 +101,21 @@ class _Source:
         for task_id, epoch, item in items:
             number = self._submitted.get(task_id)
             if number is None:
-                await self._backlog.room(self._context.recipe.tasks.backlog)
-                number = (await self._context.log.send(maker.make(item, task_id, epoch))).offset
-                self._backlog.add(number)
+                await self._caught_up.wait()
+                while len(self._waiting) >= self._context.recipe.tasks.backlog:
+                    self._moved.clear()
+                    await self._moved.wait()
+                number = (await self._log.send(maker.make(item, task_id, epoch))).offset
+                self._waiting.append(number)
+                self._drop_started()
             yield number
-
-
-async def submitted_by(context: ServiceContext, source: str) -> dict[str, int]:
-    """Returns the tasks that a source has submitted: task id to number."""
-    tasks = context.log.topics.partition(TASKS)
-    numbers: dict[str, int] = {}
-    async with aclosing(read_events(context.log, {tasks: WHOLE})) as deliveries:
-        async for item in deliveries:
-            if isinstance(item.event, TaskSubmitted) and item.event.source == source:
-                numbers.setdefault(item.event.task_id, item.offset)
-    return numbers
-
-
-class _Backlog:
-    """The tasks of the source that wait to be started. The scheduler starts them in order."""
-
-    def __init__(self, context: ServiceContext, numbers: list[int]) -> None:
-        self._log = context.log
-        self._scheduler = context.consumer_group("scheduler")
-        self._purpose = context.recipe.tasks.purpose
-        self._waiting = deque(sorted(numbers))
-        self._moved = asyncio.Event()
-        self._caught_up = asyncio.Event()
-        self._started = -1
-        """The highest number of a task that has started. All tasks before it have started too."""
-        self._refused: set[int] = set()
-        """Tasks that started with a verdict, for example cancelled ones: they overtake others."""
-
-    def add(self, number: int) -> None:
-        """Adds a task that was just submitted."""
-        self._waiting.append(number)
-        self._drop_started()
 
     async def follow(self) -> None:
         """Follows `episodes` without end, and removes the tasks that have started."""
         topics = self._log.topics
         tasks = topics.partition(TASKS)
-        done = (await self._log.broker.committed(self._scheduler, [tasks])).get(tasks)
+        scheduler = self._context.consumer_group("scheduler")
+        done = (await self._log.broker.committed(scheduler, [tasks])).get(tasks)
         if done is not None:  # these have started; retention may have deleted their starts
             self._started = done.offset - 1
         partitions = topics.partitions_of(EPISODES)
@@ -149,18 +141,12 @@ class _Backlog:
                 self._drop_started()
         return True
 
-    async def room(self, limit: int) -> None:
-        """Waits until fewer than `limit` tasks wait."""
-        await self._caught_up.wait()
-        while len(self._waiting) >= limit:
-            self._moved.clear()
-            await self._moved.wait()
-
     def _on_started(self, started: EpisodeStarted) -> bool:
         """Notes a start. Returns whether it is in order: then all of our tasks before it have
         started. The scheduler starts all tasks with our purpose in order, unless it refuses one.
         """
-        in_order = started.verdict is None and started.submitted.purpose == self._purpose
+        purpose = self._context.recipe.tasks.purpose
+        in_order = started.verdict is None and started.submitted.purpose == purpose
         if in_order:
             self._started = max(self._started, started.task)
         elif started.submitted.source == SOURCE and started.task > self._started:

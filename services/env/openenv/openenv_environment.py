@@ -141,7 +141,7 @@ class OpenEnvEnvironment:
             ) from refused
 
     async def _call(self, calls: Sequence[ToolCall]) -> Observation:
-        """Calls tools until the episode ends. An action without a call ends it."""
+        """Call tools until the episode ends. An action without a call ends it."""
         steps: list[Step] = []
         for call in calls:
             request = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
