@@ -87,11 +87,11 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, UsageError):  # a wrong recipe or task: another attempt would not help
         return Failure(origin="operator", code="unusable", message=str(error)[:1000])
     if isinstance(error, EnvironmentFailed):
-        message = error.message[:1000]
-        return Failure(origin="environment", code=error.code, message=message, retryable=True)
-    logger.error("an environment's code raised an exception", exc_info=error)
-    message = f"{type(error).__name__}: {error}"[:1000]
-    return Failure(origin="environment", code="environment_error", message=message, retryable=True)
+        code, message = error.code, error.message
+    else:
+        logger.error("an environment's code raised an exception", exc_info=error)
+        code, message = "environment_error", f"{type(error).__name__}: {error}"
+    return Failure(origin="environment", code=code, message=message[:1000], retryable=True)
 
 
 def infrastructure(code: str, message: str, *, retryable: bool = True) -> Failure:

@@ -33,7 +33,7 @@ the policy did wrong is not an error: return an `Observation` that says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -129,7 +129,3 @@ class Named(Protocol):
 
         The name is unique among all attempts of all episodes, and every worker computes the same.
         """
-
-
-MakeEnvironment = Callable[..., Environment]
-"""The class of an environment, or a function that makes one, from its options."""

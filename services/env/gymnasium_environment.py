@@ -13,6 +13,10 @@ from headrace.services.base.plugins import Loader, load
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.optional_imports import importing
 
+with importing("gym"):
+    import gymnasium
+    from gymnasium.envs.toy_text.frozen_lake import generate_random_map
+
 T = TypeVar("T")
 
 Render = Callable[[Any, Any, bool], str]
@@ -155,8 +159,6 @@ def random_frozen_lake(seed: int) -> Mapping[str, Any]:
     There are 3,828 such maps. With more ice, most tasks would share a few hundred maps, and a
     single path would solve a third of the tasks.
     """
-    from gymnasium.envs.toy_text.frozen_lake import generate_random_map
-
     return {"desc": generate_random_map(size=4, p=0.6, seed=seed)}
 
 
@@ -168,15 +170,8 @@ def _plain(part: Any) -> Any:
     )
 
 
-def _gymnasium() -> Any:
-    with importing("gym"):
-        import gymnasium
-    return gymnasium
-
-
 def _check_id(id: str) -> None:
     """Raise UsageError if `gymnasium.make` can't find the environment's id."""
-    gymnasium = _gymnasium()
     name = id.partition(":")[2] or id  # of `module:id`, which `make` imports first
     try:
         gymnasium.envs.registration.parse_env_id(name)
@@ -188,7 +183,6 @@ def _check_id(id: str) -> None:
 
 def _make(id: str, kwargs: Mapping[str, Any], actions: Mapping[str, int]) -> Any:
     """Make the environment without Gymnasium's checker, which would double the time."""
-    gymnasium = _gymnasium()
     try:
         environment = gymnasium.make(id, **{"disable_env_checker": True, **kwargs})
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError) as error:

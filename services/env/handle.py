@@ -1,9 +1,11 @@
-"""One open environment: it answers the actions of one attempt in the order of the log.
+"""Open environments: a handle answers the actions of one attempt in the order of the log.
 
 A handle waits for a slot and gets an environment from its setup. If the environment was open
 before, the handle rebuilds it from the recorded actions. Then it answers one action after another.
 It ends by `close`, by a newer attempt, by the episode's deadline, or with its partition. A
 Resumable environment is not rebuilt but resumed, and stays open when the partition goes.
+
+A score has no handle: an environment is made for this one action.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.errors import InfrastructureError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.clock import now
 from headrace.services.base.types import TaskView
@@ -26,7 +29,7 @@ from headrace.services.env.answers import (
     failure_of,
     infrastructure,
 )
-from headrace.services.env.environment import Claim, Environment, Resumable
+from headrace.services.env.environment import Claim, Environment, Judge, Resumable
 from headrace.services.env.setup import Setup
 
 logger = logging.getLogger(__name__)
@@ -57,9 +60,9 @@ class Handle:
         self._claim = claim
         self._history = history
         self._actions: asyncio.Queue[ActionRequested] = asyncio.Queue()
-        self._done = -1
-        self._last: ObservationRecorded | None = None
-        self._first: dict[str, ObservationRecorded] = {}
+        self._done = history[-1][0].index if history else -1
+        self._last = history[-1][1] if history else None
+        self._first = {answer.call: answer for _, answer in history}
         """The answer that counts for each call: the first in the log, perhaps another worker's."""
         self._read = asyncio.Event()
         """Set whenever `_first` gets another answer."""
@@ -118,13 +121,16 @@ class Handle:
     async def _rebuild(self, environment: Environment) -> None:
         """Resume it, or repeat the recorded actions and note where an answer differs."""
         if self._history and isinstance(environment, Resumable):
-            await self._resume(environment)
+            try:
+                await environment.resume(_view(self._reset, self._setup.options), self._done)
+            except Exception as error:  # as in _act: it may run an environment's own code
+                self._broken = failure_of(error)
             return
         if self._history and not environment.replayable:
             self._broken = infrastructure("sandbox_lost", "its worker is gone")
         for action, recorded in self._history:
             if self._broken is not None:
-                break
+                return
             observation = await self._act(environment, action)
             if not alike(observation, recorded):
                 message = (
@@ -132,19 +138,6 @@ class Handle:
                     f"make the environment deterministic, or set replayable = False"
                 )
                 self._broken = observation.failure or infrastructure("diverged", message)
-            self._done, self._last = action.index, recorded
-            self.on_recorded(recorded)
-
-    async def _resume(self, environment: Resumable) -> None:
-        """Resume it in the state after the last recorded action."""
-        last, recorded = self._history[-1]
-        try:
-            await environment.resume(_view(self._reset, self._setup.options), last.index)
-        except Exception as error:  # as in _act: it may run an environment's own code
-            self._broken = failure_of(error)
-        self._done, self._last = last.index, recorded
-        for _, answer in self._history:
-            self.on_recorded(answer)
 
     async def _perform(self, environment: Environment | None, action: ActionRequested) -> None:
         """Answer one action. A repeated action gets the last answer again."""
@@ -189,6 +182,36 @@ class Handle:
         except Exception as error:  # an environment's own code: typed and retried, never rewarded
             self._broken = failure_of(error)
             return failed(action, self._instance, self._broken)
+
+
+async def score(
+    setup: Setup, action: ActionRequested, claim: Claim, instance: str
+) -> ObservationRecorded:
+    """Answer a `score` action by an environment that is a Judge."""
+    async with setup.slots:
+        began = now()
+        fit = False
+        environment: Environment | None = None
+        try:
+            environment = await setup.take(action.environment, claim)
+            if not isinstance(environment, Judge):
+                message = (
+                    f"environment {action.environment.use!r} has no method `score`; "
+                    f"name a judge in episode.score"
+                )
+                raise InfrastructureError("no_judge", message, retryable=False)
+            left_s = max(0.0, action.expires_at / 1000 - now())
+            async with asyncio.timeout(left_s):
+                observation = await environment.score(json.loads(action.payload))
+            run_ms = int((now() - began) * 1000)
+            answer = answer_to(action, observation, instance, run_ms=run_ms)
+            fit = True
+        except Exception as error:  # as in Handle._act
+            answer = failed(action, instance, failure_of(error))
+        finally:
+            if environment is not None:
+                await setup.give_back(action.environment, environment, fit)
+        return answer
 
 
 def _view(action: ActionRequested, options: Mapping[str, Any]) -> TaskView:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from pkgutil import resolve_name
 
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import ACTIONS, OBSERVATIONS
@@ -19,47 +20,19 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.worker import SideStart, Worker
 
-
-def _null() -> Any:
-    from headrace.services.env.null import NullEnvironment
-
-    return NullEnvironment
-
-
-def _gymnasium() -> Any:
-    from headrace.services.env.gymnasium_environment import GymnasiumEnvironment
-
-    return GymnasiumEnvironment
-
-
-def _http() -> Any:
-    from headrace.services.env.http_environment import HttpEnvironment
-
-    return HttpEnvironment
-
-
-def _openenv() -> Any:
-    from headrace.services.env.openenv.openenv_environment import OpenEnvEnvironment
-
-    return OpenEnvEnvironment
-
-
-def _mcp() -> Any:
-    from headrace.services.env.mcp.mcp_environment import McpEnvironment
-
-    return McpEnvironment
-
-
-BUILTIN: dict[str, Loader] = {
-    "null": _null,
-    "gymnasium": _gymnasium,
-    "http": _http,
-    "openenv": _openenv,
-    "mcp": _mcp,
-    "docker": lambda: DockerSetup,
-}
 DOCKER = "docker"
 """The environment whose episodes have containers: it has a setup of its own."""
+BUILTIN: dict[str, Loader] = {
+    name: partial(resolve_name, path)
+    for name, path in {
+        "null": "headrace.services.env.null:NullEnvironment",
+        "gymnasium": "headrace.services.env.gymnasium_environment:GymnasiumEnvironment",
+        "http": "headrace.services.env.http_environment:HttpEnvironment",
+        "openenv": "headrace.services.env.openenv.openenv_environment:OpenEnvEnvironment",
+        "mcp": "headrace.services.env.mcp.mcp_environment:McpEnvironment",
+        DOCKER: "headrace.services.env.sandbox.pool:DockerSetup",
+    }.items()
+}
 
 
 async def run(context: ServiceContext) -> None:

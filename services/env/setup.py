@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from headrace.errors import UsageError
 from headrace.schemas.events import EnvironmentUse
-from headrace.services.env.environment import Claim, Environment, MakeEnvironment, Named
+from headrace.services.env.environment import Claim, Environment, Named
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ class Sweeping(Protocol):
 class EnvironmentSetup:
     """Makes environments that live in this process, and keeps a pool of persistent ones."""
 
-    make: MakeEnvironment
+    make: Callable[..., Environment]
+    """The class of the environments, or a function that makes one, from its options."""
     options: Mapping[str, Any]
     slots: asyncio.Semaphore
     namespace: str = "local"

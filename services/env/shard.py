@@ -21,8 +21,7 @@ from headrace.schemas.events import ActionRequested, Failure, ObservationRecorde
 from headrace.services.base.clock import now
 from headrace.services.env.answers import deliver, failed, infrastructure
 from headrace.services.env.environment import Claim
-from headrace.services.env.handle import Handle
-from headrace.services.env.scoring import score
+from headrace.services.env.handle import Handle, score
 from headrace.services.env.setup import Setup, Sweeping
 from headrace.services.log.event_log import Delivery
 from headrace.services.worker.shard import ShardContext
@@ -39,14 +38,16 @@ EARLY = 256
 
 Key = tuple[int, int]
 """Task number, sample."""
+Name = tuple[int, int, int, str]
+"""Task number, sample, attempt, call."""
 
 
 @dataclass(eq=False)
 class _Recorded:
     """What phase 1 read of one attempt."""
 
-    reset: ActionRequested
-    offset: int
+    reset: Delivery[ActionRequested]
+    attempt: int
     release: Callable[[], None]
     actions: dict[str, ActionRequested] = field(default_factory=dict)
 
@@ -68,7 +69,7 @@ class EnvShard:
         self._external = external
         self._handles: dict[Key, Handle] = {}
         self._recorded: dict[Key, _Recorded] = {}
-        self._observed: dict[tuple[int, int, int, str], ObservationRecorded] = {}
+        self._observed: dict[Name, ObservationRecorded] = {}
         self._early: deque[ObservationRecorded] = deque(maxlen=EARLY)
         """Observations of attempts that are not open: their resets may not have been read yet."""
         self._strays: list[tuple[Delivery[ActionRequested], Callable[[], None]]] = []
@@ -80,7 +81,10 @@ class EnvShard:
         """Handle an action, or an observation that was recorded."""
         event = delivery.event
         if isinstance(event, ObservationRecorded):
-            self._on_observation(event)
+            if self._context.caught_up:
+                self._on_answer(event)
+            else:
+                self._observed.setdefault(_name(event), event)
         else:
             if event.environment.use in self._external:
                 pass
@@ -92,22 +96,20 @@ class EnvShard:
 
     async def on_caught_up(self) -> None:
         """Open each recorded environment; it is rebuilt when its next unanswered action runs."""
-        for (task, sample), recorded in list(self._recorded.items()):
-            attempt = recorded.reset.attempt
+        for recorded in self._recorded.values():
             answered, unanswered = [], []
             for action in sorted(recorded.actions.values(), key=lambda action: action.index):
-                observation = self._observed.get((task, sample, attempt, action.call))
+                observation = self._observed.get(_name(action))
                 if observation is None:
                     unanswered.append(action)
                 else:
                     answered.append((action, observation))
-            handle = self._open(recorded.reset, recorded.offset, recorded.release, answered)
+            handle = self._open(recorded.reset, recorded.release, answered)
             for action in unanswered:
                 handle.put(action)
         for delivery, release in self._strays:
             action = delivery.event
-            name = action.task, action.sample, action.attempt, action.call
-            if name not in self._observed and action.expires_at / 1000 > now():
+            if _name(action) not in self._observed and action.expires_at / 1000 > now():
                 self._on_action(delivery)
             release()
         self._recorded.clear()
@@ -127,17 +129,17 @@ class EnvShard:
         action = delivery.event
         key = action.task, action.sample
         recorded = self._recorded.get(key)
-        if recorded is not None and action.attempt < recorded.reset.attempt:
+        if recorded is not None and action.attempt < recorded.attempt:
             return
         if action.kind == "reset":
-            if recorded is not None and action.attempt > recorded.reset.attempt:
+            if recorded is not None and action.attempt > recorded.attempt:
                 self._recorded.pop(key).release()
                 recorded = None
             known = action.environment.use in self._setups
             if recorded is None and known and action.expires_at / 1000 > now():
-                recorded = _Recorded(action, delivery.offset, self._context.hold(delivery))
+                recorded = _Recorded(delivery, action.attempt, self._context.hold(delivery))
                 self._recorded[key] = recorded
-        current = recorded is not None and action.attempt == recorded.reset.attempt
+        current = recorded is not None and action.attempt == recorded.attempt
         if action.kind == "close":
             if current:
                 self._recorded.pop(key).release()
@@ -145,13 +147,6 @@ class EnvShard:
             recorded.actions.setdefault(action.call, action)
         else:
             self._strays.append((delivery, self._context.hold(delivery)))
-
-    def _on_observation(self, observation: ObservationRecorded) -> None:
-        if not self._context.caught_up:
-            name = observation.task, observation.sample, observation.attempt, observation.call
-            self._observed.setdefault(name, observation)
-        else:
-            self._on_answer(observation)
 
     def _on_answer(self, observation: ObservationRecorded) -> None:
         """Pass an answer to its handle. Another worker's may be read before the reset."""
@@ -169,7 +164,8 @@ class EnvShard:
         ACTIONS.labels(action.kind).inc()
         current = handle is not None and action.attempt == handle.attempt
         if action.kind == "close":
-            self._drop(handle)
+            if handle is not None:
+                handle.end()
         elif action.environment.use not in self._setups:
             self._fail(delivery, _unknown(action.environment.use))
         elif action.kind == "score":
@@ -178,20 +174,20 @@ class EnvShard:
             assert handle is not None
             handle.put(action)
         elif action.kind == "reset":
-            self._drop(handle)
-            self._open(action, delivery.offset, self._context.hold(delivery), []).put(action)
+            if handle is not None:
+                handle.end()
+            self._open(delivery, self._context.hold(delivery), []).put(action)
         else:  # the agent makes a new attempt
             self._fail(delivery, infrastructure("sandbox_lost", "its environment is not open"))
 
     def _open(
         self,
-        reset: ActionRequested,
-        offset: int,
+        delivery: Delivery[ActionRequested],
         release: Callable[[], None],
         answered: list[tuple[ActionRequested, ObservationRecorded]],
     ) -> Handle:
+        reset, claim = delivery.event, self._claim(delivery)
         setup = self._setups[reset.environment.use]
-        claim = self._claim(reset, offset)
         handle = Handle(setup, reset, self._context.send, self._worker_id, claim, answered)
         key = reset.task, reset.sample
         self._handles[key] = handle
@@ -212,11 +208,6 @@ class EnvShard:
         handle.task.add_done_callback(on_done)
         return handle
 
-    @staticmethod
-    def _drop(handle: Handle | None) -> None:
-        if handle is not None:
-            handle.end()
-
     def _fail(self, delivery: Delivery[ActionRequested], failure: Failure) -> None:
         """Answer an action that no open environment can answer; hold it until that is durable."""
         release = self._context.hold(delivery)
@@ -227,10 +218,10 @@ class EnvShard:
 
         self._context.spawn(send(), "answer")
 
-    def _claim(self, action: ActionRequested, offset: int) -> Claim:
-        partition = self._context.partition.number
-        expires_at = action.expires_at / 1000
-        return Claim(action.task, action.sample, action.attempt, partition, offset, expires_at)
+    def _claim(self, delivery: Delivery[ActionRequested]) -> Claim:
+        action, partition = delivery.event, self._context.partition.number
+        attempt = action.task, action.sample, action.attempt
+        return Claim(*attempt, partition, delivery.offset, action.expires_at / 1000)
 
     async def _sweep(self, setup: Sweeping) -> None:
         """Remove sandboxes that no open episode needs, now and every SWEEP_S seconds."""
@@ -251,10 +242,13 @@ class EnvShard:
     ) -> None:
         action = delivery.event
         setup = self._setups[action.environment.use]
-        claim = self._claim(action, delivery.offset)
-        answer = await score(setup, action, claim, self._worker_id)
+        answer = await score(setup, action, self._claim(delivery), self._worker_id)
         await deliver(self._context.send, action, answer)
         release()
+
+
+def _name(event: ActionRequested | ObservationRecorded) -> Name:
+    return event.task, event.sample, event.attempt, event.call
 
 
 def _unknown(use: str) -> Failure:

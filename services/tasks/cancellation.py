@@ -97,60 +97,6 @@ class TaskStatus:
     state: State
 
 
-class TaskStatuses:
-    """The status of every task of a namespace."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[TaskId, int] = {}
-        """If two tasks have the same id, only the first one runs, and it is the one here."""
-        self._by_number: dict[int, TaskId] = {}
-        self._started: set[int] = set()
-        self._ended: set[int] = set()
-
-    async def read(self, log: EventLog) -> None:
-        """Reads `tasks`, `episodes` and `results` to their ends."""
-        partitions = [
-            partition
-            for topic in (TASKS, EPISODES, RESULTS)
-            for partition in log.topics.partitions_of(topic)
-        ]
-        async with aclosing(read_events(log, dict.fromkeys(partitions, WHOLE))) as deliveries:
-            async for item in deliveries:
-                if isinstance(item.event, TaskSubmitted):
-                    task = self._by_number[item.offset] = id_of(item.event)
-                    self._numbers.setdefault(task, item.offset)
-                elif isinstance(item.event, EpisodeStarted):
-                    self._started.add(item.event.task)
-                elif isinstance(item.event, TaskEnded):
-                    self._ended.add(item.event.task)
-
-    def of_number(self, number: int) -> TaskStatus:
-        """Returns the task with a number. Raises UsageError if there is no such task."""
-        task = self._by_number.get(number)
-        if task is None:
-            raise UsageError(f"no task has the number {number}; nothing was cancelled")
-        return TaskStatus(*task, number, self._state(number))
-
-    def of_id(self, source: str, task_id: str) -> TaskStatus:
-        """Returns a source's task. It is `unknown` if the source has submitted no such task."""
-        number = self._numbers.get((source, task_id))
-        state: State = "unknown" if number is None else self._state(number)
-        return TaskStatus(source, task_id, number, state)
-
-    def queued(self) -> list[TaskStatus]:
-        """Returns all tasks that wait to be started, in the order of their submission."""
-        return [
-            TaskStatus(*task, number, "queued")
-            for number, task in self._by_number.items()
-            if self._state(number) == "queued"
-        ]
-
-    def _state(self, number: int) -> State:
-        if number in self._ended:
-            return "ended"
-        return "running" if number in self._started else "queued"
-
-
 def check_named(tasks: Sequence[str], source: str | None, *, all_queued: bool) -> None:
     """Raises UsageError unless the options of `headrace cancel` name tasks in exactly one way."""
     if all_queued == bool(tasks) or (all_queued and source is not None):
@@ -170,13 +116,45 @@ async def find_tasks(
 
     Raises UsageError if no task has one of the numbers.
     """
-    statuses = TaskStatuses()
-    await statuses.read(log)
+    statuses = await _read_statuses(log)
     if all_queued:
-        return statuses.queued()
+        return [status for status in statuses.values() if status.state == "queued"]
     if source is None:
-        return [statuses.of_number(int(task)) for task in dict.fromkeys(tasks)]
-    return [statuses.of_id(source, task) for task in dict.fromkeys(tasks)]
+        numbers = list(dict.fromkeys(map(int, tasks)))
+        for number in numbers:
+            if number not in statuses:
+                raise UsageError(f"no task has the number {number}; nothing was cancelled")
+        return [statuses[number] for number in numbers]
+    first: dict[TaskId, TaskStatus] = {}
+    for status in statuses.values():  # if two tasks have the same id, only the first one runs
+        first.setdefault((status.source, status.task_id), status)
+    return [
+        first.get((source, task), TaskStatus(source, task, None, "unknown"))
+        for task in dict.fromkeys(tasks)
+    ]
+
+
+async def _read_statuses(log: EventLog) -> dict[int, TaskStatus]:
+    """Reads `tasks`, `episodes` and `results` to their ends. Returns the tasks by number."""
+    partitions = [
+        partition
+        for topic in (TASKS, EPISODES, RESULTS)
+        for partition in log.topics.partitions_of(topic)
+    ]
+    ids: dict[int, TaskId] = {}
+    states: dict[int, State] = {}
+    async with aclosing(read_events(log, dict.fromkeys(partitions, WHOLE))) as deliveries:
+        async for item in deliveries:
+            if isinstance(item.event, TaskSubmitted):
+                ids[item.offset] = id_of(item.event)
+            elif isinstance(item.event, EpisodeStarted):
+                states.setdefault(item.event.task, "running")
+            elif isinstance(item.event, TaskEnded):
+                states[item.event.task] = "ended"
+    return {
+        number: TaskStatus(*task, number, states.get(number, "queued"))
+        for number, task in ids.items()
+    }
 
 
 async def send_cancellations(log: EventLog, statuses: Sequence[TaskStatus], reason: str) -> None:

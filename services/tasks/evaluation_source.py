@@ -38,8 +38,8 @@ async def run(context: ServiceContext) -> None:
     """Submits rounds until the run is ending or the service must stop."""
     if context.recipe.evaluation is None:
         raise UsageError("the recipe has no table [evaluation], so there is nothing to submit")
-    stop = until_first(context.stopping.wait(), context.ending.wait())
-    await until_first(stop, _Rounds(context, context.recipe.evaluation).follow())
+    rounds = _Rounds(context, context.recipe.evaluation)
+    await until_first(context.stopping.wait(), context.ending.wait(), rounds.follow())
 
 
 class _Rounds:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any
 
 from headrace.schemas.events import EpisodeStarted, TaskSubmitted
 from headrace.schemas.topics import EPISODES, TASKS
@@ -40,66 +39,12 @@ SOURCE = "source"
 
 async def run(context: ServiceContext) -> None:
     """Submits tasks until all are submitted, the run is ending, or the service must stop."""
-    stop = until_first(context.stopping.wait(), context.ending.wait())
-    await until_first(stop, _submit_all(context))
+    await until_first(context.stopping.wait(), context.ending.wait(), _submit_all(context))
 
 
 async def _submit_all(context: ServiceContext) -> None:
-    recipe, tasks = context.recipe, context.recipe.tasks
     source = _Source(context, await submitted_by(context, SOURCE))
-    try:
-        if (warm := recipe.warm_start) is not None:
-            maker = TaskMaker(demonstrating(recipe, warm), SOURCE)
-            submitted = source.submit(maker, demonstrations(recipe, warm))
-            numbers = [number async for number in submitted]
-            logger.info("submitted %d tasks to demonstrate", len(numbers))
-            await source.wait_for(until_learned(context, numbers))
-            logger.info("the policies have learned the demonstrations; now they learn by reward")
-        items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
-        async for _ in source.submit(TaskMaker(recipe, SOURCE), items):
-            pass
-        logger.info("submitted all tasks")
-    finally:
-        await source.aclose()
-
-
-class _Source:
-    """Submits each task once, a bounded number of tasks ahead of the scheduler."""
-
-    def __init__(self, context: ServiceContext, submitted: Mapping[str, int]) -> None:
-        self._context = context
-        self._submitted = submitted
-        self._backlog = _Backlog(context, list(submitted.values()))
-        self._following = asyncio.create_task(self._backlog.follow())
-
-    async def submit(
-        self, maker: TaskMaker, items: Iterable[tuple[str, int, Item]]
-    ) -> AsyncIterator[int]:
-        """Submits each task that was not submitted before, and yields the number of every task."""
-        for task_id, epoch, item in items:
-            number = self._submitted.get(task_id)
-            if number is None:
-                await self.wait_for(self._backlog.room(self._context.recipe.tasks.backlog))
-                number = (await self._context.log.send(maker.make(item, task_id, epoch))).offset
-                self._backlog.add(number)
-            yield number
-
-    async def wait_for(self, work: Coroutine[Any, Any, None]) -> None:
-        """Waits for `work`. If following the backlog fails meanwhile, it raises that error."""
-        waiting = asyncio.create_task(work)
-        try:
-            await asyncio.wait({waiting, self._following}, return_when=asyncio.FIRST_COMPLETED)
-            if self._following.done():
-                self._following.result()
-            waiting.result()
-        finally:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-
-    async def aclose(self) -> None:
-        """Stops following the backlog."""
-        self._following.cancel()
-        await asyncio.gather(self._following, return_exceptions=True)
+    await until_first(source.follow(), source.submit_all())
 
 
 async def submitted_by(context: ServiceContext, source: str) -> dict[str, int]:
@@ -113,14 +58,18 @@ async def submitted_by(context: ServiceContext, source: str) -> dict[str, int]:
     return numbers
 
 
-class _Backlog:
-    """The tasks of the source that wait to be started. The scheduler starts them in order."""
+class _Source:
+    """Submits each task once, a bounded number of tasks ahead of the scheduler.
 
-    def __init__(self, context: ServiceContext, numbers: list[int]) -> None:
+    The scheduler starts the tasks in order.
+    """
+
+    def __init__(self, context: ServiceContext, submitted: Mapping[str, int]) -> None:
+        self._context = context
         self._log = context.log
-        self._scheduler = context.consumer_group("scheduler")
-        self._purpose = context.recipe.tasks.purpose
-        self._waiting = deque(sorted(numbers))
+        self._submitted = submitted
+        self._waiting = deque(sorted(submitted.values()))
+        """Numbers of the tasks that wait to be started."""
         self._moved = asyncio.Event()
         self._caught_up = asyncio.Event()
         self._started = -1
@@ -128,29 +77,53 @@ class _Backlog:
         self._refused: set[int] = set()
         """Tasks that started with a verdict, for example cancelled ones: they overtake others."""
 
-    def add(self, number: int) -> None:
-        """Adds a task that was just submitted."""
-        self._waiting.append(number)
-        self._drop_started()
+    async def submit_all(self) -> None:
+        """Submits the tasks of the warm start, waits until they are learned, and submits the
+        data set.
+        """
+        recipe, tasks = self._context.recipe, self._context.recipe.tasks
+        if (warm := recipe.warm_start) is not None:
+            maker = TaskMaker(demonstrating(recipe, warm), SOURCE)
+            submitted = self._submit(maker, demonstrations(recipe, warm))
+            numbers = [number async for number in submitted]
+            logger.info("submitted %d tasks to demonstrate", len(numbers))
+            await until_learned(self._context, numbers)
+            logger.info("the policies have learned the demonstrations; now they learn by reward")
+        items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
+        async for _ in self._submit(TaskMaker(recipe, SOURCE), items):
+            pass
+        logger.info("submitted all tasks")
+
+    async def _submit(
+        self, maker: TaskMaker, items: Iterable[tuple[str, int, Item]]
+    ) -> AsyncIterator[int]:
+        """Submits each task that was not submitted before, and yields the number of every task."""
+        for task_id, epoch, item in items:
+            number = self._submitted.get(task_id)
+            if number is None:
+                await self._caught_up.wait()
+                while len(self._waiting) >= self._context.recipe.tasks.backlog:
+                    self._moved.clear()
+                    await self._moved.wait()
+                number = (await self._log.send(maker.make(item, task_id, epoch))).offset
+                self._waiting.append(number)
+                self._drop_started()
+            yield number
 
     async def follow(self) -> None:
         """Follows `episodes` without end, and removes the tasks that have started."""
         topics = self._log.topics
-        await self._skip_committed(topics.partition(TASKS))
+        tasks = topics.partition(TASKS)
+        scheduler = self._context.consumer_group("scheduler")
+        done = (await self._log.broker.committed(scheduler, [tasks])).get(tasks)
+        if done is not None:  # these have started; retention may have deleted their starts
+            self._started = done.offset - 1
         partitions = topics.partitions_of(EPISODES)
         # This many records contain the last start in order, and all refused tasks after it.
         back = Back(TAIL + 2 * len(self._waiting))
         # They may contain only refused tasks of other teams, which say nothing about ours.
         if not await self._read(dict.fromkeys(partitions, back), enough=len(partitions)):
             await self._read(dict.fromkeys(partitions, "first"), enough=0)
-
-    async def _skip_committed(self, tasks: Partition) -> None:
-        """Counts all tasks that the scheduler has committed as started: retention may have deleted
-        their starts.
-        """
-        done = (await self._log.broker.committed(self._scheduler, [tasks])).get(tasks)
-        if done is not None:
-            self._started = max(self._started, done.offset - 1)
 
     async def _read(self, starts: Mapping[Partition, Start], enough: int) -> bool:
         """Follows `episodes` without end. Returns False if fewer than `enough` partitions had a
@@ -163,31 +136,22 @@ class _Backlog:
                     if len(shown) < enough:
                         return False
                     self._caught_up.set()
-                elif isinstance(item.event, EpisodeStarted):
-                    self._on_started(item.event)
-                    if self._in_order(item.event):
-                        shown.add(item.partition)
+                elif isinstance(item.event, EpisodeStarted) and self._on_started(item.event):
+                    shown.add(item.partition)
                 self._drop_started()
         return True
 
-    async def room(self, limit: int) -> None:
-        """Waits until fewer than `limit` tasks wait."""
-        await self._caught_up.wait()
-        while len(self._waiting) >= limit:
-            self._moved.clear()
-            await self._moved.wait()
-
-    def _in_order(self, started: EpisodeStarted) -> bool:
-        """Whether all of our tasks before this one have started. The scheduler starts all tasks
-        with our purpose in order, unless it refuses one.
+    def _on_started(self, started: EpisodeStarted) -> bool:
+        """Notes a start. Returns whether it is in order: then all of our tasks before it have
+        started. The scheduler starts all tasks with our purpose in order, unless it refuses one.
         """
-        return started.verdict is None and started.submitted.purpose == self._purpose
-
-    def _on_started(self, started: EpisodeStarted) -> None:
-        if self._in_order(started):
+        purpose = self._context.recipe.tasks.purpose
+        in_order = started.verdict is None and started.submitted.purpose == purpose
+        if in_order:
             self._started = max(self._started, started.task)
         elif started.submitted.source == SOURCE and started.task > self._started:
             self._refused.add(started.task)
+        return in_order
 
     def _drop_started(self) -> None:
         while self._waiting and self._waiting[0] <= self._started:

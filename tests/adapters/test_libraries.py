@@ -30,7 +30,7 @@ ODD = "tests.adapters.odd:Odd"
 
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.services.env.libraries.libraries_process.GRACE_S", 3.0)
+    monkeypatch.setattr("headrace.services.env.libraries.libraries_setup.GRACE_S", 3.0)
 
 
 def run(use: str, options: Mapping[str, Any], test: Any, *, within_s: float = 120.0) -> Any:

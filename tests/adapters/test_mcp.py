@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from aiohttp import web
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.infra.local.detached import free_port
@@ -140,6 +141,30 @@ def test_what_is_no_server_is_infrastructures(kind: str, code: str) -> None:
 
     asyncio.run(main())
     assert not psutil.Process().children()
+
+
+def test_an_endless_answer_by_http_is_broken_off() -> None:
+    async def flood(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        while True:
+            await response.write(b" " * 4096)
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_post("/mcp", flood)
+        runner = web.AppRunner(app, shutdown_timeout=0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+        environment = McpEnvironment(url=url, timeout_s=60.0, answer_kb=64)
+        with pytest.raises((InfrastructureError, EnvironmentFailed)) as caught:
+            await environment.reset(view())
+        assert "the answer is too long" in str(caught.value)
+        await environment.aclose()
+        await runner.cleanup()
+
+    asyncio.run(main())
 
 
 def test_a_stubborn_server_and_its_child_end_with_the_episode(tmp_path: Path) -> None:

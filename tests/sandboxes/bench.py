@@ -12,8 +12,7 @@ from headrace.schemas.events import EnvironmentUse, Event, InstanceStateEntered
 from headrace.services.base.types import TaskView
 from headrace.services.env.environment import Claim
 from headrace.services.env.instances import Instances
-from headrace.services.env.sandbox.pool import DockerSetup
-from headrace.services.env.sandbox.sandbox_environment import DockerEnvironment
+from headrace.services.env.sandbox.pool import DockerEnvironment, DockerSetup
 from headrace.services.processes.docker.docker_engine import DockerEngine
 from tests.sandboxes.docker_engine import IMAGE
 

@@ -172,7 +172,7 @@ def test_a_persistent_sandbox_is_reset_and_used_again(engine: str) -> None:
         assert left.text.split() == ["/tmp:", "/workspace:", "0", "[exit", "code", "1]"]
         assert second.sandbox is not None
         assert first.sandbox is not None
-        assert second.sandbox.instance == first.sandbox.instance
+        assert second.sandbox.name.instance == first.sandbox.name.instance
         with pytest.raises(InfrastructureError, match="sandbox_lost"):
             await first.step("echo late")
         await made.setup.give_back(use, second, fit=False)

@@ -1,7 +1,7 @@
 """The child process that runs a library.
 
-The first line from the worker is the setup, and each later line is a call. Each line has one line
-of answer. What the library prints goes to standard error.
+The first line from the worker is the setup, and each later line is a call. The answer to each is
+one line. What the library prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -13,26 +13,20 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, NoReturn, Protocol
 
 from headrace.errors import EnvironmentFailed, UsageError
 from headrace.services.base.plugins import Loader, load
 from headrace.services.processes.pipes import take_pipes
 
-
-def _reasoning_gym() -> Any:
-    from headrace.services.env.libraries.reasoning_gym_problems import Problems
-
-    return Problems
-
-
-def _textarena() -> Any:
-    from headrace.services.env.libraries.textarena_games import Games
-
-    return Games
-
-
-LIBRARIES: dict[str, Loader] = {"reasoning_gym": _reasoning_gym, "textarena": _textarena}
+LIBRARIES: dict[str, Loader] = {
+    name: partial(resolve_name, path)
+    for name, path in {
+        "reasoning_gym": "headrace.services.env.libraries.reasoning_gym_problems:Problems",
+        "textarena": "headrace.services.env.libraries.textarena_games:Games",
+    }.items()
+}
 
 
 class Library(Protocol):
@@ -49,11 +43,14 @@ class Library(Protocol):
 
 
 def main() -> None:
-    """Serves until the worker ends this process."""
+    """Serve until the worker ends this process."""
     calls, answers = take_pipes()
     signal.signal(signal.SIGALRM, _too_slow)
     setup = json.loads(calls.readline())
-    _limit(setup["memory_mb"])
+    most_bytes = setup["memory_mb"] * 2**20
+    with suppress(ValueError, OSError):  # not every system can
+        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library: Library | None = None
 
     def make() -> None:
@@ -70,13 +67,16 @@ def main() -> None:
 
 
 def _answer(limit_s: float, call: Callable[[], Any]) -> bytes:
-    """What a call answers, or its error."""
+    """Return the line that says what a call returned, or the error that it raised."""
     try:
         # Real time: a library that sleeps is as slow as one that computes.
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         answer = {"answer": call() or {}}
+    except UsageError as error:
+        answer = {"error": str(error), "kind": "usage"}
     except Exception as error:  # a library's own code: the parent raises it
-        answer = {"error": str(error), "kind": _kind(error)}
+        kind = error.code if isinstance(error, EnvironmentFailed) else type(error).__name__
+        answer = {"error": str(error), "kind": kind}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return json.dumps(answer).encode() + b"\n"
@@ -91,22 +91,8 @@ def _make(target: str, options: Mapping[str, Any]) -> Library:
     return library(**options)
 
 
-def _kind(error: Exception) -> str:
-    if isinstance(error, UsageError):
-        return "usage"
-    if isinstance(error, EnvironmentFailed):
-        return error.code
-    return type(error).__name__
-
-
-def _limit(memory_mb: int) -> None:
-    with suppress(ValueError, OSError):  # not every system can
-        resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 2**20, memory_mb * 2**20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def _too_slow(*_: Any) -> NoReturn:
-    raise EnvironmentFailed("too_slow", "it took longer than a call may")
+    raise EnvironmentFailed("too_slow", "the call took longer than its limit")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,17 @@
-"""Environments of a library: each is an episode in the library's child process."""
+"""Environments of a library: each is an episode in the library's child process.
+
+The process is started when it is needed, gets one request at a time, and is killed if it hangs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,7 +20,13 @@ from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim, Environment
-from headrace.services.env.libraries.libraries_process import LibraryProcess
+from headrace.services.env.libraries import libraries_child as child
+from headrace.services.processes.child_process import ChildProcess, LineTooLong
+
+MAKE_S = 120.0
+"""Seconds that the import of a library may take."""
+GRACE_S = 5.0
+"""Seconds after the limit of a call, at the end of which the child is killed."""
 
 
 class Bounds(BaseModel):
@@ -29,6 +42,81 @@ class Bounds(BaseModel):
     """Largest answer, in KiB."""
 
 
+class LibraryProcess:
+    """At most one child process. After its death, the next call starts another."""
+
+    def __init__(self, target: str, bounds: Bounds) -> None:
+        """`target` names a Library for `plugins.load`."""
+        self._target = target
+        self._bounds = bounds
+        self._process: ChildProcess | None = None
+        self._turn = asyncio.Lock()
+        self.born = 0
+        """Children started so far. An episode lives in one of them."""
+
+    async def ask(self, verb: str, born: int | None, **call: Any) -> Mapping[str, Any]:
+        """Call the library and return its answer.
+
+        `born` says which child has the episode; None takes any. Raises InfrastructureError
+        `sandbox_lost` if that child is gone, EnvironmentFailed if the library fails or hangs, and
+        UsageError if it can't be made.
+        """
+        async with self._turn:
+            if born is not None and (self._process is None or born != self.born):
+                raise InfrastructureError("sandbox_lost", "the library's process has ended")
+            finished = False
+            try:
+                if self._process is None:
+                    await self._start()
+                answer = await self._exchange({"verb": verb, **call}, self._bounds.call_s)
+                finished = True
+            finally:
+                # If this call was cancelled, the child would send its answer to the next call.
+                if not finished:
+                    await self.kill()
+        return _checked(answer)
+
+    async def kill(self) -> None:
+        """End the child, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.aclose()
+
+    async def _start(self) -> None:
+        self.born += 1
+        self._process = await ChildProcess.start(
+            (sys.executable, "-m", child.__name__),
+            {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            limit=self._bounds.answer_kb * 1024,
+        )
+        setup = {
+            "target": self._target,
+            "options": self._bounds.model_extra,
+            "make_s": MAKE_S,
+            "call_s": self._bounds.call_s,
+            "memory_mb": self._bounds.memory_mb,
+        }
+        _checked(await self._exchange(setup, MAKE_S))
+
+    async def _exchange(self, request: Mapping[str, Any], limit_s: float) -> Mapping[str, Any]:
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(limit_s + GRACE_S):
+                self._process.send(json.dumps(request).encode())
+                line = await self._process.receive()
+        except TimeoutError as error:
+            message = f"the library did not answer within {limit_s + GRACE_S:g} s"
+            raise EnvironmentFailed("too_slow", f"{message}; its process was killed") from error
+        except LineTooLong as error:
+            message = f"the library answered with more than {self._bounds.answer_kb} KiB"
+            raise EnvironmentFailed("answer_too_large", f"{message}; raise answer_kb") from error
+        if line is None:
+            end = await self._process.describe_end()
+            raise EnvironmentFailed("library_died", f"its process ended during this call: {end}")
+        answer: Mapping[str, Any] = json.loads(line)
+        return answer
+
+
 class LibrarySetup:
     """The Setup of a library's environments. It owns the child process."""
 
@@ -37,14 +125,11 @@ class LibrarySetup:
         self.slots = slots
         self.options = options
         try:
-            bounds = Bounds.model_validate(options)
+            self.process = LibraryProcess(use, Bounds.model_validate(options))
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             option = ".".join(map(str, problem["loc"]))
             raise UsageError(f"options of {use!r}: {option}: {problem['msg']}") from error
-        own = bounds.model_extra or {}
-        most = bounds.answer_kb * 1024
-        self.process = LibraryProcess(use, own, bounds.call_s, bounds.memory_mb, most)
         self._names = itertools.count()
 
     async def open(self) -> None:
@@ -92,7 +177,17 @@ class LibraryEnvironment:
     async def aclose(self) -> None:
         """Let the library forget the episode. If its process is gone, it has."""
         if self._born is not None:
-            try:
+            with suppress(EnvironmentFailed, InfrastructureError):
                 await self._process.ask("close", self._born, name=self._name)
-            except (EnvironmentFailed, InfrastructureError):
-                return
+
+
+def _checked(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the library returned, or raise the error that it raised."""
+    if "error" not in answer:
+        returned: Mapping[str, Any] = answer["answer"]
+        return returned
+    kind, message = answer["kind"], answer["error"]
+    if kind == "usage":
+        raise UsageError(message)
+    code = "too_slow" if kind == "too_slow" else "library_failed"
+    raise EnvironmentFailed(code, f"{kind}: {message}")

@@ -6,11 +6,17 @@ expression.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.env.optional_imports import importing
+
+with importing("reasoning-gym"):
+    import reasoning_gym
+    from reasoning_gym.utils import extract_answer
 
 CACHED = 64
 """Most data sets kept in memory."""
@@ -26,17 +32,10 @@ class Problems:
         """`suffix` follows each question, for example an instruction how to answer.
 
         With `answer_tag`, the answer is the text in the last `<TAG>…</TAG>` of an action, and an
-        action without that tag has no answer. Without it, the answer is the whole action. Raises
-        UsageError if the library isn't installed.
+        action without that tag has no answer. Without it, the answer is the whole action.
         """
-        with importing("reasoning-gym"):
-            import reasoning_gym
-            from reasoning_gym.utils import extract_answer
-        self._library: Any = reasoning_gym
-        self._extract: Any = extract_answer
         self._suffix = suffix
         self._tag = answer_tag
-        self._sets: dict[str, Any] = {}
         self._open: dict[str, tuple[Any, Any]] = {}
 
     def reset(self, name: str, task: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -47,7 +46,8 @@ class Problems:
                 f"the task's payload lacks {sorted(missing)}; "
                 f"tasks.use = 'reasoning_gym' makes such tasks"
             )
-        dataset = self._dataset(payload["dataset"], payload.get("config", {}), payload["seed"])
+        config = json.dumps(payload.get("config", {}), sort_keys=True)
+        dataset = _dataset(payload["dataset"], config, payload["seed"])
         problem = dataset[payload["index"]]
         self._open[name] = dataset, problem
         return {"text": f"{problem['question']}{self._suffix}"}
@@ -55,7 +55,7 @@ class Problems:
     def step(self, name: str, action: str) -> Mapping[str, Any]:
         """Score the answer. If the scorer can't read it, it is wrong: the policy wrote it."""
         dataset, problem = self._open.pop(name)
-        answer = action if self._tag is None else self._extract(action, tag_name=self._tag)
+        answer = action if self._tag is None else extract_answer(action, tag_name=self._tag)
         if answer is None:
             return {"reward": 0.0, "data": {"unreadable": "no answer"}, "terminated": True}
         try:
@@ -68,15 +68,11 @@ class Problems:
         """Forget a problem."""
         self._open.pop(name, None)
 
-    def _dataset(self, name: str, config: Mapping[str, Any], seed: int) -> Any:
-        key = repr((name, sorted(config.items()), seed))
-        if key not in self._sets:
-            if len(self._sets) >= CACHED:
-                self._sets.pop(next(iter(self._sets)))
-            try:
-                made = self._library.create_dataset(name, **{**config, "seed": seed})
-            except (AssertionError, TypeError, ValueError) as error:
-                message = f"reasoning-gym's data set {name!r}, {dict(config)}: {error}"
-                raise UsageError(message) from error
-            self._sets[key] = made
-        return self._sets[key]
+
+@lru_cache(CACHED)
+def _dataset(name: str, config: str, seed: int) -> Any:
+    """Make a data set. `config` is a JSON object."""
+    try:
+        return reasoning_gym.create_dataset(name, **{**json.loads(config), "seed": seed})
+    except (AssertionError, TypeError, ValueError) as error:
+        raise UsageError(f"reasoning-gym's data set {name!r}, {config}: {error}") from error

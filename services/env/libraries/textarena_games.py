@@ -15,6 +15,9 @@ from typing import Any
 from headrace.errors import UsageError
 from headrace.services.env.optional_imports import importing
 
+with importing("textarena"):
+    import textarena
+
 
 @dataclass
 class Game:
@@ -33,11 +36,8 @@ class Games:
     def __init__(self, id: str, kwargs: Mapping[str, Any] | None = None) -> None:
         """`id` and `kwargs` go to `textarena.make`.
 
-        Raises UsageError if textarena isn't installed, or has no such game.
+        Raises UsageError if textarena has no such game.
         """
-        with importing("textarena"):
-            import textarena
-        self._library: Any = textarena
         self._id = id
         self._kwargs = dict(kwargs or {})
         self._open: dict[str, Game] = {}
@@ -73,7 +73,7 @@ class Games:
 
     def _make(self) -> Any:
         try:
-            return self._library.make(self._id, **self._kwargs)
+            return textarena.make(self._id, **self._kwargs)
         except (ImportError, LookupError, OSError, TypeError, ValueError) as error:
             message = f"textarena.make({self._id!r}, **{self._kwargs}): {error}"
             raise UsageError(message[:500]) from error

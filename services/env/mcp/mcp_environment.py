@@ -10,6 +10,7 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 from mcp import Client, MCPError
@@ -74,9 +75,19 @@ class McpEnvironment:
         self._reset_tool = reset_tool
         self._score_tool = score_tool
         self._timeout_s = timeout_s
-        self._connect = _connection(
-            command, url, environment or {}, token_variable, answer_kb * 1024
-        )
+        self._connect: Callable[[], AbstractAsyncContextManager[Any]]
+        most = answer_kb * 1024
+        if command is not None and url is None:
+            if not command or shutil.which(command[0]) is None:
+                raise UsageError(f"command {list(command)}: no such program on this machine")
+            self._connect = partial(by_command, command, environment or {}, most)
+        elif url is not None and command is None:
+            if not url.startswith(("http://", "https://")):
+                example = "http://127.0.0.1:8000/mcp"
+                raise UsageError(f"url {url!r}: give the server's address, as {example}")
+            self._connect = partial(by_url, url, authorization(token_variable), most)
+        else:
+            raise UsageError("an MCP environment needs either a `command` or a `url`")
         self._session: _Session | None = None
         self._names: list[str] = []
         self._task: TaskView | None = None
@@ -92,7 +103,7 @@ class McpEnvironment:
         data = {"tools": [_described(tool) for tool in tools]}
         text = str(task.payload.get("prompt", ""))
         if self._reset_tool is not None:
-            text = _text(await self._hidden_call(self._reset_tool, {}))
+            text = await self._hidden_call(self._reset_tool)
         return Observation(text=text, data=data)
 
     async def step(self, action: str) -> Observation:
@@ -118,18 +129,21 @@ class McpEnvironment:
             await session.close()
 
     async def _finish(self, answer: str) -> Observation:
+        """Score the answer. The observation has no reward if nothing says how to score."""
         assert self._task is not None
+        reward: float | None = None
         if self._score_tool is not None:
-            reward: float | None = _reward(
-                await self._hidden_call(self._score_tool, {"answer": answer}), self._score_tool
-            )
+            scored = await self._hidden_call(self._score_tool, answer=answer)
+            try:
+                reward = float(scored)
+            except ValueError as error:
+                message = f"{self._score_tool} must return a number, not {scored[:200]!r}"
+                raise EnvironmentFailed("bad_answer", message) from error
         elif "answer" in self._task.payload:
             reward = float(answer.strip() == str(self._task.payload["answer"]).strip())
-        else:
-            reward = None
         return Observation(reward=reward, terminated=True)
 
-    async def _hidden_call(self, tool: str, more: Mapping[str, Any]) -> CallToolResult:
+    async def _hidden_call(self, tool: str, **more: Any) -> str:
         """Call a tool that the policy can't see. The policy is not to blame if it fails."""
         assert self._session is not None
         assert self._task is not None
@@ -138,9 +152,10 @@ class McpEnvironment:
             result = await self._session.call(tool, about)
         except _Refused as error:
             raise UsageError(f"the server refused a call of its tool {tool!r}: {error}") from error
+        text = _text(result)
         if result.is_error:
-            raise EnvironmentFailed("tool_failed", f"{tool}: {_text(result)}")
-        return result
+            raise EnvironmentFailed("tool_failed", f"{tool}: {text}")
+        return text
 
     def _for_policy(self, tools: Sequence[Tool]) -> list[Tool]:
         """Return the policy's tools. Raises UsageError if the recipe names an unknown one."""
@@ -169,7 +184,7 @@ class _Session:
     async def open(self) -> None:
         """Connect. Raises InfrastructureError if no server answers in time."""
         self._client = asyncio.create_task(self._live(), name="MCP session")
-        await self._ask(_nothing)
+        await self._ask(lambda client: asyncio.sleep(0))  # it runs once the session is open
 
     async def tools(self) -> list[Tool]:
         """Return all tools of the server."""
@@ -222,10 +237,6 @@ class _Session:
                     answer.set_exception(error)
 
 
-async def _nothing(client: Client) -> None:
-    """Do nothing. It runs once the session is open."""
-
-
 def _typed(error: MCPError) -> Exception:
     if error.code == CONNECTION_CLOSED:
         return InfrastructureError("server_gone", error.message)
@@ -243,27 +254,6 @@ def _reason(error: BaseException | None) -> str:
     return "the session ended" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _connection(
-    command: Sequence[str] | None,
-    url: str | None,
-    environment: Mapping[str, str],
-    token_variable: str | None,
-    most: int,
-) -> Callable[[], AbstractAsyncContextManager[Any]]:
-    """Return a function that connects to the server. Raises UsageError for wrong options."""
-    if (command is None) == (url is None):
-        raise UsageError("an MCP environment needs either a `command` or a `url`")
-    if command is not None:
-        if not command or shutil.which(command[0]) is None:
-            raise UsageError(f"command {list(command)}: no such program on this machine")
-        return lambda: by_command(command, environment, most)
-    assert url is not None
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"url {url!r}: give the server's address, as http://127.0.0.1:8000/mcp")
-    headers = authorization(token_variable)
-    return lambda: by_url(url, headers, most)
-
-
 def _described(tool: Tool) -> Mapping[str, Any]:
     """Return a tool as the OpenAI API and chat templates describe it."""
     about = {"description": tool.description or "", "parameters": tool.input_schema}
@@ -277,11 +267,3 @@ def _text(result: CallToolResult) -> str:
         for block in result.content
     ]
     return "\n".join(parts)
-
-
-def _reward(result: CallToolResult, tool: str) -> float:
-    try:
-        return float(_text(result))
-    except ValueError as error:
-        message = f"{tool} must return a number, not {_text(result)[:200]!r}"
-        raise EnvironmentFailed("bad_answer", message) from error

@@ -17,7 +17,7 @@ from mcp.types import jsonrpc_message_adapter
 from headrace.services.processes.child_process import ChildProcess, LineTooLong
 
 EXIT_S = 0.5
-"""Seconds that a server has to end after its input ended."""
+"""Seconds that a server has to end after its input has ended."""
 
 
 @asynccontextmanager
@@ -26,11 +26,11 @@ async def by_command(
 ) -> AsyncIterator[Any]:
     """Start a server as a child process. Messages are lines on its input and output.
 
-    A line has at most `most` bytes. The server and the processes that it started end with this
-    context, and with this process.
+    A line has at most `most` bytes. The server and the processes that it started end when this
+    context or this process ends.
     """
-    surroundings = {**get_default_environment(), **environment}
-    async with aclosing(await ChildProcess.start(command, surroundings, limit=most)) as server:
+    variables = {**get_default_environment(), **environment}
+    async with aclosing(await ChildProcess.start(command, variables, limit=most)) as server:
         try:
             async with _piped(server) as streams:
                 yield streams
@@ -42,10 +42,18 @@ async def by_command(
 @asynccontextmanager
 async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterator[Any]:
     """Connect to a server by Streamable HTTP. A message has at most `most` bytes."""
+
+    async def bound(response: httpx2.Response) -> None:
+        # In a stream of events, the library limits each event instead.
+        if "text/event-stream" not in response.headers.get("content-type", ""):
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _Bounded(response.stream, most)
+
     client = httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **headers},
-        transport=_Bounded(most),
+        transport=httpx2.AsyncHTTPTransport(),
         timeout=None,  # every call has its own limit
+        event_hooks={"response": [bound]},
     )
     async with (
         client,
@@ -57,25 +65,28 @@ async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterat
 @asynccontextmanager
 async def _piped(server: ChildProcess) -> AsyncIterator[Any]:
     """Carry messages between a process's pipes and the streams that the library takes."""
-    heard, reading = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    writing, said = anyio.create_memory_object_stream[SessionMessage](0)
-    tasks = [asyncio.create_task(_hear(server, heard)), asyncio.create_task(_say(server, said))]
+    received, to_library = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    from_library, to_send = anyio.create_memory_object_stream[SessionMessage](0)
+    tasks = [
+        asyncio.create_task(_receive(server, received)),
+        asyncio.create_task(_send(server, to_send)),
+    ]
     try:
-        yield reading, writing
+        yield to_library, from_library
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for stream in (heard, reading, writing, said):
+        for stream in (received, to_library, from_library, to_send):
             stream.close()
 
 
-async def _hear(server: ChildProcess, heard: Any) -> None:
-    """Pass on each line. The stream ends if the server is gone, or a line is too long."""
+async def _receive(server: ChildProcess, received: Any) -> None:
+    """Pass on each line. The stream ends if the server is gone or a line is too long."""
     with suppress(anyio.BrokenResourceError, LineTooLong):
-        async with heard:
+        async with received:
             while (line := await server.receive()) is not None:
-                await heard.send(_message(line))
+                await received.send(_message(line))
 
 
 def _message(line: bytes) -> SessionMessage | Exception:
@@ -85,29 +96,16 @@ def _message(line: bytes) -> SessionMessage | Exception:
         return error
 
 
-async def _say(server: ChildProcess, said: Any) -> None:
+async def _send(server: ChildProcess, to_send: Any) -> None:
     with suppress(OSError):
-        async for message in said:
+        async for message in to_send:
             server.send(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
             await server.stdin.drain()
 
 
-class _Bounded(httpx2.AsyncHTTPTransport):
-    """Ends an answer that is too long. In streams of events, each event has the limit instead."""
+class _Bounded(httpx2.AsyncByteStream):
+    """Breaks off an answer that is too long."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await super().handle_async_request(request)
-        if "text/event-stream" not in response.headers.get("content-type", ""):
-            assert isinstance(response.stream, httpx2.AsyncByteStream)
-            response.stream = _Counted(response.stream, self._most)
-        return response
-
-
-class _Counted(httpx2.AsyncByteStream):
     def __init__(self, stream: httpx2.AsyncByteStream, most: int) -> None:
         self._stream = stream
         self._left = most

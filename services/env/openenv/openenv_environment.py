@@ -17,6 +17,7 @@ from headrace.services.env.openenv.openenv_messages import (
     BadAction,
     Refused,
     Step,
+    as_text,
     read_object,
     render,
 )
@@ -140,7 +141,7 @@ class OpenEnvEnvironment:
             ) from refused
 
     async def _call(self, calls: Sequence[ToolCall]) -> Observation:
-        """Calls tools until the episode ends. An action without a call ends it."""
+        """Call tools until the episode ends. An action without a call ends it."""
         steps: list[Step] = []
         for call in calls:
             request = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
@@ -160,7 +161,8 @@ class OpenEnvEnvironment:
         if self._action is None:
             return
         for problem in refused.problems:
-            if problem.type in ("missing", "extra_forbidden") or problem.field in self._fields:
+            ours = any(name in self._fields for name in problem.loc[:1])
+            if ours or problem.type in ("missing", "extra_forbidden"):
                 raise UsageError(
                     f"the server refused an action with the field {self._action!r}: {refused}. "
                     f"Check the environment's options action and fields"
@@ -196,10 +198,8 @@ def _result_text(observation: Mapping[str, JsonValue]) -> str:
             return f"error: {message}"
         case {"result": {"content": [*blocks]}}:
             return "\n".join(map(_block, blocks))
-        case {"result": str(result)}:
-            return result
         case {"result": result} if result is not None:
-            return json.dumps(result, ensure_ascii=False)
+            return as_text(result)
     return render(observation, ())
 
 
@@ -210,4 +210,4 @@ def _block(block: JsonValue) -> str:
             return text
         case {"type": str(kind)}:
             return f"[{kind}]"
-    return json.dumps(block, ensure_ascii=False)
+    return as_text(block)

@@ -29,12 +29,8 @@ class OpenEnvProblem(BaseModel):
 
     type: str = ""
     loc: list[str | int] = []
+    """Where it is: the action's field first. Empty if the problem is in no field."""
     msg: str = ""
-
-    @property
-    def field(self) -> str:
-        """The action's field that has the problem; empty if the problem is in no field."""
-        return str(self.loc[0]) if self.loc else ""
 
 
 class Refused(Exception):
@@ -94,16 +90,12 @@ def read_step(content: str, url: str) -> Step:
         error = _Error.model_validate(message.data)
     except ValidationError as problems:
         raise bad_answer(problems, url) from problems
-    raise _typed(error, url)
-
-
-def _typed(error: _Error, url: str) -> Exception:
-    message = f"{url}: {error.code}: {error.message}"
-    if error.code == "CAPACITY_REACHED":
-        return Full("server_busy", message)
     if error.code == "VALIDATION_ERROR" and error.errors:
-        return Refused(error.errors)
-    return EnvironmentFailed("server_error", message)
+        raise Refused(error.errors)
+    text = f"{url}: {error.code}: {error.message}"
+    if error.code == "CAPACITY_REACHED":
+        raise Full("server_busy", text)
+    raise EnvironmentFailed("server_error", text)
 
 
 def read_object(action: str) -> dict[str, Any]:
@@ -128,7 +120,7 @@ def render(observation: Mapping[str, JsonValue], names: Sequence[str]) -> str:
     outer = {name: value for name, value in observation.items() if name != "metadata"}
     if not names:
         whole = outer or inner
-        return _spelt(whole) if whole else ""
+        return as_text(whole) if whole else ""
     fields = {**inner, **outer}
     found = {name: fields[name] for name in names if name in fields}
     if not found:
@@ -137,10 +129,11 @@ def render(observation: Mapping[str, JsonValue], names: Sequence[str]) -> str:
             f"it has {', '.join(fields) or 'nothing'}"
         )
     if len(names) == 1:
-        return _spelt(next(iter(found.values())))
+        return as_text(next(iter(found.values())))
     shown = {name: value for name, value in found.items() if value not in (None, "", [], {})}
-    return "\n".join(f"{name}: {_spelt(value)}" for name, value in shown.items())
+    return "\n".join(f"{name}: {as_text(value)}" for name, value in shown.items())
 
 
-def _spelt(value: JsonValue) -> str:
+def as_text(value: JsonValue) -> str:
+    """Return a text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -78,24 +78,19 @@ class Coding:
         """Grade a program."""
         blocks = _FENCED.findall(action)
         program = blocks[-1] if blocks else action
-        verdicts, why = await grade(self._sandbox, program, self._entry, self._cases)
-        return self._graded(verdicts, index, why)
-
-    def _graded(self, verdicts: list[str], index: int, why: str) -> Observation:
-        graded = graded_by(verdicts, why)
+        graded = await grade(self._sandbox, program, self._entry, self._cases)
         over = graded.reward == 1.0 or index >= self._tries
         reward = graded.reward
         if over and self._partial:
-            reward = verdicts.count(PASSED) / len(verdicts) if verdicts else 0.0
+            reward = graded.data["passed"] / max(1, graded.data["cases"])
         return replace(graded, reward=reward, terminated=over)
 
 
-async def grade(
-    sandbox: Sandbox, program: str, entry: str, cases: Sequence[Case]
-) -> tuple[list[str], str]:
-    """Return a verdict for each case of a program's function `entry`, and why the run was ended.
+async def grade(sandbox: Sandbox, program: str, entry: str, cases: Sequence[Case]) -> Observation:
+    """Call a program's function `entry` with the arguments of each case, and compare the values.
 
-    The reason is empty if the run ended by itself.
+    The reward is 1 if all cases passed, else 0. `data` has the number of cases and of those that
+    passed. If the run was ended, the text says why.
     """
     calls = json.dumps([arguments for arguments, _ in cases])
     command = ("python3", "-I", "-c", RUNNER, program, entry, calls)
@@ -105,21 +100,15 @@ async def grade(
     except BadArgument as error:
         results, why = [], str(error)
     answers = [*results, *[None] * len(cases)]
-    expected = [value for _, value in cases]
-    return [_verdict(*both) for both in zip(answers, expected, strict=False)], why
-
-
-def graded_by(verdicts: Sequence[str], why: str) -> Observation:
-    """Return the observation for these verdicts: its reward is 1 if all cases passed, else 0."""
-    passed, cases = verdicts.count(PASSED), len(verdicts)
-    failed = sorted({verdict for verdict in verdicts if verdict != PASSED})
-    text = f"{passed} of {cases} tests passed"
-    if failed:
+    verdicts = [_verdict(answers[number], value) for number, (_, value) in enumerate(cases)]
+    passed = verdicts.count(PASSED)
+    text = f"{passed} of {len(cases)} tests passed"
+    if failed := sorted(set(verdicts) - {PASSED}):
         text += f": {', '.join(failed)}"
     if why:
         text += f" [ended: {why}]"
-    data = {"passed": passed, "cases": cases}
-    return Observation(text=text, data=data, reward=float(passed == cases))
+    data = {"passed": passed, "cases": len(cases)}
+    return Observation(text=text, data=data, reward=float(passed == len(cases)))
 
 
 def _results(output: str) -> list[Any]:

@@ -41,6 +41,11 @@ class InUse:
     token: str
     begun: int = 0
 
+    @property
+    def instance(self) -> str:
+        """The container's id in the topic `instances`."""
+        return f"sandbox-{self.token}"
+
     def __str__(self) -> str:
         return (
             f"headrace.{self.namespace}.{self.task}-{self.sample}-{self.attempt}"
@@ -68,9 +73,9 @@ def parse(name: str) -> InUse | None:
     return InUse(namespace=match["namespace"], token=match["token"], **found)
 
 
-def of_episode(namespace: str, task: int, sample: int) -> str:
-    """Return a pattern that matches the containers of one episode, of every attempt."""
-    return f"^/?headrace\\.{re.escape(namespace)}\\.{task}-{sample}-"
+def of_episode(namespace: str, claim: Claim) -> str:
+    """Return a pattern that matches the containers of the claim's episode, of every attempt."""
+    return f"^/?headrace\\.{re.escape(namespace)}\\.{claim.task}-{claim.sample}-"
 
 
 def of_partition(namespace: str, partition: int) -> str:

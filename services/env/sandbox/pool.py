@@ -10,65 +10,89 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.clock import now
 from headrace.services.base.plugins import Loader, load
-from headrace.services.base.types import TaskView
+from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim, Environment
 from headrace.services.env.instances import Instances
 from headrace.services.env.sandbox import container_names as names
-from headrace.services.env.sandbox.sandbox import Sandbox
-from headrace.services.env.sandbox.sandbox_environment import DockerEnvironment
-from headrace.services.env.sandbox.sandbox_settings import read_settings
+from headrace.services.env.sandbox.container_names import InUse
+from headrace.services.env.sandbox.sandbox import Sandbox, SandboxEnded, SandboxSettings
 from headrace.services.env.sandbox.tools import Tool
 from headrace.services.processes.docker.docker_engine import Conflict, DockerEngine, NotThere
-from headrace.services.processes.docker.hardened import container
+from headrace.services.processes.docker.hardened import container, read_limits
 
 logger = logging.getLogger(__name__)
 
-
-def _shell() -> Any:
-    from headrace.services.env.sandbox.tools import Shell
-
-    return Shell
-
-
-def _python() -> Any:
-    from headrace.services.env.sandbox.tools import Python
-
-    return Python
-
-
-def _coding() -> Any:
-    from headrace.services.env.sandbox.coding import Coding
-
-    return Coding
-
-
-def _repair() -> Any:
-    from headrace.services.env.sandbox.repair import Repair
-
-    return Repair
-
-
 TOOLS: dict[str, Loader] = {
-    "shell": _shell,
-    "python": _python,
-    "coding": _coding,
-    "repair": _repair,
+    name: partial(resolve_name, path)
+    for name, path in {
+        "shell": "headrace.services.env.sandbox.tools:Shell",
+        "python": "headrace.services.env.sandbox.tools:Python",
+        "coding": "headrace.services.env.sandbox.coding:Coding",
+        "repair": "headrace.services.env.sandbox.repair:Repair",
+    }.items()
 }
 LABEL = "headrace."
 OVERDUE_S = 60.0
 """Seconds after its deadline when any worker removes a container; clocks differ."""
-LIMITS = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
-"""Limits that an engine must support. If it doesn't, its own API only gives a warning."""
 CLOSE_S = 2.0
+
+
+class DockerEnvironment:
+    """One attempt's sandbox and the tool that works in it. It is resumed, never repeated."""
+
+    replayable = False
+
+    def __init__(self, pool: DockerSetup, claim: Claim, image: str, *, persistent: bool) -> None:
+        self.claim = claim
+        self.image = image
+        self.persistent = persistent
+        self.sandbox: Sandbox | None = None
+        """None until the reset."""
+        self._pool = pool
+        self._tool: Tool | None = None
+
+    async def reset(self, task: TaskView) -> Observation:
+        """Start a fresh sandbox. Remove one that an earlier attempt left."""
+        await self._pool.clear(self.claim)
+        self.sandbox = await self._pool.start(self)
+        self._tool = self._pool.make_tool(self.sandbox, task)
+        return await self._guarded(self._tool.prepare())
+
+    async def resume(self, task: TaskView, done: int) -> None:
+        """Find the sandbox that another worker left, as Resumable requires."""
+        self.sandbox = await self._pool.find(self.claim, done)
+        self._tool = self._pool.make_tool(self.sandbox, task)
+
+    async def step(self, action: str) -> Observation:
+        """Claim the action at the engine, then run it."""
+        if self.sandbox is None or self._tool is None:
+            raise InfrastructureError("sandbox_lost", "a step came before the reset")
+        await self.sandbox.begin()
+        return await self._guarded(self._tool.act(action, self.sandbox.name.begun))
+
+    async def release(self) -> None:
+        """Do nothing: the container keeps running for the next worker."""
+
+    async def aclose(self) -> None:
+        """Remove the container."""
+        await self._pool.remove(self)
+
+    async def _guarded(self, observing: Awaitable[Observation]) -> Observation:
+        """If the policy took its own sandbox down, the episode ends: that is not a failure."""
+        try:
+            return await observing
+        except SandboxEnded as error:
+            return Observation(text=f"[{error}]", data={"ended": str(error)}, truncated=True)
 
 
 class DockerSetup:
@@ -86,14 +110,16 @@ class DockerSetup:
         """`key` is the environment's key in the recipe. Raises UsageError for wrong options."""
         self.options = options
         self.slots = slots
-        self.settings = read_settings(options)
+        self.settings = read_limits(SandboxSettings, options, "options of environment 'docker'")
         self._key = key
         self._namespace = namespace
         self._instances = instances
-        self._make_tool: Callable[..., Tool] = load("tool", self.settings.tool, TOOLS)
+        self.make_tool: Callable[[Sandbox, TaskView], Tool] = partial(
+            load("tool", self.settings.tool, TOOLS), **self.settings.tool_options
+        )
         self._engine = engine or DockerEngine()
-        self._idle: dict[str, str] = {}
-        """Images of the idle containers that this worker pooled, by container name."""
+        self._idle: set[str] = set()
+        """Names of the idle containers that this worker pooled."""
 
     async def open(self) -> None:
         """Check the engine and pull the images. The worker takes no episode before.
@@ -101,7 +127,7 @@ class DockerSetup:
         Raises DependencyError if the engine can't be reached, UsageError if it is not suitable.
         """
         try:
-            _require_fit(await self._engine.info(), self.settings.runtime)
+            self.settings.require_engine(await self._engine.info())
             for image in {self.settings.image, *self.settings.images}:
                 await self._ready(image)
         except InfrastructureError as error:
@@ -129,8 +155,12 @@ class DockerSetup:
         assert isinstance(environment, DockerEnvironment)
         try:
             async with asyncio.timeout(CLOSE_S):
-                if environment.persistent and fit:
-                    await self._pool(environment)
+                if environment.persistent and fit and environment.sandbox is not None:
+                    name = environment.sandbox.name
+                    idle = names.idle(self._namespace, name.token)
+                    await self._engine.rename(str(name), idle)
+                    self._idle.add(idle)
+                    self._instances.enter(name.instance, "sandbox", "ready")
                 else:
                     await self.remove(environment)
         except TimeoutError:
@@ -151,25 +181,37 @@ class DockerSetup:
         """Return a fresh container: a new one, or an idle one that was restarted."""
         if environment.persistent and (found := await self._reuse(environment)):
             return found
-        claim, token = environment.claim, uuid.uuid4().hex[:12]
-        instance = f"sandbox-{token}"
+        claim = environment.claim
+        name = names.in_use(self._namespace, claim, uuid.uuid4().hex[:12])
         live_s = max(1, int(claim.expires_at - now()) + 1)
         if environment.persistent:
             live_s = max(live_s, self.settings.lifetime_s)
-        self._instances.enter(instance, "sandbox", "provisioning")
-        name = names.in_use(self._namespace, claim, token)
-        labels = self._labels(environment, instance, now() + live_s)
+        self._instances.enter(name.instance, "sandbox", "provisioning")
+        labels = {
+            "namespace": self._namespace,
+            "environment": self._key,
+            "instance": name.instance,
+            "deadline": f"{now() + live_s:.0f}",
+        }
+        # Labels can't change, so only the name says which attempt uses a persistent container.
+        if not environment.persistent:
+            labels |= {
+                "task": str(claim.task),
+                "sample": str(claim.sample),
+                "attempt": str(claim.attempt),
+            }
+        labels = {f"{LABEL}{label}": text for label, text in labels.items()}
         try:
             await self._engine.create(
                 str(name),
                 container(self.settings, environment.image, labels, live_s, self.settings.network),
             )
         except InfrastructureError as error:
-            self._instances.enter(instance, "sandbox", "failed", str(error))
+            self._instances.enter(name.instance, "sandbox", "failed", str(error))
             raise
-        self._instances.enter(instance, "sandbox", "ready")
-        self._instances.enter(instance, "sandbox", "busy")
-        return Sandbox(self._engine, self.settings, name, instance)
+        self._instances.enter(name.instance, "sandbox", "ready")
+        self._instances.enter(name.instance, "sandbox", "busy")
+        return Sandbox(self._engine, self.settings, name)
 
     async def find(self, claim: Claim, done: int) -> Sandbox:
         """Return the running container of an attempt whose last begun action is `done`.
@@ -177,26 +219,21 @@ class DockerSetup:
         If there is none, remove what is left of the attempt and raise InfrastructureError
         `sandbox_lost`.
         """
-        pattern = names.of_episode(self._namespace, claim.task, claim.sample)
         why = "its container is gone"
-        for found in await self._list(pattern):
-            name = names.parse(found["Names"][0])
-            if name is None or name.attempt != claim.attempt:
+        for name, found in await self._in_use(names.of_episode(self._namespace, claim)):
+            if name.attempt != claim.attempt:
                 continue
             if found["State"] == "running" and name.begun == done:
-                instance = found["Labels"][f"{LABEL}instance"]
-                self._instances.enter(instance, "sandbox", "busy", "found again")
-                return Sandbox(self._engine, self.settings, name, instance)
+                self._instances.enter(name.instance, "sandbox", "busy", "found again")
+                return Sandbox(self._engine, self.settings, name)
             why = f"its container is {found['State']}, action {name.begun} begun, {done} answered"
         await self.clear(claim)
         raise InfrastructureError("sandbox_lost", why)
 
     async def clear(self, claim: Claim) -> None:
         """Remove the containers of this attempt and of earlier ones, never of a later one."""
-        pattern = names.of_episode(self._namespace, claim.task, claim.sample)
-        for found in await self._list(pattern):
-            name = names.parse(found["Names"][0])
-            if name is not None and name.attempt <= claim.attempt:
+        for name, found in await self._in_use(names.of_episode(self._namespace, claim)):
+            if name.attempt <= claim.attempt:
                 await self._discard(found, "left by an earlier attempt")
 
     async def remove(self, environment: DockerEnvironment) -> None:
@@ -206,7 +243,7 @@ class DockerSetup:
             await self.clear(environment.claim)
             return
         await self._engine.remove(str(sandbox.name))
-        self._instances.enter(sandbox.instance, "sandbox", "gone")
+        self._instances.enter(sandbox.name.instance, "sandbox", "gone")
 
     async def sweep(
         self, partition: int, read_to: int, open_attempt: Callable[[int, int], int | None]
@@ -217,9 +254,8 @@ class DockerSetup:
         it and its attempt isn't open, the container is no longer needed. Containers whose reset is
         after it belong to episodes that the worker has not read yet.
         """
-        for found in await self._list(names.of_partition(self._namespace, partition)):
-            name = names.parse(found["Names"][0])
-            if name is None or name.partition != partition or name.offset > read_to:
+        for name, found in await self._in_use(names.of_partition(self._namespace, partition)):
+            if name.partition != partition or name.offset > read_to:
                 continue
             attempt = open_attempt(name.task, name.sample)
             if attempt is None or name.attempt < attempt:
@@ -228,18 +264,14 @@ class DockerSetup:
             if float(found["Labels"][f"{LABEL}deadline"]) + OVERDUE_S < now():
                 await self._discard(found, "past its deadline")
 
-    def tool(self, sandbox: Sandbox, task: TaskView) -> Tool:
-        """Make the tool that works in a sandbox."""
-        return self._make_tool(sandbox, task, **self.settings.tool_options)
-
     async def _reuse(self, environment: DockerEnvironment) -> Sandbox | None:
         """Take an idle container that lives long enough, whichever worker pooled it.
 
         The worker that renames it first has it.
         """
         for found in await self._list(names.of_idle(self._namespace)):
-            labels, idle = found["Labels"], found["Names"][0].lstrip("/")
-            late = float(labels[f"{LABEL}deadline"]) < environment.claim.expires_at
+            idle = found["Names"][0].lstrip("/")
+            late = float(found["Labels"][f"{LABEL}deadline"]) < environment.claim.expires_at
             if found["State"] != "running" or late or found["Image"] != environment.image:
                 continue
             token = idle.rpartition(".")[2]
@@ -247,23 +279,19 @@ class DockerSetup:
             name = names.in_use(self._namespace, environment.claim, token)
             try:
                 await self._engine.rename(idle, taken)
-                self._idle.pop(idle, None)
+                self._idle.discard(idle)
                 await self._engine.rename(taken, str(name))
                 await self._engine.restart(str(name))
             except (NotThere, Conflict):
                 continue
-            instance = labels[f"{LABEL}instance"]
-            self._instances.enter(instance, "sandbox", "busy")
-            return Sandbox(self._engine, self.settings, name, instance)
+            self._instances.enter(name.instance, "sandbox", "busy")
+            return Sandbox(self._engine, self.settings, name)
         return None
 
-    async def _pool(self, environment: DockerEnvironment) -> None:
-        sandbox = environment.sandbox
-        if sandbox is not None:
-            idle = names.idle(self._namespace, sandbox.name.token)
-            await self._engine.rename(str(sandbox.name), idle)
-            self._idle[idle] = environment.image
-            self._instances.enter(sandbox.instance, "sandbox", "ready")
+    async def _in_use(self, pattern: str) -> list[tuple[InUse, Mapping[str, Any]]]:
+        """Return the containers in use whose names match a pattern."""
+        found = await self._list(pattern)
+        return [(name, each) for each in found if (name := names.parse(each["Names"][0]))]
 
     async def _list(self, pattern: str) -> list[Mapping[str, Any]]:
         labels = {f"{LABEL}namespace": self._namespace, f"{LABEL}environment": self._key}
@@ -274,25 +302,6 @@ class DockerSetup:
         await self._engine.remove(found["Names"][0].lstrip("/"))
         instance = found["Labels"].get(f"{LABEL}instance", found["Id"][:12])
         self._instances.enter(instance, "sandbox", "gone", why)
-
-    def _labels(
-        self, environment: DockerEnvironment, instance: str, deadline: float
-    ) -> dict[str, str]:
-        claim = environment.claim
-        labels = {
-            "namespace": self._namespace,
-            "environment": self._key,
-            "instance": instance,
-            "deadline": f"{deadline:.0f}",
-        }
-        # Labels can't change, so only the name says which attempt uses a persistent container.
-        if not environment.persistent:
-            labels |= {
-                "task": str(claim.task),
-                "sample": str(claim.sample),
-                "attempt": str(claim.attempt),
-            }
-        return {f"{LABEL}{label}": text for label, text in labels.items()}
 
     async def _ready(self, image: str) -> None:
         """Pull an image if it is missing. UsageError if that fails, or if it has volumes."""
@@ -313,17 +322,3 @@ class DockerSetup:
                 f"environments.{self._key}.options: image {image!r} declares volumes "
                 f"({', '.join(volumes)}), whose size nothing limits. Build it without volumes"
             )
-
-
-def _require_fit(info: Mapping[str, Any], runtime: str) -> None:
-    """Raise UsageError unless the engine can enforce the limits of a sandbox."""
-    runtimes = info.get("Runtimes") or {}
-    if runtime and runtime not in runtimes:
-        have = ", ".join(sorted(runtimes))
-        raise UsageError(f"the Docker engine has no runtime {runtime!r}; it has {have}")
-    missing = [limit for limit in LIMITS if not info.get(limit)]
-    if missing:
-        raise UsageError(f"the Docker engine's kernel can't enforce: {', '.join(missing)}")
-    security = " ".join(info.get("SecurityOptions") or ())
-    if not runtime and not re.search(r"name=seccomp(?!,profile=unconfined)", security):
-        raise UsageError("the Docker engine has no seccomp profile: set one, or runtime = 'runsc'")

@@ -1,7 +1,7 @@
 """Small repositories with a fault: the policy repairs them by commands; hidden tests grade them.
 
-As in `coding.py`, the sandbox computes the values and the worker compares them: expected values
-never enter the sandbox. The tests call functions in the repository as the policy left it.
+As in `coding.py`, expected values never enter the sandbox. The tests call functions in the
+repository as the policy left it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.base.types import Observation, TaskView
-from headrace.services.env.sandbox.coding import Case, grade, graded_by
+from headrace.services.env.sandbox.coding import Case, grade
 from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
 from headrace.services.env.sandbox.tools import Shell, reading_payload
 from headrace.services.processes.docker.hardened import WORK
@@ -82,7 +82,7 @@ class Repair(Shell):
         command = blocks[-1] if blocks else action
         if command.strip() != SUBMIT:
             return await super().act(command, index)
-        graded = graded_by(*await grade(self._sandbox, CALLER, "call", self._tests))
+        graded = await grade(self._sandbox, CALLER, "call", self._tests)
         return replace(graded, terminated=True)
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from headrace.errors import InfrastructureError
+from pydantic import Field
+
+from headrace.errors import InfrastructureError, UsageError
 from headrace.services.env.sandbox.container_names import InUse
-from headrace.services.env.sandbox.sandbox_settings import SandboxSettings
 from headrace.services.processes.docker.docker_engine import (
     Conflict,
     DockerEngine,
     NotThere,
     Output,
 )
-from headrace.services.processes.docker.hardened import USER, WORK
+from headrace.services.processes.docker.hardened import USER, WORK, Limits, Positive
 
 KILL_S = 30.0
 """Seconds within which a command's processes must be gone after they are killed."""
@@ -34,6 +36,47 @@ SPARE_PIDS = 8
 """Processes that starting a command takes. A sandbox with fewer left is full."""
 ARGUMENT_BYTES = 100_000
 """Longest argument of a command. The kernel's limit is 131,072 bytes with the final NUL."""
+ENFORCED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
+"""Limits that an engine must support. If it doesn't, its own API only gives a warning."""
+
+
+class SandboxSettings(Limits):
+    """The options of a sandbox. Only the recipe sets them: no task can loosen them."""
+
+    image: str
+    """Image for tasks that name none. It needs `sh` and `sleep`, and `python3` for most tools."""
+    images: tuple[str, ...] = ()
+    """Further images that tasks may name."""
+    tool: str = "shell"
+    """What an action is: `shell`, `python`, `coding`, `repair`, or the import path of
+    your own Tool."""
+    tool_options: dict[str, Any] = Field(default={})
+    """Keyword arguments of the tool."""
+    network: str = "none"
+    """A network of the engine. If it is not `none`, guarding what it reaches is up to you."""
+    output_kb: Positive = 16
+    """Most of a command's output that is kept, in KiB: its beginning and its end."""
+    flood_kb: Positive = 4096
+    """A command that writes more than this, in KiB, is killed."""
+    command_s: float = Field(default=30.0, gt=0)
+    """Seconds that a command may run."""
+    lifetime_s: Positive = 3600
+    """Seconds after which a persistent sandbox is not used again."""
+
+    def require_engine(self, info: Mapping[str, Any]) -> None:
+        """Raise UsageError unless an engine can enforce the limits. `info` is its description."""
+        runtimes = info.get("Runtimes") or {}
+        if self.runtime and self.runtime not in runtimes:
+            have = ", ".join(sorted(runtimes))
+            raise UsageError(f"the Docker engine has no runtime {self.runtime!r}; it has {have}")
+        missing = [limit for limit in ENFORCED if not info.get(limit)]
+        if missing:
+            raise UsageError(f"the Docker engine's kernel can't enforce: {', '.join(missing)}")
+        security = " ".join(info.get("SecurityOptions") or ())
+        if not self.runtime and not re.search(r"name=seccomp(?!,profile=unconfined)", security):
+            raise UsageError(
+                "the Docker engine has no seccomp profile: set one, or runtime = 'runsc'"
+            )
 
 
 class SandboxEnded(Exception):
@@ -59,9 +102,7 @@ class Result:
 class Sandbox:
     """A container in use. Its name says who may use it: see `container_names.py`."""
 
-    def __init__(self, engine: DockerEngine, settings: SandboxSettings, name: InUse, instance: str):
-        self.instance = instance
-        """Its id in the topic `instances`."""
+    def __init__(self, engine: DockerEngine, settings: SandboxSettings, name: InUse) -> None:
         self.name = name
         self._engine = engine
         self._settings = settings
@@ -119,18 +160,15 @@ class Sandbox:
 
     async def _require_alive(self) -> None:
         """After a command was killed, check that its sandbox was not: another one must start."""
-        said = b""
         try:
             async with (
                 asyncio.timeout(START_S),
                 self._engine.run(str(self.name), (*STARTED, "true"), USER, "/") as (_, output),
             ):
-                said = await output.read()
+                await self._started(output, _Kept(0))
                 await output.drain()
         except (TimeoutError, NotThere, Conflict) as error:
-            said = str(error).encode()
-        if not said.startswith(BEGUN):
-            await self._fail(said)
+            await self._fail(str(error).encode())
 
     async def _fail(self, said: bytes) -> NoReturn:
         """Raise the reason why no command can be started."""
@@ -170,12 +208,16 @@ class Sandbox:
             raise SandboxEnded("a command could not be ended, and took the sandbox down") from error
 
     async def _require_running(self) -> None:
+        """Raise the exception that says how the container ended, unless it runs."""
         try:
             state = (await self._engine.inspect(str(self.name)))["State"]
         except NotThere as error:
             raise InfrastructureError("sandbox_lost", error.message) from error
+        if state.get("OOMKilled") and not state.get("Running"):
+            raise SandboxEnded("the sandbox ran out of memory")
         if not state.get("Running"):
-            raise _gone(state)
+            code, reason = state.get("ExitCode"), state.get("Error") or "no reason"
+            raise InfrastructureError("sandbox_lost", f"its container ended with {code}: {reason}")
 
 
 def _check(argument: str) -> None:
@@ -187,16 +229,6 @@ def _check(argument: str) -> None:
         raise BadArgument(f"it is longer than {ARGUMENT_BYTES:,} bytes")
     if "\0" in argument:
         raise BadArgument("it contains a NUL character")
-
-
-def _gone(state: dict[str, object]) -> Exception:
-    """Make the exception that says how a dead container ended."""
-    if state.get("OOMKilled"):
-        return SandboxEnded("the sandbox ran out of memory")
-    message = (
-        f"its container ended with {state.get('ExitCode')}: {state.get('Error') or 'no reason'}"
-    )
-    return InfrastructureError("sandbox_lost", message)
 
 
 class _Kept:

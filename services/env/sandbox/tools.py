@@ -8,7 +8,7 @@ from typing import Protocol
 
 from headrace.errors import UsageError
 from headrace.services.base.types import Observation, TaskView
-from headrace.services.env.sandbox.sandbox import BadArgument, Result, Sandbox
+from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
 
 
 class Tool(Protocol):
@@ -55,11 +55,19 @@ class Shell:
         return Observation(text=self._prompt)
 
     async def act(self, action: str, index: int) -> Observation:
-        """Run the command."""
+        """Return the command's output. If it did not succeed, a line in brackets says why."""
         try:
-            return observation_of(await self._sandbox.run(self._command(action)))
+            result = await self._sandbox.run(self._command(action))
         except BadArgument as error:
             return Observation(text=f"[not run: {error}]", data={"exit_code": None})
+        text, note = result.output, ""
+        if result.ended:
+            note = f"[ended: {result.ended}]"
+        elif result.exit_code:
+            note = f"[exit code {result.exit_code}]"
+        if note:
+            text = f"{text.rstrip()}\n{note}" if text.strip() else note
+        return Observation(text, {"exit_code": result.exit_code, "ended": result.ended})
 
     def _command(self, action: str) -> tuple[str, ...]:
         return "sh", "-c", action
@@ -70,16 +78,3 @@ class Python(Shell):
 
     def _command(self, action: str) -> tuple[str, ...]:
         return "python3", "-c", action
-
-
-def observation_of(result: Result) -> Observation:
-    """Return a command's output. If it did not succeed, a line in brackets says how it ended."""
-    note = ""
-    if result.ended:
-        note = f"[ended: {result.ended}]"
-    elif result.exit_code:
-        note = f"[exit code {result.exit_code}]"
-    text = result.output
-    if note:
-        text = f"{text.rstrip()}\n{note}" if text.strip() else note
-    return Observation(text=text, data={"exit_code": result.exit_code, "ended": result.ended})
