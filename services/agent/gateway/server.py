@@ -1,4 +1,8 @@
-"""The gateway's HTTP server. A session's token gives access to its episode, and to no other."""
+"""The gateway's HTTP server. A session's keys give access to its episode, and to no other.
+
+A session has two keys. Whoever has the chat key can ask the policies; it may get into the hands of
+code that a policy wrote. Only the report key can set rewards and end the episode.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.errors import DependencyError, UsageError
 from headrace.services.agent.gateway import chat_answers as answers
@@ -20,20 +24,36 @@ BODY_BYTES = 16 << 20
 """Largest body of a request."""
 TAKE = "/v1/episodes/take"
 """The path at which clients take episodes."""
+REWARD = "/v1/episode/reward"
+END = "/v1/episode/end"
 TAKE_S = 30.0
 """Seconds that a request for an episode waits for one."""
 CLOSE_S = 0.5
 """Seconds that open connections have to end."""
 
 
+class Keys(NamedTuple):
+    """The API keys of one session."""
+
+    chat: str
+    report: str
+
+
 class GatewayServer:
     """Serves the clients of sessions at one address."""
 
-    def __init__(self, queue: EpisodeQueue | None = None, key: str = "") -> None:
-        """With a `key`, clients that have it take the episodes that wait in `queue`."""
+    def __init__(
+        self, queue: EpisodeQueue | None = None, key: str = "", *, reports: bool = True
+    ) -> None:
+        """With a `key`, clients that have it take the episodes that wait in `queue`.
+
+        Without `reports`, no client can set a reward, whatever key it has.
+        """
         self.queue = queue or EpisodeQueue()
         self._key = key
-        self._sessions: dict[str, ChatSession] = {}
+        self._reports = reports
+        self._chats: dict[str, ChatSession] = {}
+        self._reporters: dict[str, ChatSession] = {}
         self._started = int(time.time())
         self._runner: Any = None
 
@@ -65,11 +85,12 @@ class GatewayServer:
                 web.post("/v1/chat/completions", self._complete),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name:.+}", self._model),
-                web.post("/v1/episode/reward", self._report),
             ]
         )
+        if self._reports:
+            app.add_routes([web.post(REWARD, self._report)])
         if self._key:
-            app.add_routes([web.post(TAKE, self._take), web.post("/v1/episode/end", self._end)])
+            app.add_routes([web.post(TAKE, self._take), web.post(END, self._end)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
         return self._runner
@@ -81,14 +102,14 @@ class GatewayServer:
             self._runner = None
 
     @contextmanager
-    def admitting(self, session: ChatSession) -> Iterator[str]:
-        """Yields a token for a session, which is valid within the `with` block."""
-        token = secrets.token_urlsafe(32)
-        self._sessions[token] = session
+    def admitting(self, session: ChatSession) -> Iterator[Keys]:
+        """Yields the keys of a session, which are valid within the `with` block."""
+        keys = Keys(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+        self._chats[keys.chat] = self._reporters[keys.report] = session
         try:
-            yield token
+            yield keys
         finally:
-            del self._sessions[token]
+            del self._chats[keys.chat], self._reporters[keys.report]
 
     def _guard(self) -> Any:
         web = _web()
@@ -109,7 +130,7 @@ class GatewayServer:
         return guard
 
     def _authenticate(self, request: Any) -> None:
-        """Raises ApiError 401 if a request has no valid key or token."""
+        """Raises ApiError 401 or 403 if a request has no valid key."""
         if request.path != TAKE:
             self._session_of(request).heard()
         elif not self._key or not secrets.compare_digest(
@@ -118,8 +139,15 @@ class GatewayServer:
             raise ApiError(401, "this is not the gateway's key", "invalid_api_key")
 
     def _session_of(self, request: Any) -> ChatSession:
-        """Returns the session of a request's token. Raises ApiError 401 if there is none."""
-        session = self._sessions.get(_bearer(request))
+        """Returns the session of a request's key. Raises ApiError 401 or 403 if there is none."""
+        key = _bearer(request)
+        reports = request.path in (REWARD, END)
+        session = (self._reporters if reports else self._chats).get(key)
+        if session is None and reports and key in self._chats:
+            raise ApiError(
+                403, "this key can only ask the policies; a report needs the episode's report key",
+                "invalid_api_key",
+            )  # fmt: skip
         if session is None:
             raise ApiError(
                 401, "no episode has this API key: it is wrong, or its attempt has ended",
@@ -187,9 +215,14 @@ class GatewayServer:
             raise ApiError(503, f"no episode was waiting within {TAKE_S:g} s: ask again")
         if http.transport is None or http.transport.is_closing():
             self.queue.give_back(pending)
-        tree = {"base_url": f"{http.url.origin()}/v1", "api_key": pending.token}
         return _web().json_response(
-            {**tree, "model": pending.session.models[0], "task": pending.task}
+            {
+                "base_url": f"{http.url.origin()}/v1",
+                "api_key": pending.keys.chat,
+                "report_key": pending.keys.report,
+                "model": pending.session.models[0],
+                "task": pending.task,
+            }
         )
 
 
