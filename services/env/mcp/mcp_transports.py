@@ -101,6 +101,11 @@ class _Bounded(httpx2.AsyncHTTPTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await super().handle_async_request(request)
+        # We asked for none: decompression could multiply what the limit below counts.
+        coding = response.headers.get("content-encoding", "identity").lower()
+        if coding != "identity":
+            await response.aclose()
+            raise httpx2.ReadError(f"the answer is compressed ({coding}), which is not accepted")
         if "text/event-stream" not in response.headers.get("content-type", ""):
             assert isinstance(response.stream, httpx2.AsyncByteStream)
             response.stream = _Counted(response.stream, self._most)
