@@ -35,6 +35,8 @@ from headrace.services.base.tool_calls import Format
 HOST = "127.0.0.1"
 REPORT_KEY = "HEADRACE_REPORT_KEY"
 """The environment variable with the key for reports, for programs that run on the host."""
+PROGRAM_CONNECTIONS = 256
+"""Most connections of one program to its gateway."""
 SHOWN = ("prompt",)
 """The keys of the payload that a program in a container gets, if the recipe names no others."""
 LAST_WORDS = 600
@@ -96,7 +98,7 @@ class Command:
     async def __call__(self, episode: Episode) -> None:
         """Runs the program until it ends, and takes its report."""
         session = ChatSession(episode, self._dialect)
-        server = GatewayServer(reports=self._container is None)
+        server = GatewayServer(reports=self._container is None, connections=PROGRAM_CONNECTIONS)
         task = describe(episode, self._payload)
         given = json.dumps(task, ensure_ascii=False).encode() + b"\n"
         try:
