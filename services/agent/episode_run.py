@@ -15,7 +15,12 @@ from headrace.errors import TooLarge
 from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
 from headrace.services.agent.attempt import Attempt, Sends, too_large
 from headrace.services.agent.episode import Agent, Episode
-from headrace.services.agent.records import AgentSetup, outcome_of, trajectory_of
+from headrace.services.agent.records import (
+    AgentSetup,
+    outcome_of,
+    trajectory_of,
+    without_details,
+)
 from headrace.services.agent.requests import Answer, close_after
 from headrace.services.agent.stops import (
     AttemptFailed,
@@ -25,6 +30,7 @@ from headrace.services.agent.stops import (
     exits_contained,
 )
 from headrace.services.base.clock import now
+from headrace.services.base.types import check_names
 from headrace.services.worker.shard import ShardClosed
 
 logger = logging.getLogger(__name__)
@@ -96,7 +102,11 @@ class EpisodeRun:
             attempt=self._current.attempt,
             seconds=max(0.0, now() - self.recorded_at),
         )
-        await self.outlet.send(outcome)
+        try:
+            await self.outlet.send(outcome)
+        except TooLarge as error:
+            logger.warning("an outcome is written without its details: %s", error)
+            await self.outlet.send(without_details(outcome))
 
     def _attempt(self, number: int) -> Attempt:
         if number not in self._attempts:
@@ -166,6 +176,8 @@ class EpisodeRun:
 
     def _ending_of(self, agent: asyncio.Future[None]) -> Ending:
         error = error_of(agent)
+        if error is None and self._episode is not None:
+            error = _names_error(self._episode)
         if error is None:
             return "finished"
         if isinstance(error, EpisodeStopped):
@@ -219,6 +231,15 @@ class EpisodeRun:
             began_ms=int(self.recorded_at * 1000),
         )
         return await self.outlet.send(trajectory)
+
+
+def _names_error(episode: Episode) -> ValueError | None:
+    try:
+        check_names(episode.rewards)
+        check_names(episode.metrics)
+    except ValueError as error:
+        return ValueError(f"the named rewards or metrics of the episode have {error}")
+    return None
 
 
 async def _play(agent: Agent, episode: Episode) -> None:

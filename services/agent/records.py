@@ -114,6 +114,18 @@ def outcome_of(
     )
 
 
+def without_details(outcome: EpisodeEnded) -> EpisodeEnded:
+    """Returns an outcome without what only reports need, if the whole is too large for a record.
+
+    Its ending, its reward and what grouping needs stay.
+    """
+    failure = outcome.failure
+    if failure is not None:
+        failure = failure.model_copy(update={"message": failure.message[:100]})
+    uses = tuple(use.model_copy(update={"turn_rewards": b""}) for use in outcome.policies)
+    return outcome.model_copy(update={"rewards": {}, "policies": uses, "failure": failure})
+
+
 def _reward(setup: AgentSetup, episode: Episode | None, ending: Ending) -> float | None:
     if episode is None or ending in UNREWARDED:
         return None

@@ -14,6 +14,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 
+from headrace.errors import TooLarge
 from headrace.schemas.events import (
     EpisodeEnded,
     EpisodeStarted,
@@ -26,7 +27,7 @@ from headrace.schemas.events import (
 from headrace.services.agent.crash_isolation.isolation import DEATHS, IsolatedEpisode, Isolation
 from headrace.services.agent.early_answers import EarlyAnswers, Key
 from headrace.services.agent.episode_run import EpisodeRun
-from headrace.services.agent.records import AgentSetup, refused, task_ended
+from headrace.services.agent.records import AgentSetup, refused, task_ended, without_details
 from headrace.services.agent.requests import Answer, close_after
 from headrace.services.log.event_log import Delivery
 from headrace.services.tasks.cancellation import Cancellations, TaskId, id_of
@@ -245,7 +246,12 @@ class AgentShard:
         outcomes = tuple(task.outcomes.values())
         for outcome in outcomes:
             ENDED.labels(outcome.ending).inc()
-        await self._context.send(task_ended(number, task.submitted, outcomes))
+        try:
+            await self._context.send(task_ended(number, task.submitted, outcomes))
+        except TooLarge as error:
+            logger.warning("a result is written without its outcomes' details: %s", error)
+            short = tuple(without_details(outcome) for outcome in outcomes)
+            await self._context.send(task_ended(number, task.submitted, short))
 
     def _on_cancelled(self, task_id: TaskId, reason: str) -> None:
         number = self._numbers.get(task_id)

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MOST_NAMES = 256
+"""Largest number of named rewards, and of metrics, of an episode."""
+NAME_CHARACTERS = 128
+"""Largest number of characters of such a name."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
@@ -43,3 +48,14 @@ class Observation:
     def done(self) -> bool:
         """Whether the episode is over."""
         return self.terminated or self.truncated
+
+
+def check_names(values: Mapping[str, float]) -> None:
+    """Checks named rewards or metrics, which every terminal record repeats.
+
+    Raises ValueError if there are more than MOST_NAMES, or if a name has more than NAME_CHARACTERS.
+    """
+    if len(values) > MOST_NAMES:
+        raise ValueError(f"{len(values)} names; at most {MOST_NAMES} are kept")
+    if (longest := max(map(len, values), default=0)) > NAME_CHARACTERS:
+        raise ValueError(f"a name has {longest} characters; at most {NAME_CHARACTERS} are kept")

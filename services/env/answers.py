@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, TooLarge, UsageError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
-from headrace.services.base.types import Observation
+from headrace.services.base.types import Observation, check_names
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +27,17 @@ def answer_to(
 ) -> ObservationRecorded:
     """Make the event that answers an action.
 
-    Raises EnvironmentFailed if a reward is not finite, TypeError or ValueError if `data` is not
-    JSON.
+    Raises EnvironmentFailed if a reward is not finite or there are too many of them, TypeError or
+    ValueError if `data` is not JSON.
     """
     data = json.dumps(dict(observation.data), sort_keys=True, allow_nan=False)
     for reward in (observation.reward or 0.0, *observation.rewards.values()):
         if not math.isfinite(reward):
             raise EnvironmentFailed("not_finite", f"a reward is {reward}; return a finite number")
+    try:
+        check_names(observation.rewards)
+    except ValueError as error:
+        raise EnvironmentFailed("too_large", f"the named rewards have {error}") from error
     return ObservationRecorded(
         task=action.task,
         sample=action.sample,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import subprocess
@@ -163,6 +164,33 @@ def test_an_endless_answer_by_http_is_broken_off() -> None:
         assert "the answer is too long" in str(caught.value)
         await environment.aclose()
         await runner.cleanup()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "gzip, gzip"])
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_a_compressed_answer_is_refused_before_it_is_decompressed(coding: str, kind: str) -> None:
+    bomb = gzip.compress(bytes(16 << 20))
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=bomb, headers={"Content-Encoding": coding, "Content-Type": kind})
+
+    async def main() -> None:
+        app = web.Application()
+        app.add_routes([web.post("/mcp", answer)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+            environment = McpEnvironment(url=url, timeout_s=60.0, answer_kb=64)
+            with pytest.raises(InfrastructureError, match="compressed"):
+                await environment.reset(view())
+            await environment.aclose()
+        finally:
+            await runner.cleanup()
 
     asyncio.run(main())
 

@@ -228,6 +228,7 @@ async def play_at_once(base_url: str) -> None:
                 assert answer.choices[0].message.content == "fine"
                 messages += [answer.choices[0].message, {"role": "user", "content": "And you?"}]
             await all_have_played.wait()
-            await client.post("/episode/end", cast_to=object, body={"reward": reward})
+            reporter = gateway.with_options(api_key=taken["report_key"])
+            await reporter.post("/episode/end", cast_to=object, body={"reward": reward})
 
         await asyncio.gather(*(play(number) for number in range(CLIENTS_AT_ONCE)))

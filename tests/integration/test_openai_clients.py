@@ -39,8 +39,8 @@ async def serve(session: ChatSession, client: Any) -> None:
     """Lets a client talk to a session, by an AsyncOpenAI."""
     server = GatewayServer()
     url = await server.start("127.0.0.1", 0)
-    with server.admitting(session) as token:
-        async with AsyncOpenAI(base_url=url, api_key=token) as openai:
+    with server.admitting(session) as keys:
+        async with AsyncOpenAI(base_url=url, api_key=keys.chat) as openai:
             await client(openai)
     await server.aclose()
 

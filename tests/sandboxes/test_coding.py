@@ -97,6 +97,8 @@ def test_a_task_that_is_none_is_the_operators(engine: str) -> None:
             environment = await made.take()
             with pytest.raises(UsageError, match="needs a payload of prompt, entry and cases"):
                 await environment.reset(view({"prompt": "x"}))
+            with pytest.raises(UsageError, match="every program would pass"):
+                await environment.reset(view({**PAYLOAD, "cases": []}))
 
     asyncio.run(main())
 

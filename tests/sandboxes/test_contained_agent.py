@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import UsageError
-from headrace.schemas.events import EpisodeEnded, GenerationRequested
+from headrace.schemas.events import ActionRequested, EpisodeEnded, GenerationRequested
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.gateway.container import FOLDER
 from headrace.services.agent.gateway.program import Command
@@ -35,10 +35,15 @@ def docker(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def play(how: str, world: Chatting | None = None, **changes: Any) -> EpisodeEnded:
-    options = {"container": CONTAINER, **changes.pop("options", {})}
+    options = {
+        "container": CONTAINER,
+        "judge": "grader",
+        "payload": ["how", "port"],
+        **changes.pop("options", {}),
+    }
     agent = Command(["python3", "-c", PROGRAM], **options)
     meanwhile = changes.pop("meanwhile", None)
-    payload = json.dumps({"how": how, "port": changes.pop("port", 1)})
+    payload = json.dumps({"how": how, "port": changes.pop("port", 1), "answer": "forty-two"})
     submitted = task(environment=None, payload=payload, attempts=1, **changes)
     return end(
         world or Chatting(), submitted, agent, meanwhile=meanwhile, left_s=100.0, bound_s=BOUND_S
@@ -60,12 +65,16 @@ async def all_gone() -> None:
             await asyncio.sleep(0.1)
 
 
-def test_it_plays_through_the_gateway_and_reaches_nothing_else() -> None:
+def test_it_plays_through_the_gateway_and_finds_nothing_else() -> None:
     world = Chatting()
+    world.observed = lambda action: {"reward": 0.25, "terminated": False}
     with socket.create_server(("127.0.0.1", 0)) as server:
         outcome = play("talk", world, port=server.getsockname()[1])
-    assert (outcome.ending, outcome.reward) == ("finished", 1.0)
-    assert outcome.rewards == {"outside": 0.0, "root": 0.0, "writes": 0.0, "secrets": 0.0}
+    assert (outcome.ending, outcome.reward, outcome.rewards) == ("finished", 0.25, {"grader": 0.25})
+    (judged,) = world.of(ActionRequested)
+    told = json.loads(json.loads(judged.payload)["output"])
+    assert (told["said"], told["found"]) == ("answer 1", [])
+    assert json.loads(judged.payload)["task"]["answer"] == "forty-two"
     assert len(world.of(GenerationRequested)) == 1
     asyncio.run(all_gone())
 

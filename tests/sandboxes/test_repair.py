@@ -73,6 +73,7 @@ def test_commands_see_the_files_and_their_end_is_shown(engine: str) -> None:
         ({"files": {"x": "y" * 200_000}}, "the task's file x"),
         ({"tests": [["a:f"]]}, "needs a payload of prompt, files"),
         ({"tests": None}, "needs a payload of prompt, files"),
+        ({"tests": []}, "every repository would pass"),
     ],
 )
 def test_a_task_that_is_none_is_the_operators(

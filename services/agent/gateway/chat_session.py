@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,7 @@ from headrace.services.base.tool_calls import (
     forced_call,
     parse_tool_calls,
 )
+from headrace.services.base.types import check_names
 
 _Form = tuple[Mapping[str, Any] | None, tuple[str, str]]
 """A JSON schema that an answer follows, and the texts before and after the JSON."""
@@ -161,11 +162,18 @@ class ChatSession:
         return choices
 
     def report(self, report: Report) -> None:
-        """Takes a report of the agent. Its values replace those of earlier reports."""
+        """Takes a report of the agent. Its values replace those of earlier reports.
+
+        Raises ValueError if it would give the episode too many names, or too long ones.
+        """
+        rewards = {**self._episode.rewards, **report.rewards}
+        metrics = {**self._episode.metrics, **report.metrics}
+        check_names(rewards)
+        check_names(metrics)
         if report.reward is not None:
             self._episode.reward = report.reward
-        self._episode.rewards.update(report.rewards)
-        self._episode.metrics.update(report.metrics)
+        self._episode.rewards = rewards
+        self._episode.metrics = metrics
 
     def undelivered(self, choice: Choice) -> None:
         """Excludes an answer from training, since no client received it. It is still recorded."""
@@ -291,13 +299,26 @@ def make_dialect(tool_calls: Format, models: Mapping[str, str] | None) -> Dialec
     return Dialect(tool_calls, dict(models or {}))
 
 
-def describe(episode: Episode) -> dict[str, Any]:
-    """Returns the task as a client gets it: JSON values."""
+def read_payload_keys(keys: Sequence[str] | None) -> frozenset[str] | None:
+    """Checks the option `payload` of an agent. Raises UsageError if it is not a list of names."""
+    if keys is None:
+        return None
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+        raise UsageError(f"payload must be a list of keys of the task's payload, not {keys!r}")
+    return frozenset(keys)
+
+
+def describe(episode: Episode, keys: frozenset[str] | None) -> dict[str, Any]:
+    """Returns the task as a client gets it: JSON values, and of the payload only `keys`.
+
+    If `keys` is None, the client gets the whole payload.
+    """
     task = episode.task
+    shown = {key: value for key, value in task.payload.items() if keys is None or key in keys}
     return {
         "number": task.number,
         "sample": task.sample,
-        "payload": dict(task.payload),
+        "payload": shown,
         "options": dict(task.options),
         "seed": task.seed,
     }

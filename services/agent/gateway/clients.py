@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
-from headrace.services.agent.gateway.chat_session import ChatSession, describe, make_dialect
+from headrace.services.agent.gateway.chat_session import (
+    ChatSession,
+    describe,
+    make_dialect,
+    read_payload_keys,
+)
 from headrace.services.base.tool_calls import Format
+
+if TYPE_CHECKING:
+    from headrace.services.agent.gateway.server import Keys
 
 
 class ClientFailed(Exception):
@@ -28,7 +36,7 @@ class PendingEpisode:
     """An attempt that waits for a client or has one."""
 
     session: ChatSession
-    token: str
+    keys: Keys
     task: Mapping[str, Any]
     taken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -76,8 +84,8 @@ class Entrance(Protocol):
 
     queue: EpisodeQueue
 
-    def admitting(self, session: ChatSession) -> AbstractContextManager[str]:
-        """Admits a client to a session; gives the client's token until the context ends."""
+    def admitting(self, session: ChatSession) -> AbstractContextManager[Keys]:
+        """Admits a client to a session; gives the client's keys until the context ends."""
 
 
 class ClientAgent:
@@ -90,11 +98,13 @@ class ClientAgent:
         idle_s: float = 60.0,
         tool_calls: Format = "hermes",
         models: Mapping[str, str] | None = None,
+        payload: Sequence[str] | None = None,
     ) -> None:
         """A client that makes no request for `idle_s` seconds, and waits for none, counts as gone.
 
         `tool_calls` says how the model spells calls. `models` maps further names of models to
-        roles. Raises UsageError if an option is wrong.
+        roles. `payload` names the keys of the task's payload that the client gets; by default it
+        gets all. Raises UsageError if an option is wrong.
         """
         if not idle_s > 0:
             raise UsageError(f"idle_s must be above 0, not {idle_s}")
@@ -102,14 +112,15 @@ class ClientAgent:
         """Set by the gateway."""
         self._idle_s = idle_s
         self._dialect = make_dialect(tool_calls, models)
+        self._payload = read_payload_keys(payload)
 
     async def __call__(self, episode: Episode) -> None:
         """Waits for a client, and until it has finished."""
         assert self.entrance is not None, "only a gateway runs clients' episodes"
         session = ChatSession(episode, self._dialect)
         try:
-            with self.entrance.admitting(session) as token:
-                pending = PendingEpisode(session, token, describe(episode))
+            with self.entrance.admitting(session) as keys:
+                pending = PendingEpisode(session, keys, describe(episode, self._payload))
                 with self.entrance.queue.waiting(pending):
                     await self._play(pending)
                 await session.drain()

@@ -17,9 +17,9 @@ from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_session import (
     ChatSession,
-    Report,
     describe,
     make_dialect,
+    read_payload_keys,
     read_report,
 )
 from headrace.services.agent.gateway.container import (
@@ -33,6 +33,12 @@ from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.base.tool_calls import Format
 
 HOST = "127.0.0.1"
+REPORT_KEY = "HEADRACE_REPORT_KEY"
+"""The environment variable with the key for reports, for programs that run on the host."""
+PROGRAM_CONNECTIONS = 256
+"""Most connections of one program to its gateway."""
+SHOWN = ("prompt",)
+"""The keys of the payload that a program in a container gets, if the recipe names no others."""
 LAST_WORDS = 600
 """Largest number of characters of its stderr in a failure."""
 
@@ -56,15 +62,19 @@ class Command:
         models: Mapping[str, str] | None = None,
         judge: str | None = None,
         container: Mapping[str, Any] | None = None,
+        payload: Sequence[str] | None = None,
     ) -> None:
         """`command` is a program and its arguments.
 
         - `environment` are further environment variables. The program starts in `folder`.
         - It has `timeout_s` seconds, but never longer than until the episode's deadline.
-        - With `container`, the options of ContainerSettings, it runs in a container.
+        - With `container`, the options of ContainerSettings, it runs in a container. It can't
+          report rewards then, because code that the policy wrote may run beside it.
+        - `payload` names the keys of the task's payload that the program gets. By default it gets
+          all, and in a container `prompt` alone.
         - `tool_calls` says how the model spells calls. `models` maps further names of models to
           roles.
-        - `judge` is an environment that scores the program's output.
+        - `judge` is an environment that scores the program's output. It gets the whole payload.
 
         Raises UsageError if an option is wrong.
         """
@@ -77,15 +87,25 @@ class Command:
         self._dialect = make_dialect(tool_calls, models)
         self._judge = judge
         self._container = None if container is None else read_container(container)
+        if container is not None and judge is None:
+            raise UsageError(
+                "a program in a container can't report its reward, because the policy's code may "
+                "run beside it: set the option judge to an environment that scores its output"
+            )
+        shown = SHOWN if payload is None and container is not None else payload
+        self._payload = read_payload_keys(shown)
 
     async def __call__(self, episode: Episode) -> None:
         """Runs the program until it ends, and takes its report."""
         session = ChatSession(episode, self._dialect)
-        server = GatewayServer()
-        given = json.dumps(describe(episode), ensure_ascii=False).encode() + b"\n"
+        server = GatewayServer(reports=self._container is None, connections=PROGRAM_CONNECTIONS)
+        task = describe(episode, self._payload)
+        given = json.dumps(task, ensure_ascii=False).encode() + b"\n"
         try:
-            with server.admitting(session) as token:
-                about = {"OPENAI_API_KEY": token, "OPENAI_MODEL": episode.roles[0]}
+            with server.admitting(session) as keys:
+                about = {"OPENAI_API_KEY": keys.chat, "OPENAI_MODEL": episode.roles[0]}
+                if self._container is None:
+                    about[REPORT_KEY] = keys.report
                 async with self._started(server, episode, about, given) as program:
                     ended = await self._end_of(program, session)
                 await session.drain()
@@ -96,8 +116,8 @@ class Command:
         if ended.code:
             words = ended.errors.strip()[-LAST_WORDS:]
             raise CommandFailed(f"{self._command[0]} exited with {ended.code}: {words}")
-        if (report := last_report(ended.output)) is not None:
-            session.report(report)
+        if self._container is None:
+            take_report(session, ended.output)
         if self._judge is not None:
             payload = {"task": dict(episode.task.payload), "output": ended.output}
             episode.reward = await episode.score(self._judge, payload)
@@ -143,16 +163,16 @@ class Command:
         return program.result()
 
 
-def last_report(output: str) -> Report | None:
-    """Returns the report in the last line of the output, if that is a report."""
+def take_report(session: ChatSession, output: str) -> None:
+    """Takes the report in the last line of a program's output, if that is a report."""
     lines = output.strip().splitlines()
     try:
         tree = json.loads(lines[-1])
     except (IndexError, ValueError, RecursionError):
-        return None
+        return
     if not isinstance(tree, dict) or "reward" not in tree:
-        return None
+        return
     try:
-        return read_report(tree)
+        session.report(read_report(tree))
     except ValueError as error:
         raise CommandFailed(f"the report of the program is wrong: {error}") from error

@@ -1,13 +1,19 @@
-"""The gateway's HTTP server. A session's token gives access to its episode, and to no other."""
+"""The gateway's HTTP server. A session's keys give access to its episode, and to no other.
+
+A session has two keys. Whoever has the chat key can ask the policies; it may get into the hands of
+code that a policy wrote. Only the report key can set rewards and end the episode.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import resource
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.errors import DependencyError, UsageError
 from headrace.services.agent.gateway import chat_answers as answers
@@ -16,24 +22,53 @@ from headrace.services.agent.gateway.chat_session import ChatSession, read_repor
 from headrace.services.agent.gateway.clients import EpisodeQueue
 from headrace.services.agent.gateway.refusals import ApiError, bad_request
 
-BODY_BYTES = 16 << 20
-"""Largest body of a request."""
+BODY_BYTES = 4 << 20
+"""Largest body of a request: a context of about 1,000,000 tokens as text."""
+LARGE_BYTES = 1 << 20
+LARGE_BODIES = 16
+"""Requests with bodies above LARGE_BYTES that are open at once. Further ones wait."""
+CONNECTIONS = 2_000
+"""Most connections. Further ones are closed. If the process may have fewer files, half of those."""
 TAKE = "/v1/episodes/take"
 """The path at which clients take episodes."""
+REWARD = "/v1/episode/reward"
+END = "/v1/episode/end"
 TAKE_S = 30.0
 """Seconds that a request for an episode waits for one."""
 CLOSE_S = 0.5
 """Seconds that open connections have to end."""
 
 
+class Keys(NamedTuple):
+    """The API keys of one session."""
+
+    chat: str
+    report: str
+
+
 class GatewayServer:
     """Serves the clients of sessions at one address."""
 
-    def __init__(self, queue: EpisodeQueue | None = None, key: str = "") -> None:
-        """With a `key`, clients that have it take the episodes that wait in `queue`."""
+    def __init__(
+        self,
+        queue: EpisodeQueue | None = None,
+        key: str = "",
+        *,
+        reports: bool = True,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        """With a `key`, clients that have it take the episodes that wait in `queue`.
+
+        Without `reports`, no client can set a reward, whatever key it has.
+        """
+        self._most = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._large = asyncio.Semaphore(LARGE_BODIES)
+        self._server: asyncio.Server | None = None
         self.queue = queue or EpisodeQueue()
         self._key = key
-        self._sessions: dict[str, ChatSession] = {}
+        self._reports = reports
+        self._chats: dict[str, ChatSession] = {}
+        self._reporters: dict[str, ChatSession] = {}
         self._started = int(time.time())
         self._runner: Any = None
 
@@ -42,22 +77,32 @@ class GatewayServer:
 
         Raises DependencyError if it can't listen.
         """
-        site = _web().TCPSite(await self._prepare(), host, port)
-        await self._listen(site, f"{host}:{port}")
-        return f"http://{host}:{self._runner.addresses[0][1]}/v1"
+        listening = asyncio.get_running_loop().create_server(self._connection, host, port)
+        server = await self._listen(listening, f"{host}:{port}")
+        return f"http://{host}:{server.sockets[0].getsockname()[1]}/v1"
 
     async def start_at(self, socket: Path) -> None:
         """Listens on a Unix socket. Raises DependencyError if it can't."""
-        await self._listen(_web().UnixSite(await self._prepare(), str(socket)), str(socket))
+        loop = asyncio.get_running_loop()
+        await self._listen(loop.create_unix_server(self._connection, socket), str(socket))
 
-    async def _listen(self, site: Any, address: str) -> None:
+    async def _listen(
+        self, listening: Coroutine[Any, Any, asyncio.Server], address: str
+    ) -> asyncio.Server:
+        await self._prepare()
         try:
-            await site.start()
+            self._server = await listening
         except OSError as error:
             await self.aclose()
             raise DependencyError(f"can't listen on {address}: {error.strerror}") from error
+        return self._server
 
-    async def _prepare(self) -> Any:
+    def _connection(self) -> asyncio.BaseProtocol:
+        """Returns what serves a new connection, or closes it if there are too many."""
+        server = self._runner.server
+        return server() if len(server.connections) < self._most else _Closing()  # type: ignore[no-any-return]
+
+    async def _prepare(self) -> None:
         web = _web()
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard()])
         app.add_routes(
@@ -65,30 +110,35 @@ class GatewayServer:
                 web.post("/v1/chat/completions", self._complete),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name:.+}", self._model),
-                web.post("/v1/episode/reward", self._report),
             ]
         )
+        if self._reports:
+            app.add_routes([web.post(REWARD, self._report)])
         if self._key:
-            app.add_routes([web.post(TAKE, self._take), web.post("/v1/episode/end", self._end)])
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
+            app.add_routes([web.post(TAKE, self._take), web.post(END, self._end)])
+        # A body that is decompressed before its size is known could have any size.
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=CLOSE_S, auto_decompress=False
+        )
         await self._runner.setup()
-        return self._runner
 
     async def aclose(self) -> None:
         """Stops listening."""
+        if self._server is not None:
+            self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
     @contextmanager
-    def admitting(self, session: ChatSession) -> Iterator[str]:
-        """Yields a token for a session, which is valid within the `with` block."""
-        token = secrets.token_urlsafe(32)
-        self._sessions[token] = session
+    def admitting(self, session: ChatSession) -> Iterator[Keys]:
+        """Yields the keys of a session, which are valid within the `with` block."""
+        keys = Keys(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+        self._chats[keys.chat] = self._reporters[keys.report] = session
         try:
-            yield token
+            yield keys
         finally:
-            del self._sessions[token]
+            del self._chats[keys.chat], self._reporters[keys.report]
 
     def _guard(self) -> Any:
         web = _web()
@@ -97,7 +147,11 @@ class GatewayServer:
         async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
             try:
                 self._authenticate(request)
-                return await handler(request)
+                # A body whose length is not given may be large.
+                length = request.content_length if request.can_read_body else 0
+                large = length is None or length > LARGE_BYTES
+                async with self._large if large else nullcontext():
+                    return await handler(request)
             except ApiError as error:
                 refused = error
             except web.HTTPRequestEntityTooLarge:
@@ -109,7 +163,7 @@ class GatewayServer:
         return guard
 
     def _authenticate(self, request: Any) -> None:
-        """Raises ApiError 401 if a request has no valid key or token."""
+        """Raises ApiError 401 or 403 if a request has no valid key."""
         if request.path != TAKE:
             self._session_of(request).heard()
         elif not self._key or not secrets.compare_digest(
@@ -118,8 +172,15 @@ class GatewayServer:
             raise ApiError(401, "this is not the gateway's key", "invalid_api_key")
 
     def _session_of(self, request: Any) -> ChatSession:
-        """Returns the session of a request's token. Raises ApiError 401 if there is none."""
-        session = self._sessions.get(_bearer(request))
+        """Returns the session of a request's key. Raises ApiError 401 or 403 if there is none."""
+        key = _bearer(request)
+        reports = request.path in (REWARD, END)
+        session = (self._reporters if reports else self._chats).get(key)
+        if session is None and reports and key in self._chats:
+            raise ApiError(
+                403, "this key can only ask the policies; a report needs the episode's report key",
+                "invalid_api_key",
+            )  # fmt: skip
         if session is None:
             raise ApiError(
                 401, "no episode has this API key: it is wrong, or its attempt has ended",
@@ -187,10 +248,23 @@ class GatewayServer:
             raise ApiError(503, f"no episode was waiting within {TAKE_S:g} s: ask again")
         if http.transport is None or http.transport.is_closing():
             self.queue.give_back(pending)
-        tree = {"base_url": f"{http.url.origin()}/v1", "api_key": pending.token}
         return _web().json_response(
-            {**tree, "model": pending.session.models[0], "task": pending.task}
+            {
+                "base_url": f"{http.url.origin()}/v1",
+                "api_key": pending.keys.chat,
+                "report_key": pending.keys.report,
+                "model": pending.session.models[0],
+                "task": pending.task,
+            }
         )
+
+
+class _Closing(asyncio.Protocol):
+    """Closes a connection at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
 
 
 def _take_report(session: ChatSession, tree: dict[str, Any]) -> None:

@@ -44,6 +44,10 @@ async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterat
     """Connect to a server by Streamable HTTP. A message has at most `most` bytes."""
 
     async def bound(response: httpx2.Response) -> None:
+        # We asked for none: decompression could multiply what the limit counts.
+        coding = response.headers.get("content-encoding", "identity").lower()
+        if coding != "identity":
+            raise httpx2.ReadError(f"the answer is compressed ({coding}), which is not accepted")
         # In a stream of events, the library limits each event instead.
         if "text/event-stream" not in response.headers.get("content-type", ""):
             assert isinstance(response.stream, httpx2.AsyncByteStream)

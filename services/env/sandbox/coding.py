@@ -69,6 +69,8 @@ class Coding:
             self._prompt = str(task.payload["prompt"])
             self._entry = str(task.payload["entry"])
             self._cases = [(list(arguments), value) for arguments, value in task.payload["cases"]]
+            if not self._cases:
+                raise ValueError("cases is empty, so every program would pass")
 
     async def prepare(self) -> Observation:
         """Return the prompt."""

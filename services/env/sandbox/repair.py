@@ -57,6 +57,8 @@ class Repair(Shell):
                 ([str(name), list(arguments)], value)
                 for name, arguments, value in task.payload["tests"]
             ]
+            if not self._tests:
+                raise ValueError("tests is empty, so every repository would pass")
             self._prompt = str(task.payload["prompt"])
         if len(self._files) > MOST_FILES:
             raise UsageError(f"task {task.number}: {len(self._files)} files; at most {MOST_FILES}")

@@ -114,7 +114,7 @@ def show_dead_letter(number: int, as_json: bool, **options: Any) -> None:
 
     async def read(log: EventLog, _: RunLife, patience: Patience) -> tuple[DeadLetter, str]:
         found = await find_dead_letter(log, number, patience)
-        return found, await refusal(log, found)
+        return found, await refusal(log, found, patience)
 
     dead_letter, refused = _in_namespace(options, read)
     if as_json:

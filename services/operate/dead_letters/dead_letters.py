@@ -5,6 +5,9 @@ bug is fixed. It is written back as it was, with its key, value and headers. The
 in `dead-letters` that names the dead letter are one transaction, and only one process at a time can
 write such transactions. So a dead letter is redriven once, whatever fails and whoever else tries.
 
+Anybody who may write `dead-letters` can write a record that looks like a dead letter. So a dead
+letter is compared with the record that it names, and not redriven if that is gone or different.
+
 Some topics don't take a dead letter back: a late copy would be wrong if the location or the order
 of the records matters, or if only one fenced service decides what to write there. REFUSED gives
 the reasons.
@@ -141,7 +144,7 @@ def read_dead_letter(record: Record) -> DeadLetter | int:
         headers.get(f"{WHY}connector.name", ""),
         record.key or b"",
         record.value or b"",
-        [one for one in record.headers if not one[0].startswith(WHY) and one[0] != REDRIVE_OF],
+        _own_headers(record),
     )
 
 
@@ -181,10 +184,18 @@ async def find_dead_letter(log: EventLog, number: int, patience: Patience) -> De
     raise UsageError(f"there is no dead letter {number}: {held}")
 
 
-async def refusal(log: EventLog, dead_letter: DeadLetter) -> str:
+async def refusal(log: EventLog, dead_letter: DeadLetter, patience: Patience) -> str:
     """Says why a dead letter can't be redriven now; returns an empty string if it can."""
     if refused := refuse_topic(log.topics, dead_letter.topic):
         return refused
+    original = await _original(log, dead_letter, patience)
+    if original is None:
+        return (
+            f"{dead_letter.location} is no longer in the log, so nothing shows that it held this. "
+            "Write the event again by its own source"
+        )
+    if original != (dead_letter.key, dead_letter.value, dead_letter.headers):
+        return f"it is not what {dead_letter.location} holds: another program wrote it"
     record = Record(
         Partition(dead_letter.topic, dead_letter.partition),
         dead_letter.offset,
@@ -198,6 +209,25 @@ async def refusal(log: EventLog, dead_letter: DeadLetter) -> str:
     except DecodeError as error:
         return f"it still does not decode: {error.reason}"
     return refuse_event(event, dead_letter.key, now())
+
+
+async def _original(
+    log: EventLog, dead_letter: DeadLetter, patience: Patience
+) -> tuple[bytes, bytes, Headers] | None:
+    """Reads key, value and headers of the record that a dead letter names; None if it is gone."""
+    at = Partition(dead_letter.topic, dead_letter.partition)
+    if at not in log.topics.by_name(dead_letter.topic).all_partitions():
+        return None
+    only = {at: (dead_letter.offset, dead_letter.offset + 1)}
+    async with aclosing(read_records(log.broker, only, patience)) as records:
+        async for record in records:
+            return record.key or b"", record.value or b"", _own_headers(record)
+    return None
+
+
+def _own_headers(record: Record) -> Headers:
+    """Returns the headers of a record, without those that a dead letter or its redrive adds."""
+    return [one for one in record.headers if not one[0].startswith(WHY) and one[0] != REDRIVE_OF]
 
 
 def refuse_topic(topics: Topics, topic: str) -> str:
@@ -239,7 +269,7 @@ async def redrive(
         async for one in _read_all(log, patience):
             if isinstance(one, int) or (numbers is not None and one.number not in numbers):
                 continue
-            refused = await refusal(log, one)
+            refused = await refusal(log, one, patience)
             if one.location in done:
                 refused = f"it was redriven already, as dead letter {done[one.location]}"
             if not refused:

@@ -557,6 +557,34 @@ def test_a_trajectory_that_no_record_can_hold_ends_its_episode_as_failed() -> No
     assert outcome.failure.code == "too_large"
 
 
+def test_an_outcome_that_no_record_can_hold_is_written_without_its_details() -> None:
+    class Narrow(World):
+        async def send(self, event: Event) -> Ref:
+            if isinstance(event, EpisodeEnded) and event.rewards:
+                raise TooLarge("9,000,000 bytes")
+            return await super().send(event)
+
+    async def rewarded(episode: Episode) -> None:
+        await episode.generate("?")
+        episode.reward = 0.5
+        episode.rewards["form"] = 1.0
+
+    outcome, trajectory = play(Narrow(), agent=rewarded)
+    assert (outcome.ending, outcome.reward, outcome.rewards) == ("finished", 0.5, {})
+    assert (outcome.policies[0].tokens, trajectory.rewards) == (2, {"form": 1.0})
+
+
+@pytest.mark.parametrize("names", [["x" * 129], [str(number) for number in range(257)]])
+def test_too_many_or_too_long_names_of_rewards_fail_the_attempt(names: list[str]) -> None:
+    async def naming(episode: Episode) -> None:
+        episode.rewards.update(dict.fromkeys(names, 1.0))
+
+    outcome = end(World(), task(attempts=1), naming)
+    assert outcome.failure is not None
+    assert (outcome.ending, outcome.failure.code) == ("failed", "agent_error")
+    assert "the named rewards or metrics of the episode have" in outcome.failure.message
+
+
 def test_a_request_that_no_record_can_hold_is_not_tried_again() -> None:
     class Narrow(World):
         async def send(self, event: Event) -> Ref:

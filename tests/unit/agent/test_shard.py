@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, cast
 
+from headrace.errors import TooLarge
 from headrace.schemas.events import (
     ActionRequested,
     EpisodeEnded,
@@ -191,6 +192,29 @@ def test_an_answer_that_is_read_before_its_start_counts() -> None:
         assert [(reset.kind, reset.attempt) for reset in resets] == [("close", 0), ("reset", 1)]
 
     on_a_bench(test)
+
+
+def test_a_result_that_no_record_can_hold_is_written_without_details() -> None:
+    class Narrow(Bench):
+        async def send(self, event: Event) -> Ref:
+            if isinstance(event, TaskEnded) and event.outcomes[0].rewards:
+                raise TooLarge("9,000,000 bytes")
+            return await super().send(event)
+
+    async def main() -> None:
+        bench = Narrow()
+        try:
+            await bench.catch_up()
+            await bench.feed(started(3), started(3, 1))
+            for sample in (0, 1):
+                await bench.feed(outcome(3, sample).model_copy(update={"rewards": {"form": 1.0}}))
+            (written,) = (event for event in bench.sent if isinstance(event, TaskEnded))
+            assert [one.ending for one in written.outcomes] == ["cancelled", "cancelled"]
+            assert not any(one.rewards for one in written.outcomes)
+        finally:
+            await bench.end()
+
+    asyncio.run(main())
 
 
 def test_answers_to_starts_that_never_come_take_bounded_memory() -> None:

@@ -50,7 +50,18 @@ def main() -> None:
     elif how == "fail":
         sys.exit("nothing works here")
     elif how == "secrets":
-        print(json.dumps({"reward": float(any(n.startswith("HEADRACE_") for n in os.environ))}))
+        told = {name for name in os.environ if name.startswith("HEADRACE_")}
+        print(json.dumps({"reward": float(told != {"HEADRACE_REPORT_KEY"})}))
+    elif how == "report":
+        for name in ("OPENAI_API_KEY", "HEADRACE_REPORT_KEY"):
+            status, _ = post("/episode/reward", {"reward": float(len(name))}, os.environ[name])
+            assert status == {"OPENAI_API_KEY": 403, "HEADRACE_REPORT_KEY": 200}[name], status
+    elif how == "names":
+        many = {"reward": 1.0, "rewards": dict.fromkeys(map(str, range(210_000)), 1.0)}
+        assert post("/episode/reward", many, os.environ["HEADRACE_REPORT_KEY"])[0] == 400
+        print(json.dumps({"reward": 1.0, "rewards": dict.fromkeys(map(str, range(1_000)), 1.0)}))
+    elif how == "show":
+        print(json.dumps({"reward": float(len(task["payload"]))}))
     elif how == "flood":
         for _ in range(200):
             print("x" * 65_536)

@@ -17,8 +17,9 @@ from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_requests import read_request
 from headrace.services.agent.gateway.chat_session import IN_FLIGHT, ChatSession, Choice, Dialect
 from headrace.services.agent.gateway.refusals import ApiError
-from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer
+from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer, Keys
 from headrace.services.base.tool_calls import BEGIN, END, Format, forced_call
+from headrace.services.base.types import MOST_NAMES, NAME_CHARACTERS
 from tests.unit.agent.gateway.test_program import BOUND_S, Chatting
 from tests.unit.agent.test_episode_run import end, task
 
@@ -223,17 +224,17 @@ def test_more_than_a_session_takes_is_turned_away_for_now() -> None:
     assert converse(talk, world, max_turns=1000, max_tokens=1000).ending == "finished"
 
 
-def over_http(talk: Callable[[aiohttp.ClientSession, str], Awaitable[None]]) -> Chatting:
-    """An episode that a client reaches at a base URL, with its token."""
+def over_http(talk: Callable[[aiohttp.ClientSession, str, Keys], Awaitable[None]]) -> Chatting:
+    """An episode that a client reaches at a base URL. Its requests have the chat key."""
     world = Chatting()
 
     async def serve(session: ChatSession) -> None:
         server = GatewayServer()
         url = await server.start("127.0.0.1", 0)
-        with server.admitting(session) as token:
-            headers = {"Authorization": f"Bearer {token}"}
+        with server.admitting(session) as keys:
+            headers = {"Authorization": f"Bearer {keys.chat}"}
             async with aiohttp.ClientSession(headers=headers) as client:
-                await talk(client, url)
+                await talk(client, url, keys)
         await server.aclose()
 
     converse(serve, world)
@@ -241,7 +242,7 @@ def over_http(talk: Callable[[aiohttp.ClientSession, str], Awaitable[None]]) -> 
 
 
 def test_http_answers_in_openai_s_form() -> None:
-    async def talk(client: aiohttp.ClientSession, url: str) -> None:
+    async def talk(client: aiohttp.ClientSession, url: str, keys: Keys) -> None:
         request = {"model": "policy", "messages": [user("a")], "logprobs": True, "top_p": 0.5}
         async with client.post(f"{url}/chat/completions", json=request) as response:
             assert response.status == 200
@@ -260,14 +261,16 @@ def test_http_answers_in_openai_s_form() -> None:
         async with client.get(f"{url}/models") as response:
             names = [one["id"] for one in (await response.json())["data"]]
             assert names == ["policy", "gpt-4o"]
-        async with client.post(f"{url}/episode/reward", json={"reward": 0.75}) as response:
-            assert response.status == 200
+        for key, status in ((keys.report, 200), (keys.chat, 403)):
+            said = {"json": {"reward": status / 400}, "headers": {"Authorization": f"Bearer {key}"}}
+            async with client.post(f"{url}/episode/reward", **said) as response:
+                assert response.status == status
 
-    assert over_http(talk).of(EpisodeEnded)[0].reward == 0.75
+    assert over_http(talk).of(EpisodeEnded)[0].reward == 0.5
 
 
 def test_http_streams_and_says_when_it_is_done() -> None:
-    async def talk(client: aiohttp.ClientSession, url: str) -> None:
+    async def talk(client: aiohttp.ClientSession, url: str, keys: Keys) -> None:
         request = {"model": "policy", "messages": [user("a")], "stream": True, "n": 2}
         request["stream_options"] = {"include_usage": True}
         async with client.post(f"{url}/chat/completions", json=request) as response:
@@ -285,15 +288,20 @@ def test_http_streams_and_says_when_it_is_done() -> None:
 
 
 def test_http_refuses_in_openai_s_form() -> None:
-    async def talk(client: aiohttp.ClientSession, url: str) -> None:
+    async def talk(client: aiohttp.ClientSession, url: str, keys: Keys) -> None:
         large = b" " * (BODY_BYTES + 1)
+        report = {"Authorization": f"Bearer {keys.report}"}
+        many = dict.fromkeys(map(str, range(MOST_NAMES + 1)), 1.0)
+        long = {"x" * (NAME_CHARACTERS + 1): 1.0}
         for status, method, path, options in (
             (400, "POST", "/chat/completions", {"data": b"{"}),
             (413, "POST", "/chat/completions", {"data": io.BytesIO(large)}),
             (404, "GET", "/models/none", {}),
             (404, "GET", "/embeddings", {}),
             (405, "GET", "/chat/completions", {}),
-            (400, "POST", "/episode/reward", {"json": {"reward": "much"}}),
+            (400, "POST", "/episode/reward", {"json": {"reward": "much"}, "headers": report}),
+            (400, "POST", "/episode/reward", {"json": {"rewards": many}, "headers": report}),
+            (400, "POST", "/episode/reward", {"json": {"metrics": long}, "headers": report}),
             (401, "GET", "/models", {"headers": {"Authorization": "Bearer x"}}),
             (401, "GET", "/nowhere", {"headers": {"Authorization": ""}}),
         ):
@@ -311,8 +319,8 @@ def test_an_answer_that_nobody_heard_is_not_learned_from() -> None:
     async def serve(session: ChatSession) -> None:
         server = GatewayServer()
         url = await server.start("127.0.0.1", 0)
-        with server.admitting(session) as token:
-            headers = {"Authorization": f"Bearer {token}"}
+        with server.admitting(session) as keys:
+            headers = {"Authorization": f"Bearer {keys.chat}"}
             request = {"model": "policy", "messages": [user("a")]}
             async with aiohttp.ClientSession(headers=headers) as client:
                 asking = asyncio.create_task(client.post(f"{url}/chat/completions", json=request))

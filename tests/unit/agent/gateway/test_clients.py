@@ -91,10 +91,9 @@ def test_a_client_takes_an_episode_plays_and_ends_it() -> None:
     async def outside(gateway: Gateway) -> None:
         taken = await gateway.take()
         assert (taken["model"], taken["task"]["payload"]) == ("policy", {"question": "why?"})
-        key = taken["api_key"]
-        status, _ = await gateway.post("/chat/completions", HELLO, key)
+        status, _ = await gateway.post("/chat/completions", HELLO, taken["api_key"])
         assert status == 200
-        assert (await gateway.post("/episode/end", {"reward": 0.25}, key))[0] == 200
+        assert (await gateway.post("/episode/end", {"reward": 0.25}, taken["report_key"]))[0] == 200
 
     outcome = play(outside, world)
     assert (outcome.ending, outcome.reward) == ("finished", 0.25)
@@ -106,10 +105,15 @@ def test_keys_open_nothing_but_their_own() -> None:
         assert (await gateway.post("/episodes/take", {}, "another key"))[0] == 401
         assert (await gateway.post("/episodes/take", {}, ""))[0] == 401
         assert (await gateway.post("/chat/completions", HELLO))[0] == 401
-        key = (await gateway.take())["api_key"]
-        assert (await gateway.post("/episodes/take", {}, key))[0] == 401
-        assert (await gateway.post("/episode/end", {}, KEY))[0] == 401
-        await gateway.post("/episode/end", {}, key)
+        taken = await gateway.take()
+        for key in (taken["api_key"], taken["report_key"]):
+            assert (await gateway.post("/episodes/take", {}, key))[0] == 401
+        for path in ("/episode/reward", "/episode/end"):
+            assert (await gateway.post(path, {"reward": 1.0}, KEY))[0] == 401
+            status, refused = await gateway.post(path, {"reward": 1.0}, taken["api_key"])
+            assert (status, "report key" in refused["error"]["message"]) == (403, True)
+        assert (await gateway.post("/chat/completions", HELLO, taken["report_key"]))[0] == 401
+        await gateway.post("/episode/end", {}, taken["report_key"])
 
     assert play(outside).ending == "finished"
 
@@ -122,12 +126,12 @@ def test_a_client_that_is_gone_or_failed_gives_another_the_episode(silent: bool)
         first = await gateway.take()
         await gateway.post("/chat/completions", HELLO, first["api_key"])
         if not silent:
-            await gateway.post("/episode/end", {"error": "no power"}, first["api_key"])
+            await gateway.post("/episode/end", {"error": "no power"}, first["report_key"])
         second = await gateway.take()
         assert second["api_key"] != first["api_key"]
         assert (await gateway.post("/chat/completions", HELLO, first["api_key"]))[0] == 401
         await gateway.post("/chat/completions", HELLO, second["api_key"])
-        await gateway.post("/episode/end", {"reward": 1.0}, second["api_key"])
+        await gateway.post("/episode/end", {"reward": 1.0}, second["report_key"])
 
     outcome = play(outside, world, idle_s=0.5 if silent else BOUND_S)
     assert (outcome.ending, outcome.attempt, outcome.reward) == ("finished", 1, 1.0)
@@ -141,7 +145,7 @@ def test_who_comes_for_nothing_is_told_to_come_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(server_module, "TAKE_S", 0.01)
 
     async def outside(gateway: Gateway) -> None:
-        key = (await gateway.take())["api_key"]
+        key = (await gateway.take())["report_key"]
         status, refused = await gateway.post("/episodes/take", {})
         assert status == 503
         assert "ask again" in refused["error"]["message"]

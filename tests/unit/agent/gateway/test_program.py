@@ -137,6 +137,23 @@ def test_the_broker_s_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert play("secrets").reward == 0
 
 
+def test_only_the_report_key_sets_a_reward() -> None:
+    assert play("report").reward == len("HEADRACE_REPORT_KEY")
+
+
+def test_a_report_with_too_many_names_fails_the_attempt() -> None:
+    outcome = play("names", attempts=1)
+    assert (outcome.ending, outcome.reward, outcome.rewards) == ("failed", None, {})
+    assert outcome.failure is not None
+    assert "1000 names; at most 256" in outcome.failure.message
+
+
+def test_a_program_gets_the_keys_of_the_payload_that_the_recipe_names() -> None:
+    given = {"prompt": "why?", "answer": "because"}
+    assert play("show", payload=given).reward == 3
+    assert play("show", payload=given, options={"payload": ["how", "prompt"]}).reward == 2
+
+
 def test_a_flood_of_output_harms_nobody() -> None:
     assert play("flood").reward == 1
 
@@ -227,7 +244,13 @@ def test_an_episode_whose_worker_was_lost_begins_a_new_attempt() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"command": "python agent.py"}, {"command": []}, {"command": ["a"], "tool_calls": "x"}],
+    [
+        {"command": "python agent.py"},
+        {"command": []},
+        {"command": ["a"], "tool_calls": "x"},
+        {"command": ["a"], "payload": "prompt"},
+        {"command": ["a"], "container": {"image": "x"}},
+    ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

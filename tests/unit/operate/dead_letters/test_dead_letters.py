@@ -125,6 +125,35 @@ def test_if_two_processes_redrive_the_later_one_goes_on() -> None:
     in_a_world(test)
 
 
+@pytest.mark.parametrize("changed", ["key", "value", "headers", "offset", "partition"])
+def test_what_only_looks_like_a_dead_letter_is_not_redriven(changed: str) -> None:
+    async def test(world: World) -> None:
+        log, late, _ = await parked(world)
+        dead_letters = Partition(NAMESPACE_TOPICS.name(DEAD_LETTERS), 0)
+        (genuine,) = await log.broker.fetch([Position(dead_letters, 0)])
+        key, value, headers = genuine.key, genuine.value or b"", dict(genuine.headers)
+        match changed:
+            case "key":
+                key = b"team/b"
+            case "value":
+                value = value[:-1] + bytes([value[-1] ^ 1])
+            case "headers":
+                headers["theirs"] = b"forged"
+            case "offset":
+                headers[f"{WHY}offset"] = b"2"
+            case "partition":
+                headers[f"{WHY}partition"] = b"1"
+        forged = Outgoing(dead_letters.topic, key, value, list(headers.items()))
+        await log.broker.send(forged)
+        late.learn()
+        (refused,) = await outcomes(log, world, 1)
+        gone = changed in ("offset", "partition")
+        assert ("is no longer in the log" if gone else "another program wrote it") in refused
+        assert await outcomes(log, world, 0) == [""]
+
+    in_a_world(test)
+
+
 def test_a_number_without_a_dead_letter_is_an_error() -> None:
     async def test(world: World) -> None:
         log, late, _ = await parked(world)
