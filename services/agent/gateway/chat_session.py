@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -51,11 +51,20 @@ class Report(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the gateway presents a recipe's policies to clients."""
+    """How the gateway presents a recipe's policies to clients.
 
-    tool_calls: Format = "hermes"
-    models: Mapping[str, str] = field(default_factory=dict)
+    Raises UsageError if the format of tool calls is unknown.
+    """
+
+    tool_calls: Format
+    models: Mapping[str, str]
     """Maps further names of models to the agent's roles."""
+
+    def __post_init__(self) -> None:
+        if self.tool_calls not in FORMATS:
+            raise UsageError(
+                f"tool_calls: {self.tool_calls!r} is unknown; use {', '.join(FORMATS)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,25 +291,6 @@ class ChatSession:
             logprobs=tuple(packed.unpack_f32(turn.logprobs)),
             prompt_tokens=len(said.tokens) - len(generation.tokens),
         )
-
-
-def make_dialect(tool_calls: Format, models: Mapping[str, str] | None) -> Dialect:
-    """Checks the options of a Dialect. Raises UsageError if the format is unknown."""
-    if tool_calls not in FORMATS:
-        raise UsageError(f"tool_calls: {tool_calls!r} is unknown; use {', '.join(FORMATS)}")
-    return Dialect(tool_calls, dict(models or {}))
-
-
-def describe(episode: Episode) -> dict[str, Any]:
-    """Returns the task as a client gets it: JSON values."""
-    task = episode.task
-    return {
-        "number": task.number,
-        "sample": task.sample,
-        "payload": dict(task.payload),
-        "options": dict(task.options),
-        "seed": task.seed,
-    }
 
 
 def read_report(value: Any) -> Report:

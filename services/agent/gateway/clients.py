@@ -7,77 +7,19 @@ an API key for that attempt. Then it plays the episode through OpenAI's API, and
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
-from headrace.services.agent.gateway.chat_session import ChatSession, describe, make_dialect
+from headrace.services.agent.gateway.chat_session import ChatSession, Dialect
+from headrace.services.agent.gateway.server import GatewayServer, PendingEpisode
 from headrace.services.base.tool_calls import Format
 
 
 class ClientFailed(Exception):
     """The client is gone or reported a failure. The attempt fails; the policy is not blamed."""
-
-
-@dataclass(eq=False)
-class PendingEpisode:
-    """An attempt that waits for a client or has one."""
-
-    session: ChatSession
-    token: str
-    task: Mapping[str, Any]
-    taken: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class EpisodeQueue:
-    """The attempts of a worker that wait for clients, in order."""
-
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[PendingEpisode, None] = OrderedDict()
-        self._came = asyncio.Event()
-
-    @contextmanager
-    def waiting(self, pending: PendingEpisode) -> Iterator[None]:
-        """Keeps an attempt in the queue within the `with` block, until it is taken."""
-        self._waiting[pending] = None
-        self._came.set()
-        try:
-            yield
-        finally:
-            self._waiting.pop(pending, None)
-
-    async def take(self, wait_s: float) -> PendingEpisode | None:
-        """Takes the attempt that has waited longest. Returns None if none comes within `wait_s`."""
-        try:
-            async with asyncio.timeout(wait_s):
-                while not self._waiting:
-                    self._came.clear()
-                    await self._came.wait()
-        except TimeoutError:
-            return None
-        pending, _ = self._waiting.popitem(last=False)
-        pending.taken.set()
-        return pending
-
-    def give_back(self, pending: PendingEpisode) -> None:
-        """Returns an attempt to the head of the queue: the client that took it disconnected."""
-        pending.taken.clear()
-        self._waiting[pending] = None
-        self._waiting.move_to_end(pending, last=False)
-        self._came.set()
-
-
-class Entrance(Protocol):
-    """The server that clients connect to."""
-
-    queue: EpisodeQueue
-
-    def admitting(self, session: ChatSession) -> AbstractContextManager[str]:
-        """Admits a client to a session; gives the client's token until the context ends."""
 
 
 class ClientAgent:
@@ -98,10 +40,10 @@ class ClientAgent:
         """
         if not idle_s > 0:
             raise UsageError(f"idle_s must be above 0, not {idle_s}")
-        self.entrance: Entrance | None = None
+        self.entrance: GatewayServer | None = None
         """Set by the gateway."""
         self._idle_s = idle_s
-        self._dialect = make_dialect(tool_calls, models)
+        self._dialect = Dialect(tool_calls, dict(models or {}))
 
     async def __call__(self, episode: Episode) -> None:
         """Waits for a client, and until it has finished."""
@@ -109,7 +51,7 @@ class ClientAgent:
         session = ChatSession(episode, self._dialect)
         try:
             with self.entrance.admitting(session) as token:
-                pending = PendingEpisode(session, token, describe(episode))
+                pending = PendingEpisode(session, token, asdict(episode.task))
                 with self.entrance.queue.waiting(pending):
                     await self._play(pending)
                 await session.drain()

@@ -11,17 +11,12 @@ import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
-from headrace.services.agent.gateway.chat_session import (
-    ChatSession,
-    Report,
-    describe,
-    make_dialect,
-    read_report,
-)
+from headrace.services.agent.gateway.chat_session import ChatSession, Dialect, Report, read_report
 from headrace.services.agent.gateway.container import (
     BASE_URL,
     contained,
@@ -74,7 +69,7 @@ class Command:
         self._environment = dict(environment or {})
         self._folder = folder
         self._timeout_s = timeout_s
-        self._dialect = make_dialect(tool_calls, models)
+        self._dialect = Dialect(tool_calls, dict(models or {}))
         self._judge = judge
         self._container = None if container is None else read_container(container)
 
@@ -82,7 +77,7 @@ class Command:
         """Runs the program until it ends, and takes its report."""
         session = ChatSession(episode, self._dialect)
         server = GatewayServer()
-        given = json.dumps(describe(episode), ensure_ascii=False).encode() + b"\n"
+        given = json.dumps(asdict(episode.task), ensure_ascii=False).encode() + b"\n"
         try:
             with server.admitting(session) as token:
                 about = {"OPENAI_API_KEY": token, "OPENAI_MODEL": episode.roles[0]}

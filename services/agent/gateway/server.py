@@ -1,11 +1,17 @@
-"""The gateway's HTTP server. A session's token gives access to its episode, and to no other."""
+"""The gateway's HTTP server, and the episodes that wait for its clients.
+
+A session's token gives access to its episode, and to no other.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,6 @@ from headrace.errors import DependencyError, UsageError
 from headrace.services.agent.gateway import chat_answers as answers
 from headrace.services.agent.gateway.chat_requests import read_object, read_request
 from headrace.services.agent.gateway.chat_session import ChatSession, read_report
-from headrace.services.agent.gateway.clients import EpisodeQueue
 from headrace.services.agent.gateway.refusals import ApiError, bad_request
 
 BODY_BYTES = 16 << 20
@@ -26,12 +31,60 @@ CLOSE_S = 0.5
 """Seconds that open connections have to end."""
 
 
+@dataclass(eq=False)
+class PendingEpisode:
+    """An attempt that waits for a client or has one."""
+
+    session: ChatSession
+    token: str
+    task: Mapping[str, Any]
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EpisodeQueue:
+    """The attempts of a worker that wait for clients, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[PendingEpisode, None] = OrderedDict()
+        self._came = asyncio.Event()
+
+    @contextmanager
+    def waiting(self, pending: PendingEpisode) -> Iterator[None]:
+        """Keeps an attempt in the queue within the `with` block, until it is taken."""
+        self._waiting[pending] = None
+        self._came.set()
+        try:
+            yield
+        finally:
+            self._waiting.pop(pending, None)
+
+    async def take(self, wait_s: float) -> PendingEpisode | None:
+        """Takes the attempt that has waited longest. Returns None if none comes within `wait_s`."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while not self._waiting:
+                    self._came.clear()
+                    await self._came.wait()
+        except TimeoutError:
+            return None
+        pending, _ = self._waiting.popitem(last=False)
+        pending.taken.set()
+        return pending
+
+    def give_back(self, pending: PendingEpisode) -> None:
+        """Returns an attempt to the head of the queue: the client that took it disconnected."""
+        pending.taken.clear()
+        self._waiting[pending] = None
+        self._waiting.move_to_end(pending, last=False)
+        self._came.set()
+
+
 class GatewayServer:
     """Serves the clients of sessions at one address."""
 
-    def __init__(self, queue: EpisodeQueue | None = None, key: str = "") -> None:
+    def __init__(self, key: str = "") -> None:
         """With a `key`, clients that have it take the episodes that wait in `queue`."""
-        self.queue = queue or EpisodeQueue()
+        self.queue = EpisodeQueue()
         self._key = key
         self._sessions: dict[str, ChatSession] = {}
         self._started = int(time.time())
@@ -42,22 +95,14 @@ class GatewayServer:
 
         Raises DependencyError if it can't listen.
         """
-        site = _web().TCPSite(await self._prepare(), host, port)
-        await self._listen(site, f"{host}:{port}")
+        await self._listen(lambda runner: _web().TCPSite(runner, host, port), f"{host}:{port}")
         return f"http://{host}:{self._runner.addresses[0][1]}/v1"
 
     async def start_at(self, socket: Path) -> None:
         """Listens on a Unix socket. Raises DependencyError if it can't."""
-        await self._listen(_web().UnixSite(await self._prepare(), str(socket)), str(socket))
+        await self._listen(lambda runner: _web().UnixSite(runner, str(socket)), str(socket))
 
-    async def _listen(self, site: Any, address: str) -> None:
-        try:
-            await site.start()
-        except OSError as error:
-            await self.aclose()
-            raise DependencyError(f"can't listen on {address}: {error.strerror}") from error
-
-    async def _prepare(self) -> Any:
+    async def _listen(self, make_site: Callable[[Any], Any], address: str) -> None:
         web = _web()
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard()])
         app.add_routes(
@@ -72,7 +117,11 @@ class GatewayServer:
             app.add_routes([web.post(TAKE, self._take), web.post("/v1/episode/end", self._end)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
-        return self._runner
+        try:
+            await make_site(self._runner).start()
+        except OSError as error:
+            await self.aclose()
+            raise DependencyError(f"can't listen on {address}: {error.strerror}") from error
 
     async def aclose(self) -> None:
         """Stops listening."""
@@ -135,12 +184,11 @@ class GatewayServer:
     async def _answer(self, session: ChatSession, http: Any) -> Any:
         request = read_request(await http.read())
         choices = await session.complete(request)
-        head = f"chatcmpl-{secrets.token_hex(8)}", int(time.time()), request, choices
         headers = {"x-headrace-overridden": ", ".join(request.overridden)}
         if request.stream:
-            response = await self._stream(http, answers.events(*head), headers)
+            response = await self._stream(http, answers.events(request, choices), headers)
         else:
-            response = _web().json_response(answers.completion(*head), headers=headers)
+            response = _web().json_response(answers.completion(request, choices), headers=headers)
         if http.transport is None or http.transport.is_closing():
             for choice in choices:
                 session.undelivered(choice)
