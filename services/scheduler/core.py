@@ -209,9 +209,8 @@ class SchedulerCore:
     def on_policy(self, policy: str, version: int) -> None:
         """Takes a published version."""
         self._published[policy] = max(version, self._published.get(policy, version))
-        known = self._policies.get(policy)
-        if known is not None and (known.published is None or version > known.published):
-            known.published = version
+        if policy in self._policies:
+            self._policies[policy].published = self._published[policy]
 
     def end(self) -> None:
         """Ends the run: cancels the tasks that wait, and all that will come."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.errors import UsageError
@@ -22,28 +22,25 @@ class ClientFailed(Exception):
     """The client is gone or reported a failure. The attempt fails; the policy is not blamed."""
 
 
+@dataclass(eq=False)
 class ClientAgent:
-    """An agent that runs outside, in a client."""
+    """An agent that runs outside, in a client. Raises UsageError if an option is wrong."""
 
     replayable = False
 
-    def __init__(
-        self,
-        idle_s: float = 60.0,
-        tool_calls: Format = "hermes",
-        models: Mapping[str, str] | None = None,
-    ) -> None:
-        """A client that makes no request for `idle_s` seconds, and waits for none, counts as gone.
+    idle_s: float = 60.0
+    """A client that makes no request for so many seconds, and waits for none, counts as gone."""
+    tool_calls: Format = "hermes"
+    """How the model spells tool calls."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Maps further names of models to roles."""
 
-        `tool_calls` says how the model spells calls. `models` maps further names of models to
-        roles. Raises UsageError if an option is wrong.
-        """
-        if not idle_s > 0:
-            raise UsageError(f"idle_s must be above 0, not {idle_s}")
+    def __post_init__(self) -> None:
+        if not self.idle_s > 0:
+            raise UsageError(f"idle_s must be above 0, not {self.idle_s}")
         self.entrance: GatewayServer | None = None
         """Set by the gateway."""
-        self._idle_s = idle_s
-        self._dialect = Dialect(tool_calls, dict(models or {}))
+        self._dialect = Dialect(self.tool_calls, self.models)
 
     async def __call__(self, episode: Episode) -> None:
         """Waits for a client, and until it has finished."""
@@ -63,7 +60,7 @@ class ClientAgent:
         session = pending.session
         while not session.ended.done():
             session.raise_failure()
-            left_s = self._idle_s - session.silent_s
+            left_s = self.idle_s - session.silent_s
             if not pending.taken.is_set():
                 await pending.taken.wait()
                 session.heard()
@@ -71,6 +68,6 @@ class ClientAgent:
                 first: set[asyncio.Future[Any]] = {session.ended, session.failed}
                 await asyncio.wait(first, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             else:
-                raise ClientFailed(f"the client made no request for {self._idle_s:g} s")
+                raise ClientFailed(f"the client made no request for {self.idle_s:g} s")
         if (error := session.ended.result()) is not None:
             raise ClientFailed(f"the client reported a failure: {error}")
