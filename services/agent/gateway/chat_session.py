@@ -33,7 +33,6 @@ from headrace.services.base.tool_calls import (
 
 _Form = tuple[Mapping[str, Any] | None, tuple[str, str]]
 """A JSON schema that an answer follows, and the texts before and after the JSON."""
-NO_CALLS: tuple[ToolCall, ...] = ()
 IN_FLIGHT = 64
 """Largest number of generations of one session at a time."""
 
@@ -82,19 +81,18 @@ class Choice:
     prompt_tokens: int
 
     def message(self) -> Message:
-        """Returns the message that the client will send back in its next request."""
+        """Returns the message that the client will send back in its next request.
+
+        The ids of its tool calls are unique within an attempt.
+        """
+        path = self.call.replace(".", "_")
         calls = [
-            {"id": call_id, "type": "function",
+            {"id": f"call_{path}_{index}", "type": "function",
              "function": {"name": call.name, "arguments": call.arguments}}
-            for call_id, call in zip(self.call_ids(), self.tool_calls, strict=True)
+            for index, call in enumerate(self.tool_calls)
         ]  # fmt: skip
         message: Message = {"role": "assistant", "content": self.content}
         return {**message, "tool_calls": calls} if calls else message
-
-    def call_ids(self) -> list[str]:
-        """Returns the ids of its tool calls. They are unique within an attempt."""
-        path = self.call.replace(".", "_")
-        return [f"call_{path}_{index}" for index in range(len(self.tool_calls))]
 
 
 class ChatSession:
@@ -279,9 +277,9 @@ class ChatSession:
     def _choice(self, said: Conversation, generation: Generation, request: ChatRequest) -> Choice:
         assert said.last_call is not None
         turn = self._episode.turns[said.last_call].turn
-        content, calls = generation.text, NO_CALLS
-        if request.calls_tools:
-            content, calls = parse_tool_calls(generation.text, self._dialect.tool_calls)
+        # In the format `none` a text never contains calls.
+        spelling: Format = self._dialect.tool_calls if request.calls_tools else "none"
+        content, calls = parse_tool_calls(generation.text, spelling)
         return Choice(
             call=said.last_call,
             content=content,
