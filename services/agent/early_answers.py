@@ -20,10 +20,6 @@ class EarlyAnswers:
     def __init__(self) -> None:
         self._kept: dict[Key, list[Answer]] = {}
 
-    def __len__(self) -> int:
-        """Returns the number of episodes whose answers are kept."""
-        return len(self._kept)
-
     def keep(self, key: Key, answer: Answer) -> None:
         """Keeps an answer until its episode takes it."""
         self._kept.setdefault(key, []).append(answer)

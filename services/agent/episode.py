@@ -34,7 +34,7 @@ from headrace.schemas.events import (
 from headrace.services.agent.conversation import Conversation, Generation, Prompt
 from headrace.services.agent.requests import action_requested, generation_requested
 from headrace.services.agent.stops import EpisodeStopped, exits_contained
-from headrace.services.agent.turns import RecordedTurn, begin_branch, branch
+from headrace.services.agent.turns import Branch, RecordedTurn, current_branch
 from headrace.services.base.clock import now
 from headrace.services.base.types import Observation, TaskView
 
@@ -100,7 +100,7 @@ class Episode:
             options={**options, **json.loads(submitted.options)},
             seed=submitted.seed,
         )
-        begin_branch()
+        current_branch.set(Branch())
 
     @property
     def reward(self) -> float | None:
@@ -165,14 +165,18 @@ class Episode:
         several scores of one judge are summed. Raises NoScore if the judge answers without a finite
         score. The attempt fails if the judge doesn't answer within its `score_s` of the recipe.
         """
-        observation = await self._act("score", json.dumps(payload, sort_keys=True), judge)
-        if observation.reward is None or not math.isfinite(observation.reward):
-            raise NoScore(f"the judge {judge!r} answered without a score: {observation.reward}")
+        call, content = current_branch.get().next(), json.dumps(payload, sort_keys=True)
+        request = action_requested(
+            self._started, self._attempt, call, "score", content, judge=judge
+        )
+        score = (await self._runtime.ask_environment(request)).reward
+        if score is None or not math.isfinite(score):
+            raise NoScore(f"the judge {judge!r} answered without a score: {score}")
         scores = self._scores.setdefault(judge, [])
-        scores.append(observation.reward)
+        scores.append(score)
         # `fsum` is exact: the sum is the same in whatever order parallel scores arrive.
         self.rewards[judge] = math.fsum(scores)
-        return observation.reward
+        return score
 
     async def generate(
         self,
@@ -233,10 +237,10 @@ class Episode:
         Use it instead of `asyncio.gather`: after a crash, each branch gets its own answers again.
         If one raises, the others are cancelled.
         """
-        path = branch().next()
+        path = current_branch.get().next()
 
         async def run(index: int, coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-            begin_branch(f"{path}.{index}.")
+            current_branch.set(Branch(f"{path}.{index}."))
             with exits_contained():
                 return await coroutine()
 
@@ -247,20 +251,15 @@ class Episode:
             for task in tasks:
                 task.cancel()
 
-    async def _act(
-        self, kind: Literal["reset", "step", "score"], payload: str, judge: str | None = None
-    ) -> Observation:
-        here = branch()
+    async def _act(self, kind: Literal["reset", "step"], payload: str) -> Observation:
+        here = current_branch.get()
         after = here.last_turn
-        index = self._actions if judge is None else 0
         request = action_requested(
-            self._started, self._attempt, here.next(), kind, payload, index=index, judge=judge
+            self._started, self._attempt, here.next(), kind, payload, index=self._actions
         )
-        if judge is None:
-            self._actions += 1
+        self._actions += 1
         answer = await self._runtime.ask_environment(request)
-        if judge is None:
-            self._note_reward(answer, after)
+        self._note_reward(answer, after)
         return Observation(
             text=answer.text,
             data=json.loads(answer.data),
@@ -287,7 +286,7 @@ class Episode:
         left = self.tokens_left
         if left <= 0:
             raise EpisodeStopped("token_limit")
-        here = branch()
+        here = current_branch.get()
         request = generation_requested(
             self._started, self._attempt, here.next(), conversation, prompt, max_tokens=left
         )

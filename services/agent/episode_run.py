@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headrace.errors import TooLarge
 from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
-from headrace.services.agent.attempt import Attempt, Sends, too_large
+from headrace.services.agent.attempt import Attempt, Send
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.records import (
     AgentSetup,
     outcome_of,
+    reward_of,
     trajectory_of,
     without_details,
 )
@@ -31,6 +32,7 @@ from headrace.services.agent.stops import (
 )
 from headrace.services.base.clock import now
 from headrace.services.base.types import check_names
+from headrace.services.tasks.admission import refused
 from headrace.services.worker.shard import ShardClosed
 
 logger = logging.getLogger(__name__)
@@ -45,18 +47,17 @@ AGENT_CLOSE_S = 1.0
 class EpisodeRun:
     """One live episode. `answers` are those recorded so far, by attempt and call."""
 
-    outlet: Sends
+    send: Send
     started: EpisodeStarted
     recorded_at: float
     setup: AgentSetup
-    answers: dict[int, dict[str, Answer]] = field(default_factory=dict)
-    attempt: int = 0
-    """The highest attempt that is known."""
+    answers: dict[int, dict[str, Answer]]
     task: asyncio.Task[None] | None = None
     """The asyncio task that runs it, once it is spawned."""
 
     def __post_init__(self) -> None:
         self.attempt = max(self.started.attempt, *self.answers, 0)
+        """The highest attempt that is known."""
         self._attempts: dict[int, Attempt] = {}
         self._current = self._attempt(self.attempt)
         """The attempt that runs or ran last. A higher one may have appeared since."""
@@ -76,7 +77,7 @@ class EpisodeRun:
 
     def cancel(self, reason: str) -> None:
         """Ends the episode as cancelled."""
-        self._cancelled = self._cancelled or cancelled(reason)
+        self._cancelled = self._cancelled or refused("cancelled", reason[:MESSAGE])
         self._moved.set()
 
     def stop(self) -> None:
@@ -91,28 +92,28 @@ class EpisodeRun:
         try:
             ref = await self._record_trajectory(ending)
         except TooLarge as error:
-            ending, failure = "failed", too_large(error)
+            ending, failure = "failed", refused("too_large", str(error))
         outcome = outcome_of(
             self.started,
-            self.setup,
-            self._episode,
             ending,
             failure,
-            ref,
             attempt=self._current.attempt,
             seconds=max(0.0, now() - self.recorded_at),
+            episode=self._episode,
+            trajectory=ref,
+            reward=reward_of(self.setup, self._episode, ending),
         )
         try:
-            await self.outlet.send(outcome)
+            await self.send(outcome)
         except TooLarge as error:
             logger.warning("an outcome is written without its details: %s", error)
-            await self.outlet.send(without_details(outcome))
+            await self.send(without_details(outcome))
 
     def _attempt(self, number: int) -> Attempt:
         if number not in self._attempts:
-            answers = self.answers.get(number, {})
+            answers = self.answers.pop(number, {})
             self._attempts[number] = Attempt(
-                self.outlet, self.started, number, self.setup.score_s, answers
+                self.send, self.started, number, self.setup.score_s, answers
             )
         return self._attempts[number]
 
@@ -125,7 +126,11 @@ class EpisodeRun:
             except AttemptFailed as failed:
                 failure = failed.failure
             except TimeoutError:
-                return "deadline", self._deadline_failure()
+                # The agent waited for an answer: that is not the policy's fault.
+                message = f"the episode did not end within {self.started.submitted.deadline_s} s"
+                return "deadline", Failure(
+                    origin="infrastructure", code="deadline", message=message
+                )
             number = self._current.attempt
             if self.attempt > number:
                 continue
@@ -143,13 +148,8 @@ class EpisodeRun:
         if self._cancelled is not None:
             return "cancelled"
         if attempt.was_begun and not self.setup.replayable:
-            raise AttemptFailed(
-                Failure(
-                    origin="infrastructure",
-                    code="worker_lost",
-                    message="the worker that ran this agent has ended, and it can't be replayed",
-                    retryable=True,
-                )
+            raise AttemptFailed.retryable(
+                "worker_lost", "the worker that ran this agent has ended, and it can't be replayed"
             )
         self._episode = Episode(attempt, self.setup.options)
         agent = asyncio.create_task(_play(self.setup.agent, self._episode))
@@ -170,7 +170,7 @@ class EpisodeRun:
             return "cancelled"
         if not finished:
             if self._moved.is_set():
-                raise AttemptFailed(Failure(origin="infrastructure", code="superseded"))
+                raise AttemptFailed.retryable("superseded", "a higher attempt is in the log")
             raise TimeoutError
         return self._ending_of(agent)
 
@@ -193,27 +193,13 @@ class EpisodeRun:
             self.started.sample,
             exc_info=error,
         )
-        raise AttemptFailed(
-            Failure(
-                origin="infrastructure",
-                code="agent_error",
-                message=f"{type(error).__name__}: {error}"[:MESSAGE],
-                retryable=True,
-            )
-        )
-
-    def _deadline_failure(self) -> Failure:
-        """The deadline passed while the agent waited for an answer: not the policy's fault."""
-        return Failure(
-            origin="infrastructure",
-            code="deadline",
-            message=f"the episode did not end within {self.started.submitted.deadline_s} s",
-        )
+        message = f"{type(error).__name__}: {error}"[:MESSAGE]
+        raise AttemptFailed.retryable("agent_error", message)
 
     async def _close_environment(self) -> None:
         last = self._current.last_action
         if last is not None:
-            await self.outlet.send(close_after(last, self.started.submitted.environment))
+            await self.send(close_after(last, self.started.submitted.environment))
 
     async def _record_trajectory(self, ending: Ending) -> Ref | None:
         """Writes the trajectory of the last attempt. Returns None if the attempt did nothing."""
@@ -230,7 +216,7 @@ class EpisodeRun:
             failures=self._failures,
             began_ms=int(self.recorded_at * 1000),
         )
-        return await self.outlet.send(trajectory)
+        return await self.send(trajectory)
 
 
 def _names_error(episode: Episode) -> ValueError | None:
@@ -246,8 +232,3 @@ async def _play(agent: Agent, episode: Episode) -> None:
     """Runs an agent's code. If the code asks the process to exit, only the attempt fails."""
     with exits_contained():
         await agent(episode)
-
-
-def cancelled(reason: str) -> Failure:
-    """Returns the failure of an episode that was cancelled on request."""
-    return Failure(origin="operator", code="cancelled", message=reason[:MESSAGE])

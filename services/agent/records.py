@@ -72,7 +72,7 @@ def trajectory_of(
         environment=submitted.environment.use if submitted.environment else "",
         samplings=samplings,
         turns=turns,
-        reward=_reward(setup, episode, ending),
+        reward=reward_of(setup, episode, ending),
         rewards=episode.rewards,
         ending=ending,
         failures=tuple(failures),
@@ -84,16 +84,20 @@ def trajectory_of(
 
 def outcome_of(
     started: EpisodeStarted,
-    setup: AgentSetup,
-    episode: Episode | None,
     ending: Ending,
     failure: Failure | None,
-    trajectory: Ref | None,
     *,
     attempt: int,
-    seconds: float,
+    attempts: int | None = None,
+    seconds: float = 0.0,
+    episode: Episode | None = None,
+    trajectory: Ref | None = None,
+    reward: float | None = None,
 ) -> EpisodeEnded:
-    """Returns an episode's terminal record. `episode` is None if no attempt began."""
+    """Returns an episode's terminal record.
+
+    `episode` is None if no attempt began. `attempts` are `attempt` + 1 if not given.
+    """
     submitted = started.submitted
     return EpisodeEnded(
         task=started.task,
@@ -106,10 +110,10 @@ def outcome_of(
         ending=ending,
         failure=failure,
         trajectory=trajectory,
-        reward=_reward(setup, episode, ending),
+        reward=reward,
         rewards=episode.rewards if episode else {},
         policies=policy_uses(episode.turns) if episode else (),
-        attempts=following(attempt),
+        attempts=following(attempt) if attempts is None else attempts,
         seconds=seconds,
     )
 
@@ -126,7 +130,8 @@ def without_details(outcome: EpisodeEnded) -> EpisodeEnded:
     return outcome.model_copy(update={"rewards": {}, "policies": uses, "failure": failure})
 
 
-def _reward(setup: AgentSetup, episode: Episode | None, ending: Ending) -> float | None:
+def reward_of(setup: AgentSetup, episode: Episode | None, ending: Ending) -> float | None:
+    """Returns the reward that counts for an ending."""
     if episode is None or ending in UNREWARDED:
         return None
     if ending in UNFINISHED and setup.unfinished_reward is not None:
@@ -136,18 +141,8 @@ def _reward(setup: AgentSetup, episode: Episode | None, ending: Ending) -> float
 
 def refused(started: EpisodeStarted, verdict: Failure) -> EpisodeEnded:
     """Returns the terminal record of an episode that must not run."""
-    submitted = started.submitted
-    return EpisodeEnded(
-        task=started.task,
-        sample=started.sample,
-        tenant=submitted.tenant,
-        purpose=submitted.purpose,
-        item_id=submitted.item_id,
-        epoch=submitted.epoch,
-        ending="cancelled" if verdict.code == "cancelled" else "failed",
-        failure=verdict,
-        attempts=0,
-    )
+    ending: Ending = "cancelled" if verdict.code == "cancelled" else "failed"
+    return outcome_of(started, ending, verdict, attempt=0, attempts=0)
 
 
 def task_ended(

@@ -81,7 +81,7 @@ def action_requested(
     kind: Literal["reset", "step", "score"],
     payload: str,
     *,
-    index: int,
+    index: int = 0,
     judge: str | None = None,
 ) -> ActionRequested:
     """Returns the request that the task's environment, or the judge, act.

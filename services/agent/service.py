@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,14 +10,15 @@ from headrace.schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOME
 from headrace.services.agent.agents import load_agents
 from headrace.services.agent.crash_isolation.episode_process import EpisodesProcess
 from headrace.services.agent.crash_isolation.isolation import Isolation, MakeChild
-from headrace.services.agent.gateway.clients import ClientAgent, Entrance
+from headrace.services.agent.gateway.clients import ClientAgent
+from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.agent.shard import AgentShard
 from headrace.services.base.concurrency import until_first
 from headrace.services.kafka.broker import Partition
 from headrace.services.tasks.admission import refusal
 from headrace.services.tasks.cancellation import Cancellations
 from headrace.services.worker.service_context import ServiceContext
-from headrace.services.worker.worker import SideStart, Worker
+from headrace.services.worker.worker import Worker
 
 SIDE_TOPICS: tuple[Topic[Any], ...] = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS)
 
@@ -26,7 +26,7 @@ SIDE_TOPICS: tuple[Topic[Any], ...] = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESU
 async def run(
     context: ServiceContext,
     make_child: MakeChild | None = None,
-    entrance: Entrance | None = None,
+    entrance: GatewayServer | None = None,
 ) -> None:
     """Runs episodes until `context.stopping` is set.
 
@@ -46,10 +46,6 @@ async def run(
     cancellations = Cancellations(context.log)
     isolation = Isolation(make_child or partial(EpisodesProcess.start, context.recipe))
     side_topics = [context.log.topics.name(topic) for topic in SIDE_TOPICS]
-
-    def side_partitions(partition: Partition) -> Mapping[Partition, SideStart]:
-        return {Partition(topic, partition.number): "committed" for topic in side_topics}
-
     worker = Worker(
         context.log,
         topics=[context.log.topics.name(EPISODES)],
@@ -62,7 +58,9 @@ async def run(
             isolation,
             cancellations,
         ),
-        side_partitions=side_partitions,
+        side_partitions=lambda main: {
+            Partition(topic, main.number): "committed" for topic in side_topics
+        },
         count_deaths=True,
         stopping=context.stopping,
     )

@@ -53,28 +53,21 @@ class _Task:
     closing: bool = False
 
 
+@dataclass(eq=False)
 class AgentShard:
     """Reads starts, answers, outcomes and results of one partition, and runs its episodes."""
 
-    def __init__(
-        self,
-        context: ShardContext,
-        agents: Mapping[str, AgentSetup],
-        refusal: Callable[[TaskSubmitted], Failure | None],
-        ending: asyncio.Event,
-        isolation: Isolation,
-        cancellations: Cancellations,
-    ) -> None:
-        """`agents` are the recipe's, by key. `refusal` says why the recipe can't run a task.
+    context: ShardContext
+    agents: Mapping[str, AgentSetup]
+    """The recipe's agents, by key."""
+    refusal: Callable[[TaskSubmitted], Failure | None]
+    """Returns why the recipe can't run a task, or None if it can."""
+    ending: asyncio.Event
+    """After it is set, all episodes end as cancelled."""
+    isolation: Isolation
+    cancellations: Cancellations
 
-        After `ending` is set, all episodes end as cancelled.
-        """
-        self._context = context
-        self._agents = agents
-        self._refusal = refusal
-        self._ending = ending
-        self._isolation = isolation
-        self._cancellations = cancellations
+    def __post_init__(self) -> None:
         self._tasks: dict[int, _Task] = {}
         self._numbers: dict[TaskId, int] = {}
         """The numbers of the tasks that run. Duplicates of a task are not among them."""
@@ -99,7 +92,7 @@ class AgentShard:
 
     async def on_caught_up(self) -> None:
         """Continues each unfinished episode, in isolation if several owners died."""
-        isolate = self._context.deaths >= DEATHS
+        isolate = self.context.deaths >= DEATHS
         for task in list(self._tasks.values()):
             for sample in list(task.starts):
                 self._launch(task, sample, isolate=isolate)
@@ -108,20 +101,20 @@ class AgentShard:
         if isolated:
             logger.warning(
                 "%d owners of partition %d died: its %d open episodes run in isolation",
-                self._context.deaths,
-                self._context.partition.number,
+                self.context.deaths,
+                self.context.partition.number,
                 len(isolated),
             )
-            self._context.spawn(self._isolation.run(self._context, isolated), "isolated episodes")
+            self.context.spawn(self.isolation.run(self.context, isolated), "isolated episodes")
         self._close_over()
         self._early_outcomes.clear()
         self._ended.clear()
-        self._cancellations.subscribe(self._on_cancelled)
-        self._context.spawn(self._cancel_when_ending(), "ending")
+        self.cancellations.subscribe(self._on_cancelled)
+        self.context.spawn(self._cancel_when_ending(), "ending")
 
     async def aclose(self) -> None:
         """Drops all episodes. The partition's next owner continues the unfinished ones."""
-        self._cancellations.unsubscribe(self._on_cancelled)
+        self.cancellations.unsubscribe(self._on_cancelled)
         LIVE.dec(len(self._runs))
         self._runs.clear()
 
@@ -139,8 +132,8 @@ class AgentShard:
         if event.sample in task.starts:
             return
         task.starts[event.sample] = delivery
-        task.releases.append(self._context.hold(delivery))
-        if self._context.caught_up:
+        task.releases.append(self.context.hold(delivery))
+        if self.context.caught_up:
             self._launch(task, event.sample)
             self._close_over()
 
@@ -150,7 +143,7 @@ class AgentShard:
             run.on_answer(answer)
         else:
             self._early_answers.keep(key, answer)
-            if self._context.caught_up:
+            if self.context.caught_up:
                 self._close_over()
 
     def _is_over(self, number: int, sample: int) -> bool:
@@ -165,29 +158,29 @@ class AgentShard:
         or which came after its `close`. Nothing else would free their slots before the deadline.
         """
         if over := self._early_answers.drop_over(self._is_over):
-            self._context.spawn(self._close_all(over), "close environments")
+            self.context.spawn(self._close_all(over), "close environments")
 
     async def _close_all(self, last: Sequence[ObservationRecorded]) -> None:
         for answer in last:
             task = self._tasks.get(answer.task)
             environment = None if task is None else task.submitted.environment
-            await self._context.send(close_after(answer, environment))
+            await self.context.send(close_after(answer, environment))
 
     def _on_outcome(self, outcome: EpisodeEnded) -> None:
         task = self._tasks.get(outcome.task)
         if task is None:
-            if not self._context.caught_up:
+            if not self.context.caught_up:
                 early = self._early_outcomes.setdefault(outcome.task, {})
                 early.setdefault(outcome.sample, outcome)
             return
         task.outcomes.setdefault(outcome.sample, outcome)
-        if self._context.caught_up:
+        if self.context.caught_up:
             self._stop((outcome.task, outcome.sample))
             self._maybe_close(task)
 
     def _on_result(self, result: TaskEnded) -> None:
         self._newest = max(self._newest, result.task)
-        if not self._context.caught_up:
+        if not self.context.caught_up:
             self._ended.add(result.task)
         task = self._tasks.pop(result.task, None)
         if task is None:
@@ -205,27 +198,26 @@ class AgentShard:
             return
         delivery = task.starts[sample]
         started = delivery.event
-        verdict = started.verdict or self._refusal(started.submitted)
+        verdict = started.verdict or self.refusal(started.submitted)
         if verdict is not None:
-            self._context.spawn(self._refuse(started, verdict), f"refuse {started.task}")
+            ended = refused(started, verdict)
+            self.context.spawn(self.context.send(ended), f"refuse {started.task}")
             return
         answers = self._early_answers.take((started.task, sample))
-        setup = self._agents[started.submitted.agent]
+        setup = self.agents[started.submitted.agent]
+        run: EpisodeRun | IsolatedEpisode
         # An agent that can't be replayed already runs outside this process.
-        kind = IsolatedEpisode if isolate and setup.replayable else EpisodeRun
-        run = kind(self._context, started, delivery.recorded_at, setup, answers)
+        if isolate and setup.replayable:
+            run = IsolatedEpisode(self.context, started, delivery.recorded_at, answers)
+        else:
+            run = EpisodeRun(self.context.send, started, delivery.recorded_at, setup, answers)
+            run.task = self.context.spawn(run.run(), f"episode {started.task}/{sample}")
         self._runs[started.task, sample] = run
         LIVE.inc()
-        if self._ending.is_set():
+        if self.ending.is_set():
             run.cancel(RUN_ENDING)
-        if (reason := self._cancellations.reason(started.submitted)) is not None:
+        if (reason := self.cancellations.reason(started.submitted)) is not None:
             run.cancel(reason)
-        if isinstance(run, EpisodeRun):
-            run.task = self._context.spawn(run.run(), f"episode {started.task}/{sample}")
-
-    async def _refuse(self, started: EpisodeStarted, verdict: Failure) -> None:
-        """Ends an episode that must not run."""
-        await self._context.send(refused(started, verdict))
 
     def _stop(self, key: Key) -> None:
         """Ends a run whose outcome is in the log, whichever worker wrote it."""
@@ -240,18 +232,18 @@ class AgentShard:
             return
         task.closing = True
         number = next(iter(task.starts.values())).event.task
-        self._context.spawn(self._close(number, task), f"task {number}")
+        self.context.spawn(self._close(number, task), f"task {number}")
 
     async def _close(self, number: int, task: _Task) -> None:
         outcomes = tuple(task.outcomes.values())
         for outcome in outcomes:
             ENDED.labels(outcome.ending).inc()
         try:
-            await self._context.send(task_ended(number, task.submitted, outcomes))
+            await self.context.send(task_ended(number, task.submitted, outcomes))
         except TooLarge as error:
             logger.warning("a result is written without its outcomes' details: %s", error)
             short = tuple(without_details(outcome) for outcome in outcomes)
-            await self._context.send(task_ended(number, task.submitted, short))
+            await self.context.send(task_ended(number, task.submitted, short))
 
     def _on_cancelled(self, task_id: TaskId, reason: str) -> None:
         number = self._numbers.get(task_id)
@@ -261,6 +253,6 @@ class AgentShard:
                     run.cancel(reason)
 
     async def _cancel_when_ending(self) -> None:
-        await self._ending.wait()
+        await self.ending.wait()
         for run in self._runs.values():
             run.cancel(RUN_ENDING)

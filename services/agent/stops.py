@@ -29,6 +29,11 @@ class AttemptFailed(BaseException):
         super().__init__(failure.code)
         self.failure = failure
 
+    @classmethod
+    def retryable(cls, code: str, message: str) -> AttemptFailed:
+        """Returns the error for a failure of the infrastructure: the next attempt may succeed."""
+        return cls(Failure(origin="infrastructure", code=code, message=message, retryable=True))
+
 
 class LogLost(BaseException):
     """A request could not be written to the log. The worker must end."""

@@ -31,17 +31,8 @@ class Branch:
         return f"{self.prefix}{self.calls}"
 
 
-_branch: ContextVar[Branch] = ContextVar("headrace_branch")
-
-
-def begin_branch(prefix: str = "") -> None:
-    """Makes the current asyncio task a branch of its own."""
-    _branch.set(Branch(prefix))
-
-
-def branch() -> Branch:
-    """Returns the branch of the current asyncio task."""
-    return _branch.get()
+current_branch: ContextVar[Branch] = ContextVar("headrace_branch")
+"""The branch of the current asyncio task."""
 
 
 @dataclass(eq=False, slots=True)

@@ -54,6 +54,27 @@ class _Policy:
 
 
 @dataclass(slots=True)
+class _Lane:
+    """The tasks of one purpose."""
+
+    episodes: int
+    """Largest number of live episodes. A task that has more samples starts alone."""
+    waiting: OrderedDict[int, TaskSubmitted] = field(default_factory=OrderedDict)
+    """Tasks that wait, by number, in submission order."""
+    live: int = 0
+    """Episodes that were started and have not ended."""
+
+    def next(self) -> tuple[int, TaskSubmitted] | None:
+        """The task that waits longest. None if there is none, or if its episodes are too many."""
+        if not self.waiting:
+            return None
+        number, submitted = next(iter(self.waiting.items()))
+        if self.live and self.live + submitted.samples > self.episodes:
+            return None
+        return number, submitted
+
+
+@dataclass(slots=True)
 class _Started:
     """A started task."""
 
@@ -79,10 +100,10 @@ class SchedulerCore:
             for name, policy in recipe.policies.items()
             if policy.training is not None
         }
-        self._queue: OrderedDict[int, TaskSubmitted] = OrderedDict()
-        """Training tasks that wait."""
-        self._lane: OrderedDict[int, TaskSubmitted] = OrderedDict()
-        """Evaluation tasks that wait."""
+        self._lanes: dict[Purpose, _Lane] = {
+            "train": _Lane(self._limits.live_episodes),
+            "evaluate": _Lane(self._limits.evaluation_episodes),
+        }
         self._evaluated_last = False
         """Whether the last started task was an evaluation: then a training task is next."""
         self._published: dict[str, int] = {}
@@ -92,11 +113,8 @@ class SchedulerCore:
         self._cancelled = CancelledTasks()
         self._verdicts: deque[tuple[int, TaskSubmitted, Failure]] = deque()
         self._started: dict[int, _Started] = {}
-        self._live = 0
-        self._evaluating = 0
-        """Live evaluation episodes; `_live` counts the training episodes."""
-        self._seen: dict[int, int] = {}
-        self._seen_order: deque[tuple[int, int]] = deque()
+        self._seen: OrderedDict[int, int] = OrderedDict()
+        """Digest of a task's id to the task's number, in ascending order of the numbers."""
         self._next_start_s = 0.0
         self._interval_s = 0.0
         """Seconds between the last start and the next one."""
@@ -105,7 +123,7 @@ class SchedulerCore:
     @property
     def queued(self) -> int:
         """How many tasks wait."""
-        return len(self._queue) + len(self._lane)
+        return sum(len(lane.waiting) for lane in self._lanes.values())
 
     @property
     def started_below(self) -> int:
@@ -115,7 +133,7 @@ class SchedulerCore:
     @property
     def live(self) -> int:
         """How many episodes were started and have not ended."""
-        return self._live + self._evaluating
+        return sum(lane.live for lane in self._lanes.values())
 
     def room(self) -> dict[str, int]:
         """Policy to how many groups may start now."""
@@ -126,11 +144,9 @@ class SchedulerCore:
         text = json.dumps([submitted.source, submitted.task_id])
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
         first = self._seen.setdefault(digest, number)
-        if first == number:
-            self._seen_order.append((number, digest))
         oldest = number - self._limits.duplicates_window
-        while self._seen_order and self._seen_order[0][0] <= oldest:
-            del self._seen[self._seen_order.popleft()[1]]
+        while self._seen and next(iter(self._seen.values())) <= oldest:
+            self._seen.popitem(last=False)
         return first >= number
 
     def on_task(self, number: int, submitted: TaskSubmitted) -> None:
@@ -148,7 +164,7 @@ class SchedulerCore:
         if verdict is not None:
             self._verdicts.append((number, submitted, verdict))
         else:
-            self._waiting_for(submitted)[number] = submitted
+            self._lanes[submitted.purpose].waiting[number] = submitted
             self._queued[id_of(submitted)] = number
 
     def on_cancelled(self, event: TaskCancelled) -> None:
@@ -163,7 +179,7 @@ class SchedulerCore:
         submitted = started.submitted
         trains = started.verdict is None and submitted.purpose == "train"
         self._started[started.task] = _Started(submitted.samples, submitted.purpose, trains)
-        self._count(submitted.purpose, submitted.samples)
+        self._lanes[submitted.purpose].live += submitted.samples
         for policy in self._policies.values():
             if trains and started.task not in policy.decided:
                 policy.open.add(started.task)
@@ -173,7 +189,7 @@ class SchedulerCore:
         task = self._started.get(number)
         if task is not None and sample not in task.ended:
             task.ended.add(sample)
-            self._count(task.purpose, -1)
+            self._lanes[task.purpose].live -= 1
 
     def on_group(self, policy: str, number: int, *, dropped: bool) -> None:
         """Takes a closed group. A dropped group frees its room."""
@@ -193,15 +209,15 @@ class SchedulerCore:
     def on_policy(self, policy: str, version: int) -> None:
         """Takes a published version."""
         self._published[policy] = max(version, self._published.get(policy, version))
-        known = self._policies.get(policy)
-        if known is not None and (known.published is None or version > known.published):
-            known.published = version
+        if policy in self._policies:
+            self._policies[policy].published = self._published[policy]
 
     def end(self) -> None:
         """Ends the run: cancels the tasks that wait, and all that will come."""
         self._ending = True
-        for number in [*self._queue, *self._lane]:
-            self._verdicts.append((number, self._dequeue(number), _cancelled(RUN_ENDING)))
+        for lane in self._lanes.values():
+            for number in list(lane.waiting):
+                self._verdicts.append((number, self._dequeue(number), _cancelled(RUN_ENDING)))
 
     def next_start(self, now_s: float) -> list[EpisodeStarted]:
         """The starts of all samples of the next task, or an empty list if no task may start.
@@ -247,50 +263,31 @@ class SchedulerCore:
         """Forgets tasks below `number`: they were finished before this scheduler caught up."""
         for old in [task for task in self._started if task < number]:
             task = self._started.pop(old)
-            self._count(task.purpose, len(task.ended) - task.samples)
+            self._lanes[task.purpose].live -= task.samples - len(task.ended)
             for policy in self._policies.values():
                 policy.open.discard(old)
 
     def _dequeue(self, number: int) -> TaskSubmitted:
-        submitted = (self._queue if number in self._queue else self._lane).pop(number)
+        lane = next(lane for lane in self._lanes.values() if number in lane.waiting)
+        submitted = lane.waiting.pop(number)
         if self._queued.get(id_of(submitted)) == number:
             del self._queued[id_of(submitted)]
         return submitted
 
-    def _waiting_for(self, submitted: TaskSubmitted) -> OrderedDict[int, TaskSubmitted]:
-        return self._lane if submitted.purpose == "evaluate" else self._queue
-
-    def _count(self, purpose: Purpose, episodes: int) -> None:
-        if purpose == "evaluate":
-            self._evaluating += episodes
-        else:
-            self._live += episodes
-
     def _next(self) -> tuple[int, TaskSubmitted] | None:
         """The task that may start now, or None."""
-        lanes = [self._next_to_train, self._next_to_evaluate]
-        if not self._evaluated_last:
-            lanes.reverse()
-        return lanes[0]() or lanes[1]()
+        purposes: tuple[Purpose, Purpose] = ("evaluate", "train")
+        for purpose in reversed(purposes) if self._evaluated_last else purposes:
+            found = self._lanes[purpose].next()
+            if found is not None and self._may_start(found[1]):
+                return found
+        return None
 
-    def _next_to_train(self) -> tuple[int, TaskSubmitted] | None:
-        if not self._queue:
-            return None
-        number, submitted = next(iter(self._queue.items()))
-        if self._live and self._live + submitted.samples > self._limits.live_episodes:
-            return None
-        room = all(policy.room > 0 for policy in self._policies.values())
-        return (number, submitted) if room else None
-
-    def _next_to_evaluate(self) -> tuple[int, TaskSubmitted] | None:
-        if not self._lane:
-            return None
-        number, submitted = next(iter(self._lane.items()))
-        live, most = self._evaluating, self._limits.evaluation_episodes
-        if live and live + submitted.samples > most:
-            return None
-        known = all(use.policy in self._published for use in submitted.roles.values())
-        return (number, submitted) if known else None
+    def _may_start(self, submitted: TaskSubmitted) -> bool:
+        """Whether there is room for a training group, or a version of each policy to evaluate."""
+        if submitted.purpose == "train":
+            return all(policy.room > 0 for policy in self._policies.values())
+        return all(use.policy in self._published for use in submitted.roles.values())
 
     def _pinned(self, submitted: TaskSubmitted) -> TaskSubmitted:
         """An evaluation task with a version for every role; any other task as it is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -56,20 +56,16 @@ async def run(context: ServiceContext) -> None:
         starts |= dict.fromkeys(topics.partitions_of(topic), "committed")
     starts |= dict.fromkeys(topics.partitions_of(BATCHES), "tail")
 
-    def side_partitions(_: Partition) -> Mapping[Partition, SideStart]:
-        return starts
-
-    worker = Worker(
+    await Worker(
         context.log,
         topics=[topics.name(TASKS)],
         consumer_group=context.consumer_group("scheduler"),
         make_shard=lambda shard: SchedulerShard(shard, context),
-        side_partitions=side_partitions,
+        side_partitions=lambda _: starts,
         side_partitions_first=True,
         fenced=context.consumer_group("scheduler"),
         stopping=context.stopping,
-    )
-    await worker.run()
+    ).run()
 
 
 class SchedulerShard:

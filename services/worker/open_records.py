@@ -5,7 +5,7 @@ Pure: offsets go in, the oldest open record comes out.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,15 +18,14 @@ class OpenRecord:
 
     offset: int
     positions: Mapping[Partition, int]
-    holds: int = 1
+    holds: int = 0
 
 
 class OpenRecords:
     """The open records of one partition. A record is open as long as somebody holds it."""
 
     def __init__(self) -> None:
-        self._open: deque[OpenRecord] = deque()
-        self._by_offset: dict[int, OpenRecord] = {}
+        self._open: OrderedDict[int, OpenRecord] = OrderedDict()
 
     def __len__(self) -> int:
         """How many records are kept, including done ones that follow an open one."""
@@ -34,13 +33,12 @@ class OpenRecords:
 
     def begin(self, offset: int, positions: Mapping[Partition, int]) -> Callable[[], None]:
         """Opens a record that follows all others. The returned function releases it, once."""
-        record = self._by_offset[offset] = OpenRecord(offset, positions, holds=0)
-        self._open.append(record)
+        self._open[offset] = OpenRecord(offset, positions)
         return self.hold(offset)
 
     def hold(self, offset: int) -> Callable[[], None]:
         """Keeps an open record open until the returned function is called."""
-        record = self._by_offset[offset]
+        record = self._open[offset]
         record.holds += 1
         held = True
 
@@ -54,6 +52,9 @@ class OpenRecords:
 
     def oldest(self) -> OpenRecord | None:
         """The oldest open record, or None if all are done."""
-        while self._open and not self._open[0].holds:
-            del self._by_offset[self._open.popleft().offset]
-        return self._open[0] if self._open else None
+        while self._open:
+            oldest = next(iter(self._open.values()))
+            if oldest.holds:
+                return oldest
+            del self._open[oldest.offset]
+        return None

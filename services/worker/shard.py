@@ -6,12 +6,13 @@ A shard is made on assignment, dropped on revocation, and rebuilt by reading.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.schemas.events import Event, Ref
-from headrace.services.kafka.broker import FencedWriter, Partition
+from headrace.services.kafka.broker import FencedWriter, Partition, Subscription
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.worker.open_records import OpenRecords
 
@@ -39,74 +40,52 @@ class Shard(Protocol):
         """Sends what must still be sent, in bounded time. Nothing can be sent after it returns."""
 
 
-class ShardHome(Protocol):
-    """What a ShardContext needs of the worker that hosts the shard."""
-
-    log: EventLog
-
-    async def pause(self, partition: Partition) -> None:
-        """Stops fetching from the shard's partition until `resume`."""
-
-    async def resume(self, partition: Partition) -> None:
-        """Fetches from the shard's partition again."""
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the worker with this error."""
-
-
+@dataclass(eq=False)
 class ShardContext:
     """What a shard may do: send, spawn and hold. All of it ends when its partition is revoked."""
 
-    def __init__(
-        self,
-        home: ShardHome,
-        partition: Partition,
-        open_records: OpenRecords,
-        writer: FencedWriter | None,
-        deaths: int = 0,
-    ) -> None:
-        self.partition = partition
-        self.deaths = deaths
-        """How many owners before this one died, one after the other, with records open that are
-        still open. 0 if the worker does not count deaths."""
+    log: EventLog
+    subscription: Subscription
+    fail: Callable[[BaseException], None]
+    """Ends the worker with an error."""
+    partition: Partition
+    begins_at: int
+    """Offset of the main record that is read first. All records before it are done."""
+    writer: FencedWriter | None = None
+    """The shard sends through it if it belongs to a sole writer."""
+    deaths: int = 0
+    """How many owners before this one died, one after the other, with records open that are still
+    open. 0 if the worker does not count deaths."""
+
+    def __post_init__(self) -> None:
+        self.open_records = OpenRecords()
+        """For the host. A shard uses `hold`."""
         self.caught_up = False
-        self.begins_at = 0
-        """Offset of the main record that is read first. All records before it are done."""
         self.begun_below = 0
         """An earlier owner may have acted on the main records before this offset, although this
         owner reads them only after it has caught up. What they caused lies behind the positions
         that this owner started at. If side partitions come first, the shard sets this at the
         start of `on_caught_up`."""
-        self._home = home
-        self._open_records = open_records
-        self._writer = writer
         self._open = True
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._sending = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def send(self, event: Event) -> Ref:
         """Writes an event. It is durable on return. Raises ShardClosed after a revocation."""
-        if self._writer is not None:
+        if self.writer is not None:
             return (await self.send_all([event]))[0]
-        self._begin()
-        try:
-            return await self._home.log.send(event)
-        finally:
-            self._finish()
+        with self._under_way():
+            return await self.log.send(event)
 
     async def send_all(self, events: Sequence[Event]) -> list[Ref]:
-        """Writes events; a sole writer writes them in one transaction."""
-        self._begin()
-        try:
-            if self._writer is not None:
-                return await self._home.log.send_all(self._writer, events)
-            return list(await asyncio.gather(*map(self._home.log.send, events)))
-        finally:
-            self._finish()
+        """Writes events in one transaction. Only the shard of a sole writer may do this."""
+        assert self.writer is not None
+        with self._under_way():
+            return await self.log.send_all(self.writer, events)
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Runs a coroutine that is cancelled with the shard. Its error ends the worker."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
@@ -118,7 +97,7 @@ class ShardContext:
 
         The function does nothing after a revocation: the next owner reads the record again.
         """
-        release = self._open_records.hold(delivery.offset)
+        release = self.open_records.hold(delivery.offset)
 
         def release_if_open() -> None:
             if self._open:
@@ -128,37 +107,40 @@ class ShardContext:
 
     async def pause(self) -> None:
         """Pauses the main partition. Records that were fetched may still come."""
-        await self._home.pause(self.partition)
+        await self.subscription.pause([self.partition])
 
     async def resume(self) -> None:
         """Resumes the main partition."""
-        await self._home.resume(self.partition)
+        await self.subscription.resume([self.partition])
 
-    def _begin(self) -> None:
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """Surrounds a send, so that `close` can wait for it."""
         if not self._open:
             raise ShardClosed
         assert self.caught_up, "a shard sends nothing while it catches up"
         self._sending += 1
         self._idle.clear()
+        try:
+            yield
+        finally:
+            self._sending -= 1
+            if not self._sending:
+                self._idle.set()
 
-    def _finish(self) -> None:
-        self._sending -= 1
-        if not self._sending:
-            self._idle.set()
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._home.fail(error)
+            self.fail(error)
 
     def cut(self) -> None:
         """Refuses to send from now on. Only the host calls it, when the partition was lost."""
         self._open = False
 
     async def close(self, *, lost: bool) -> None:
-        """Refuses new sends, cancels tasks, and waits in bounded time for sends under way.
+        """Cancels tasks, waits in bounded time for sends under way, and refuses new ones.
 
-        Only the host calls it.
+        Only the host calls it. It closes the sole writer, too.
         """
         self._open = False
         tasks = list(self._tasks)
@@ -170,3 +152,5 @@ class ShardContext:
                     await asyncio.wait(tasks)
                 if not lost:
                     await self._idle.wait()
+        if self.writer is not None:
+            await self.writer.close()

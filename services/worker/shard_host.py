@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 from prometheus_client import Counter
 
-from headrace.services.kafka.broker import Committed, End, FencedWriter, Partition, Record
+from headrace.services.kafka.broker import Committed, End, Partition, Record
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import reached
 from headrace.services.log.trace import enter_trace
 from headrace.services.worker.commit_metadata import CommitMetadata
-from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import CLOSE_S, Shard, ShardContext
 
 logger = logging.getLogger(__name__)
@@ -32,15 +31,12 @@ class ShardHost:
     log: EventLog
     context: ShardContext
     shard: Shard
-    next_offset: int
     positions: dict[Partition, int]
     """Side partition that starts at the commit, to the offset up to which it is handled."""
     behind: dict[Partition, int]
     """Partition that is not caught up, to its end at the assignment."""
     side_partitions: Sequence[Partition]
-    open_records: OpenRecords
-    writer: FencedWriter | None
-    commit: Callable[[Committed], Awaitable[None]] | None = None
+    commit: Callable[[Mapping[Partition, Committed]], Awaitable[None]] | None = None
     """Commits at once. Given if deaths are counted: an owner counts itself before it works."""
     intake: asyncio.Queue[Record | End] = field(
         default_factory=lambda: asyncio.Queue(maxsize=INTAKE)
@@ -54,6 +50,8 @@ class ShardHost:
     def __post_init__(self) -> None:
         self._room = asyncio.Event()
         """Set when the intake may have room, or when the shard is closed."""
+        self._next_offset = self.context.begins_at
+        """Offset of the next main record to read."""
         self._begun: Mapping[Partition, int] = dict(self.positions)
         """The positions at the assignment."""
         self._noted = self._begun
@@ -86,9 +84,9 @@ class ShardHost:
 
     async def _maybe_caught_up(self) -> None:
         if not self.behind and not self.context.caught_up:
-            self._end_at_start = self.next_offset
+            self._end_at_start = self._next_offset
             if self.commit is not None:
-                await self.commit(self.to_commit())
+                await self.commit({self.context.partition: self.to_commit()})
             self.context.caught_up = True
             self._noted = dict(self.positions)
             await self.shard.on_caught_up()
@@ -97,7 +95,8 @@ class ShardHost:
         done: Callable[[], None] | None = None
         if record.partition == self.context.partition:
             begun = record.offset < self.context.begun_below
-            done = self.open_records.begin(record.offset, self._begun if begun else self._noted)
+            positions = self._begun if begun else self._noted
+            done = self.context.open_records.begin(record.offset, positions)
         delivery = await self.log.decode_or_dead_letter(record)
         if delivery is not None:
             enter_trace(delivery.traceparent)
@@ -113,7 +112,7 @@ class ShardHost:
         """
         position = item.offset + 1 if isinstance(item, Record) else item.offset
         if item.partition == self.context.partition:
-            self.next_offset = max(self.next_offset, position)
+            self._next_offset = max(self._next_offset, position)
         elif item.partition in self.positions and position > self.positions[item.partition]:
             self.positions[item.partition] = position
             if self.context.caught_up:
@@ -121,11 +120,11 @@ class ShardHost:
 
     def to_commit(self) -> Committed:
         """What to commit: the oldest open record, or the next record to read."""
-        oldest = self.open_records.oldest()
+        oldest = self.context.open_records.oldest()
         if oldest is not None:
             offset, positions = oldest.offset, oldest.positions
         else:
-            offset = self.next_offset
+            offset = self._next_offset
             begun = not self.context.caught_up or offset < self.context.begun_below
             positions = self._begun if begun else self.positions
         return Committed(offset, CommitMetadata(positions, self._owners(offset)).text())

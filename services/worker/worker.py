@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from prometheus_client import Gauge
@@ -35,7 +35,6 @@ from headrace.services.kafka.broker import Committed, End, Partition, Record, Su
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import Start, resolve_starts
 from headrace.services.worker.commit_metadata import read_metadata
-from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import Shard, ShardContext
 from headrace.services.worker.shard_host import ShardHost
 
@@ -50,49 +49,35 @@ SideStart = Literal["committed", "first", "tail"]
 SidePartitions = Callable[[Partition], Mapping[Partition, SideStart]]
 
 
-def _no_side_partitions(_: Partition) -> Mapping[Partition, SideStart]:
-    return {}
-
-
+@dataclass(eq=False)
 class Worker:
     """A member of a consumer group. It hosts one shard for each partition that it is assigned."""
 
-    def __init__(
-        self,
-        log: EventLog,
-        *,
-        topics: Sequence[str],
-        consumer_group: str,
-        make_shard: Callable[[ShardContext], Shard],
-        stopping: asyncio.Event,
-        side_partitions: SidePartitions = _no_side_partitions,
-        fenced: str | None = None,
-        side_partitions_first: bool = False,
-        count_deaths: bool = False,
-    ) -> None:
-        """Joins nothing yet.
+    log: EventLog
+    _: KW_ONLY
+    topics: Sequence[str]
+    """The full names of the main topics."""
+    consumer_group: str
+    make_shard: Callable[[ShardContext], Shard]
+    stopping: asyncio.Event
+    side_partitions: SidePartitions = lambda _: {}
+    """The side partitions of a main partition, each with where reading begins."""
+    fenced: str | None = None
+    """The `transactional.id` of the sole writer that the shards send through. Without it they send
+    plainly."""
+    side_partitions_first: bool = False
+    """A shard has caught up as soon as its side partitions have, however much of its main partition
+    is unread. This is for a main topic of which memory holds only the beginning."""
+    count_deaths: bool = False
+    """A shard gets the number of owners that may have died of its open records."""
 
-        `fenced` is the `transactional.id` of the sole writer that the shards send through; without
-        it they send plainly. With `side_partitions_first`, a shard has caught up as soon as its
-        side partitions have, however much of its main partition is unread: for a main topic of
-        which memory holds only the beginning. With `count_deaths`, a shard is given the number of
-        owners that may have died of its open records.
-        """
-        self.log = log
-        self._topics = tuple(topics)
-        self._consumer_group = consumer_group
-        self._make_shard = make_shard
-        self._side_partitions = side_partitions
-        self._fenced = fenced
-        self._side_partitions_first = side_partitions_first
-        self._count_deaths = count_deaths
+    def __post_init__(self) -> None:
         self._crashed = False
-        self._stopping = stopping
         self._hosts: dict[Partition, ShardHost] = {}
         self._readers: dict[Partition, ShardHost] = {}
         self._failed: asyncio.Future[None] | None = None
         self._subscription: Subscription | None = None
-        self._reader = log.broker.reader()
+        self._reader = self.log.broker.reader()
 
     async def run(self) -> None:
         """Works until `stopping` is set, then drains, commits and leaves the group.
@@ -100,17 +85,17 @@ class Worker:
         Raises what a handler or a spawned task raised, and DependencyError if the log is gone.
         """
         self._failed = asyncio.get_running_loop().create_future()
-        self._subscription = self.log.broker.subscribe(
-            self._topics, self._consumer_group, self._on_assigned, self._on_revoked
+        subscription = self._subscription = self.log.broker.subscribe(
+            self.topics, self.consumer_group, self._on_assigned, self._on_revoked
         )
         running = [
-            asyncio.create_task(self._intake(self._subscription.read, self._hosts), name="main"),
+            asyncio.create_task(self._intake(subscription.read, self._hosts), name="main"),
             asyncio.create_task(
                 self._intake(self._reader.read, self._readers), name="side partitions"
             ),
-            asyncio.create_task(self._commit_regularly(), name="commits"),
+            asyncio.create_task(self._commit_regularly(subscription), name="commits"),
         ]
-        stop = asyncio.create_task(self._stopping.wait(), name="stopping")
+        stop = asyncio.create_task(self.stopping.wait(), name="stopping")
         try:
             waiting: set[asyncio.Future[Any]] = {*running, stop, self._failed}
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -125,7 +110,7 @@ class Worker:
             for task in (*running[1:], stop):
                 task.cancel()
             try:
-                await self._subscription.close()
+                await subscription.close()
             finally:
                 running[0].cancel()
                 await self._reader.close()
@@ -133,21 +118,11 @@ class Worker:
                 if not self._failed.cancel():
                     self._failed.exception()  # asyncio would complain of an error that nobody read
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Ends the worker with this error. If there are several, the first one is raised."""
         assert self._failed is not None
         if not self._failed.done():
             self._failed.set_exception(error)
-
-    async def pause(self, partition: Partition) -> None:
-        """Pauses reading a main partition."""
-        assert self._subscription is not None
-        await self._subscription.pause([partition])
-
-    async def resume(self, partition: Partition) -> None:
-        """Resumes reading a main partition."""
-        assert self._subscription is not None
-        await self._subscription.resume([partition])
 
     async def _intake(
         self,
@@ -164,33 +139,28 @@ class Worker:
                 if host is not None:
                     await host.take(item)
 
-    async def _commit_regularly(self) -> None:
+    async def _commit_regularly(self, subscription: Subscription) -> None:
         while True:
             await asyncio.sleep(COMMIT_INTERVAL_S)
             commits = {}
             for partition, host in self._hosts.items():
                 commit = host.to_commit()
-                OPEN.labels(partition.topic).set(len(host.open_records))
+                OPEN.labels(partition.topic).set(len(host.context.open_records))
                 if commit != host.committed:
                     commits[partition] = commit
             if commits:
-                assert self._subscription is not None
-                await self._subscription.commit(commits)
+                await subscription.commit(commits)
                 for partition, commit in commits.items():
                     if (held := self._hosts.get(partition)) is not None:
                         held.committed = commit
-
-    async def _commit_now(self, partition: Partition, commit: Committed) -> None:
-        assert self._subscription is not None
-        await self._subscription.commit({partition: commit})
 
     async def _on_assigned(self, assigned: Mapping[Partition, Committed]) -> None:
         for partition, committed in assigned.items():
             await self._assign(partition, committed)
 
     async def _assign(self, partition: Partition, committed: Committed) -> None:
-        writer = await self.log.broker.fenced(self._fenced) if self._fenced else None
-        starts = self._side_partitions(partition)
+        writer = await self.log.broker.fenced(self.fenced) if self.fenced else None
+        starts = self.side_partitions(partition)
         noted = [side for side, start in starts.items() if start == "committed"]
         metadata = read_metadata(committed.metadata, noted)
         begin: dict[Partition, Start] = {partition: committed.offset}
@@ -204,37 +174,25 @@ class Worker:
         )
         positions = {side: resolved[side] for side in noted}
         behind = {each: end for each, end in ends.items() if resolved[each] < end}
-        if self._side_partitions_first:
+        if self.side_partitions_first:
             behind.pop(partition, None)
         logger.info("assigned %s/%d from %d", partition.topic, partition.number, committed.offset)
-        open_records = OpenRecords()
-        context = ShardContext(self, partition, open_records, writer, metadata.owners)
-        context.begins_at = resolved[partition]
-        shard = self._make_shard(context)
+        assert self._subscription is not None
+        subscription, offset = self._subscription, committed.offset
+        context = ShardContext(
+            self.log, subscription, self._fail, partition, offset, writer, metadata.owners
+        )
         side_partitions = list(starts)
+        commit = subscription.commit if self.count_deaths else None
         host = ShardHost(
-            self.log,
-            context,
-            shard,
-            committed.offset,
-            positions,
-            behind,
-            side_partitions,
-            open_records,
-            writer,
-            partial(self._commit_now, partition) if self._count_deaths else None,
+            self.log, context, self.make_shard(context), positions, behind, side_partitions, commit
         )
         self._hosts[partition] = host
         self._readers |= dict.fromkeys(side_partitions, host)
         SHARDS.labels(partition.topic).inc()
         if side_partitions:
             await self._reader.assign({side: resolved[side] for side in side_partitions})
-        host.pump = asyncio.create_task(host.run(), name=f"shard {partition.number}")
-        host.pump.add_done_callback(self._on_pump_done)
-
-    def _on_pump_done(self, pump: asyncio.Task[None]) -> None:
-        if not pump.cancelled() and (error := pump.exception()) is not None:
-            self.fail(error)
+        host.pump = context.spawn(host.run(), f"shard {partition.number}")
 
     async def _on_revoked(
         self, partitions: Sequence[Partition], lost: bool
@@ -250,7 +208,5 @@ class Worker:
         host.released_cleanly = not self._crashed
         for side in host.side_partitions:
             del self._readers[side]
-        if host.writer is not None:
-            await host.writer.close()
         SHARDS.labels(host.context.partition.topic).dec()
         logger.info("released %s/%d", host.context.partition.topic, host.context.partition.number)

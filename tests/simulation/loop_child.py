@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextvars import ContextVar
+from functools import partial
 
-from headrace.errors import TooLarge
-from headrace.schemas.events import Event, Ref
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.agents import load_agents
 from headrace.services.agent.crash_isolation.episode_child import pass_on
-from headrace.services.agent.crash_isolation.frames import Frame
 from headrace.services.agent.crash_isolation.isolation import IsolatedEpisode
 from headrace.services.agent.episode_run import EpisodeRun
 
@@ -24,7 +22,7 @@ class LoopChild:
 
     def __init__(self, recipe: Recipe) -> None:
         self._agents = load_agents(recipe)
-        self._runs: dict[IsolatedEpisode, EpisodeRun] = {}
+        self._runs: list[EpisodeRun] = []
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -37,7 +35,7 @@ class LoopChild:
         """Ends it as a fault would."""
         if not self._death.done():
             self._death.set_result("SIGKILL")
-        for run in self._runs.values():
+        for run in self._runs:
             run.stop()
 
     async def run(self, isolated_episodes: Sequence[IsolatedEpisode]) -> str | None:
@@ -45,46 +43,26 @@ class LoopChild:
         child.set(self)
         for isolated in isolated_episodes:
             setup = self._agents[isolated.started.submitted.agent]
-            outlet = _Relay(isolated)
             started, at = isolated.started, isolated.recorded_at
-            run = EpisodeRun(outlet, started, at, setup, {isolated.attempt: {}})
-            self._runs[isolated] = run
-            isolated.host = self
+            run = EpisodeRun(isolated.relay, started, at, setup, {isolated.attempt: {}})
+            self._runs.append(run)
+            isolated.tell = partial(pass_on, run)
             if isolated.cancelled is not None:
                 run.cancel(isolated.cancelled)
             run.task = asyncio.create_task(self._run(isolated, run))
         child.set(None)
-        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        tasks = [run.task for run in self._runs if run.task is not None]
         await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()  # an error of the log ends the worker
         return self._death.result() if self._death.done() else None
 
     async def _run(self, isolated: IsolatedEpisode, run: EpisodeRun) -> None:
         await run.run()
         isolated.ended = True
 
-    def tell(self, isolated: IsolatedEpisode, frame: Frame) -> None:
-        """Passes on what happens to an episode from outside."""
-        pass_on(self._runs[isolated], frame)
-
     async def aclose(self) -> None:
         """Ends what runs."""
-        for run in self._runs.values():
+        for run in self._runs:
             run.stop()
-
-
-class _Relay:
-    def __init__(self, isolated: IsolatedEpisode) -> None:
-        self._isolated = isolated
-
-    async def send(self, event: Event) -> Ref:
-        sent: asyncio.Future[Ref] = asyncio.get_running_loop().create_future()
-
-        def on_sent(result: Ref | TooLarge) -> None:
-            if not sent.done():
-                if isinstance(result, Ref):
-                    sent.set_result(result)
-                else:
-                    sent.set_exception(result)
-
-        self._isolated.relay(event, on_sent)
-        return await sent

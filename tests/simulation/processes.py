@@ -232,7 +232,8 @@ class _GroupShard:
             self._early.append((delivery, self._shard.hold(delivery)))
             return
         recorded_at_ms = round(delivery.recorded_at * 1000)
-        await self._shard.send_all(self._assembler.on_task(delivery.event, recorded_at_ms))
+        groups = self._assembler.on_task(delivery.event, recorded_at_ms)
+        await asyncio.gather(*map(self._shard.send, groups))
 
     async def on_caught_up(self) -> None:
         """Closes what came before."""

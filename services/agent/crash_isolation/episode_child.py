@@ -1,13 +1,14 @@
 """The child process for episodes that may kill it.
 
-It runs episodes as a worker does, but has no log: what they send goes to the worker, and what
-answers them comes from there.
+It runs episodes as a worker does, but has no log: their events go to the worker, and the answers
+come from it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import logging
 import os
@@ -31,38 +32,6 @@ from headrace.services.processes.pipes import take_pipes
 logger = logging.getLogger(__name__)
 
 
-class _Outlet:
-    """Sends the events of one episode to the log, through the worker."""
-
-    def __init__(self, child: EpisodeChild, run: int) -> None:
-        self._child = child
-        self._run = run
-        self._sent: dict[int, asyncio.Future[Ref]] = {}
-        self._count = 0
-
-    async def send(self, event: Event) -> Ref:
-        """Returns when the worker reports that the event is durable."""
-        self._count += 1
-        number = self._count
-        future: asyncio.Future[Ref] = asyncio.get_running_loop().create_future()
-        self._sent[number] = future
-        try:
-            self._child.write(Frame("send", self._run, number, event=event))
-            return await future
-        finally:
-            del self._sent[number]
-
-    def on_sent(self, frame: Frame) -> None:
-        """Takes the worker's answer to a `send`."""
-        future = self._sent.get(frame.number)
-        if future is None or future.done():
-            return
-        if frame.ref is None:
-            future.set_exception(TooLarge(frame.text))
-        else:
-            future.set_result(frame.ref)
-
-
 class EpisodeChild:
     """Runs the episodes of the process."""
 
@@ -71,7 +40,9 @@ class EpisodeChild:
         self._codec = FrameCodec()
         self._agents: dict[str, AgentSetup] = {}
         self._runs: dict[int, EpisodeRun] = {}
-        self._outlets: dict[int, _Outlet] = {}
+        self._sent: dict[int, asyncio.Future[Ref]] = {}
+        """The number of an event that was sent, to its reference in the log."""
+        self._numbers = itertools.count()
 
     def write(self, frame: Frame) -> None:
         """Sends a frame to the worker. It has left this process when this returns."""
@@ -92,22 +63,42 @@ class EpisodeChild:
         elif frame.run not in self._runs:
             return
         elif frame.kind == "sent":
-            self._outlets[frame.run].on_sent(frame)
+            self._on_sent(frame)
         else:
             pass_on(self._runs[frame.run], frame)
 
     def _start(self, frame: Frame) -> None:
         started = frame.event
         assert isinstance(started, EpisodeStarted)
-        outlet = self._outlets[frame.run] = _Outlet(self, frame.run)
+        send = functools.partial(self._send, frame.run)
         setup = self._agents[started.submitted.agent]
-        run = EpisodeRun(outlet, started, frame.at, setup, {frame.number: {}})
+        run = EpisodeRun(send, started, frame.at, setup, {frame.number: {}})
         self._runs[frame.run] = run
         run.task = asyncio.create_task(run.run())
         run.task.add_done_callback(functools.partial(self._on_done, frame.run))
 
+    async def _send(self, run: int, event: Event) -> Ref:
+        """Sends an event of an episode to the log, through the worker."""
+        number = next(self._numbers)
+        future: asyncio.Future[Ref] = asyncio.get_running_loop().create_future()
+        self._sent[number] = future
+        try:
+            self.write(Frame("send", run, number, event=event))
+            return await future
+        finally:
+            del self._sent[number]
+
+    def _on_sent(self, frame: Frame) -> None:
+        future = self._sent.get(frame.number)
+        if future is None or future.done():
+            return
+        if frame.ref is None:
+            future.set_exception(TooLarge(frame.text))
+        else:
+            future.set_result(frame.ref)
+
     def _on_done(self, number: int, task: asyncio.Task[None]) -> None:
-        del self._runs[number], self._outlets[number]
+        del self._runs[number]
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("an episode's run failed", exc_info=error)
             os._exit(1)

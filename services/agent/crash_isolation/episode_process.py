@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from headrace.errors import HeadraceError, TooLarge
-from headrace.schemas.events import Ref
+from headrace.schemas.events import Event
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.crash_isolation.frames import LIMIT, Frame, FrameCodec
 from headrace.services.agent.crash_isolation.isolation import HANG_S, IsolatedEpisode
@@ -26,7 +26,6 @@ class EpisodesProcess:
     def __init__(self, process: ChildProcess) -> None:
         self._process = process
         self._codec = FrameCodec()
-        self._numbers: dict[IsolatedEpisode, int] = {}
 
     @classmethod
     async def start(cls, recipe: Recipe) -> EpisodesProcess:
@@ -51,18 +50,18 @@ class EpisodesProcess:
             end = f"not ready within {READY_S:g} s"
         if not isinstance(end, Frame):
             raise HeadraceError(
-                f"a child process for the agents' code did not come up ({end}): why is in this log"
+                f"a child process for the agents' code did not come up ({end}). See the log of "
+                "this worker for the reason"
             )
 
     async def run(self, isolated_episodes: Sequence[IsolatedEpisode]) -> str | None:
-        """See IsolationChild. A child that runs past all deadlines counts as dead."""
+        """See `Child.run`. A child that runs past all deadlines counts as dead."""
         for number, isolated in enumerate(isolated_episodes):
-            self._numbers[isolated] = number
-            isolated.host = self
+            isolated.tell = partial(self._tell, number)
             start = Frame("start", number=isolated.attempt, at=isolated.recorded_at)
-            self.tell(isolated, replace(start, event=isolated.started))
+            isolated.tell(replace(start, event=isolated.started))
             if isolated.cancelled is not None:
-                self.tell(isolated, Frame("cancel", text=isolated.cancelled))
+                isolated.tell(Frame("cancel", text=isolated.cancelled))
         last = max(isolated.started.deadline for isolated in isolated_episodes) / 1000
         try:
             async with asyncio.timeout(max(0.0, last - now()) + HANG_S):
@@ -70,30 +69,30 @@ class EpisodesProcess:
                     frame = await self._receive()
                     if not isinstance(frame, Frame):
                         return frame
-                    self._on_frame(isolated_episodes[frame.run], frame)
+                    isolated = isolated_episodes[frame.run]
+                    if frame.kind == "ended":
+                        isolated.ended = True
+                    elif frame.event is not None:
+                        relaying = self._relay(isolated, frame, frame.event)
+                        isolated.context.spawn(relaying, f"relay {isolated.started.event_id}")
         except TimeoutError:
             return "it hung"
         return None
-
-    def tell(self, isolated: IsolatedEpisode, frame: Frame) -> None:
-        """Hands on what happens to an episode from outside."""
-        self._write(replace(frame, run=self._numbers[isolated]))
 
     async def aclose(self) -> None:
         """Kills the child and all that it started."""
         await self._process.aclose()
 
-    def _on_frame(self, isolated: IsolatedEpisode, frame: Frame) -> None:
-        if frame.kind == "ended":
-            isolated.ended = True
-        elif frame.event is not None:
-            isolated.relay(frame.event, partial(self._on_sent, frame))
+    async def _relay(self, isolated: IsolatedEpisode, frame: Frame, event: Event) -> None:
+        sent = Frame("sent", frame.run, frame.number)
+        try:
+            sent = replace(sent, ref=await isolated.relay(event))
+        except TooLarge as error:
+            sent = replace(sent, text=str(error))
+        self._write(sent)
 
-    def _on_sent(self, sent: Frame, result: Ref | TooLarge) -> None:
-        if isinstance(result, Ref):
-            self._write(Frame("sent", sent.run, sent.number, ref=result))
-        else:
-            self._write(Frame("sent", sent.run, sent.number, text=str(result)))
+    def _tell(self, run: int, frame: Frame) -> None:
+        self._write(replace(frame, run=run))
 
     def _write(self, frame: Frame) -> None:
         # The buffer stays small: there are only a few frames for each live episode.

@@ -1,7 +1,7 @@
 """What a worker and its child process tell each other.
 
-A frame is a line of JSON; an event in it is Avro, in base64. Both ends are of one build, so the
-events' schemas need no registry.
+A frame is a line of JSON; an event in it is Avro, in base64. Both ends run the same code, so the
+schemas of the events need no registry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.schemas.topics import MAX_RECORD_BYTES
 _SCHEMA_ID = struct.Struct(">xI")
 """The head of Confluent's framing: the byte 0, then the schema id."""
 LIMIT = 2 * MAX_RECORD_BYTES
-"""Most bytes of a frame; an event in base64 takes a third more than its own."""
+"""Maximum number of bytes of a frame. Base64 makes an event a third larger."""
 
 Kind = Literal["recipe", "ready", "start", "send", "sent", "answer", "cancel", "stop", "ended"]
 

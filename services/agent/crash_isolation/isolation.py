@@ -13,21 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.errors import TooLarge
 from headrace.schemas.events import (
     ActionRequested,
     EpisodeStarted,
     Event,
-    Failure,
     GenerationRequested,
     Ref,
 )
 from headrace.services.agent.crash_isolation.frames import Frame
-from headrace.services.agent.records import AgentSetup, outcome_of
+from headrace.services.agent.records import outcome_of
 from headrace.services.agent.requests import Answer, close_after
 from headrace.services.base.clock import now
+from headrace.services.tasks.admission import refused
 from headrace.services.worker.shard import ShardContext
 
 logger = logging.getLogger(__name__)
@@ -44,10 +44,10 @@ class Child(Protocol):
     """A child process for isolated episodes."""
 
     async def run(self, episodes: Sequence[IsolatedEpisode]) -> str | None:
-        """Runs them until all have ended. If the process dies before, returns how it died."""
+        """Runs them until all have ended. If the process dies before that, returns how it died.
 
-    def tell(self, isolated: IsolatedEpisode, frame: Frame) -> None:
-        """Tells the process what happens to one of them from outside."""
+        It sets their `tell`, sends their events by their `relay`, and sets their `ended`.
+        """
 
     async def aclose(self) -> None:
         """Ends the process, whatever it is doing."""
@@ -57,33 +57,27 @@ MakeChild = Callable[[], Awaitable[Child]]
 """Starts a child. Raises HeadraceError if it does not come up."""
 
 
+@dataclass(eq=False)
 class IsolatedEpisode:
-    """An episode that runs in a child, as its shard and the child's host see it."""
+    """An episode that runs in a child process. `answers` are as in EpisodeRun."""
 
-    def __init__(
-        self,
-        context: ShardContext,
-        started: EpisodeStarted,
-        recorded_at: float,
-        setup: AgentSetup,
-        answers: dict[int, dict[str, Answer]],
-    ) -> None:
-        self.started = started
-        self.recorded_at = recorded_at
-        self.attempt = max(started.attempt, *answers, 0)
-        self.cancelled: str | None = None
-        """Why it is cancelled; None if it is not."""
-        self.host: Child | None = None
-        """The child in which it runs at the moment."""
-        self.ended = False
-        self._context = context
-        self._setup = setup
-        self._answers = answers
+    context: ShardContext
+    started: EpisodeStarted
+    recorded_at: float
+    answers: dict[int, dict[str, Answer]]
+    cancelled: str | None = None
+    """Why it is cancelled; None if it is not."""
+    tell: Callable[[Frame], None] | None = None
+    """Tells the child in which it runs what happens to it; None while there is no child."""
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.attempt = max(self.started.attempt, *self.answers, 0)
         self._action: ActionRequested | None = None
 
     def on_answer(self, answer: Answer) -> None:
         """Takes an answer to this episode. If two have the same id, the first one counts."""
-        known = self._answers.setdefault(answer.attempt, {})
+        known = self.answers.setdefault(answer.attempt, {})
         if answer.call not in known:
             known[answer.call] = answer
             self.attempt = max(self.attempt, answer.attempt)
@@ -99,52 +93,41 @@ class IsolatedEpisode:
         self.ended = True
         self._tell(Frame("stop"))
 
-    def relay(self, event: Event, on_sent: Callable[[Ref | TooLarge], None]) -> None:
-        """Sends an event for the child's episode, and passes the result to `on_sent`.
+    async def relay(self, event: Event) -> Ref:
+        """Sends an event of the child to the log. Raises TooLarge if no record can hold it.
 
         If a request was answered before, it is not sent again: the child gets the recorded answer.
         """
         answer: Answer | None = None
         if isinstance(event, GenerationRequested | ActionRequested):
             self.attempt = max(self.attempt, event.attempt)
-            answer = self._answers.get(event.attempt, {}).get(event.call)
+            answer = self.answers.get(event.attempt, {}).get(event.call)
         if isinstance(event, ActionRequested) and event.kind != "score":
             self._action = None if event.kind == "close" else event
         if answer is None:
-            name = f"relay {self.started.task}/{self.started.sample}"
-            self._context.spawn(self._send(event, on_sent), name)
-        elif self.host is not None:
-            on_sent(_NOT_SENT)
-            self._tell(Frame("answer", event=answer))
+            return await self.context.send(event)
+        self._tell(Frame("answer", event=answer))
+        return _NOT_SENT
 
     async def end_as_poison(self, death: str) -> None:
-        """Ends the episode in its code's stead."""
+        """Writes the end of an episode whose code killed its child, too."""
         where = f"task {self.started.task}, sample {self.started.sample}"
         message = f"the agent's code killed {DEATHS} workers, then a process of its own ({death})"
         logger.error("poison: %s: %s", where, message)
         if self._action is not None:
-            await self._context.send(close_after(self._action, None))
+            await self.context.send(close_after(self._action, None))
         outcome = outcome_of(
             self.started,
-            self._setup,
-            None,
             "failed",
-            Failure(origin="operator", code="poison", message=message),
-            None,
+            refused("poison", message),
             attempt=self.attempt,
             seconds=max(0.0, now() - self.recorded_at),
         )
-        await self._context.send(outcome)
+        await self.context.send(outcome)
 
     def _tell(self, frame: Frame) -> None:
-        if self.host is not None:
-            self.host.tell(self, frame)
-
-    async def _send(self, event: Event, on_sent: Callable[[Ref | TooLarge], None]) -> None:
-        try:
-            on_sent(await self._context.send(event))
-        except TooLarge as error:
-            on_sent(error)
+        if self.tell is not None:
+            self.tell(frame)
 
 
 _NOT_SENT = Ref(topic="", partition=0, offset=0, digest=bytes(16))
@@ -166,7 +149,7 @@ class Isolation:
                 death = await child.run(episodes)
             finally:
                 for episode in episodes:
-                    episode.host = None
+                    episode.tell = None
                 await child.aclose()
         left = [episode for episode in episodes if not episode.ended]
         if death is None or not left:

@@ -6,6 +6,8 @@ https://platform.openai.com/docs/api-reference/chat/object
 from __future__ import annotations
 
 import json
+import secrets
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,12 +17,10 @@ from headrace.services.agent.gateway.chat_session import Choice
 DONE = b"data: [DONE]\n\n"
 
 
-def completion(
-    answer_id: str, created: int, request: ChatRequest, choices: Sequence[Choice]
-) -> dict[str, Any]:
-    """Returns a `chat.completion`. `created` is in seconds since the epoch."""
+def completion(request: ChatRequest, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Returns a `chat.completion`."""
     return {
-        **_head(answer_id, created, request, "chat.completion"),
+        **_head(request, "chat.completion"),
         "choices": [
             {
                 "index": index,
@@ -34,11 +34,9 @@ def completion(
     }
 
 
-def events(
-    answer_id: str, created: int, request: ChatRequest, choices: Sequence[Choice]
-) -> Iterator[bytes]:
+def events(request: ChatRequest, choices: Sequence[Choice]) -> Iterator[bytes]:
     """Yields the same as a stream. Each choice is one chunk: it is one record in the log."""
-    head = _head(answer_id, created, request, "chat.completion.chunk")
+    head = _head(request, "chat.completion.chunk")
     usage: dict[str, Any] = {"usage": None} if request.stream_usage else {}
     for index, choice in enumerate(choices):
         delta = _content(choice)
@@ -64,7 +62,8 @@ def model(name: str, created: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created, "owned_by": "headrace"}
 
 
-def _head(answer_id: str, created: int, request: ChatRequest, kind: str) -> dict[str, Any]:
+def _head(request: ChatRequest, kind: str) -> dict[str, Any]:
+    answer_id, created = f"chatcmpl-{secrets.token_hex(8)}", int(time.time())
     return {"id": answer_id, "object": kind, "created": created, "model": request.model}
 
 

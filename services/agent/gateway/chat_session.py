@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -34,7 +34,6 @@ from headrace.services.base.types import check_names
 
 _Form = tuple[Mapping[str, Any] | None, tuple[str, str]]
 """A JSON schema that an answer follows, and the texts before and after the JSON."""
-NO_CALLS: tuple[ToolCall, ...] = ()
 IN_FLIGHT = 64
 """Largest number of generations of one session at a time."""
 
@@ -52,11 +51,20 @@ class Report(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the gateway presents a recipe's policies to clients."""
+    """How the gateway presents a recipe's policies to clients.
 
-    tool_calls: Format = "hermes"
-    models: Mapping[str, str] = field(default_factory=dict)
+    Raises UsageError if the format of tool calls is unknown.
+    """
+
+    tool_calls: Format
+    models: Mapping[str, str]
     """Maps further names of models to the agent's roles."""
+
+    def __post_init__(self) -> None:
+        if self.tool_calls not in FORMATS:
+            raise UsageError(
+                f"tool_calls: {self.tool_calls!r} is unknown; use {', '.join(FORMATS)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +82,18 @@ class Choice:
     prompt_tokens: int
 
     def message(self) -> Message:
-        """Returns the message that the client will send back in its next request."""
+        """Returns the message that the client will send back in its next request.
+
+        The ids of its tool calls are unique within an attempt.
+        """
+        path = self.call.replace(".", "_")
         calls = [
-            {"id": call_id, "type": "function",
+            {"id": f"call_{path}_{index}", "type": "function",
              "function": {"name": call.name, "arguments": call.arguments}}
-            for call_id, call in zip(self.call_ids(), self.tool_calls, strict=True)
+            for index, call in enumerate(self.tool_calls)
         ]  # fmt: skip
         message: Message = {"role": "assistant", "content": self.content}
         return {**message, "tool_calls": calls} if calls else message
-
-    def call_ids(self) -> list[str]:
-        """Returns the ids of its tool calls. They are unique within an attempt."""
-        path = self.call.replace(".", "_")
-        return [f"call_{path}_{index}" for index in range(len(self.tool_calls))]
 
 
 class ChatSession:
@@ -278,9 +285,9 @@ class ChatSession:
     def _choice(self, said: Conversation, generation: Generation, request: ChatRequest) -> Choice:
         assert said.last_call is not None
         turn = self._episode.turns[said.last_call].turn
-        content, calls = generation.text, NO_CALLS
-        if request.calls_tools:
-            content, calls = parse_tool_calls(generation.text, self._dialect.tool_calls)
+        # In the format `none` a text never contains calls.
+        spelling: Format = self._dialect.tool_calls if request.calls_tools else "none"
+        content, calls = parse_tool_calls(generation.text, spelling)
         return Choice(
             call=said.last_call,
             content=content,
@@ -292,36 +299,21 @@ class ChatSession:
         )
 
 
-def make_dialect(tool_calls: Format, models: Mapping[str, str] | None) -> Dialect:
-    """Checks the options of a Dialect. Raises UsageError if the format is unknown."""
-    if tool_calls not in FORMATS:
-        raise UsageError(f"tool_calls: {tool_calls!r} is unknown; use {', '.join(FORMATS)}")
-    return Dialect(tool_calls, dict(models or {}))
-
-
-def read_payload_keys(keys: Sequence[str] | None) -> frozenset[str] | None:
+def check_payload_keys(keys: Sequence[str] | None) -> None:
     """Checks the option `payload` of an agent. Raises UsageError if it is not a list of names."""
-    if keys is None:
-        return None
-    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys or ()):
         raise UsageError(f"payload must be a list of keys of the task's payload, not {keys!r}")
-    return frozenset(keys)
 
 
-def describe(episode: Episode, keys: frozenset[str] | None) -> dict[str, Any]:
+def describe(episode: Episode, keys: Sequence[str] | None) -> dict[str, Any]:
     """Returns the task as a client gets it: JSON values, and of the payload only `keys`.
 
     If `keys` is None, the client gets the whole payload.
     """
-    task = episode.task
-    shown = {key: value for key, value in task.payload.items() if keys is None or key in keys}
-    return {
-        "number": task.number,
-        "sample": task.sample,
-        "payload": shown,
-        "options": dict(task.options),
-        "seed": task.seed,
-    }
+    task = asdict(episode.task)
+    if keys is not None:
+        task["payload"] = {key: task["payload"][key] for key in keys if key in task["payload"]}
+    return task
 
 
 def read_report(value: Any) -> Report:

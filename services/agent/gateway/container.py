@@ -150,8 +150,9 @@ async def contained(
     engine = DockerEngine()
     if not engine.local:
         raise UsageError(
-            "the agent's option `container` shares a folder with the Docker engine. Use one on "
-            f"this host, by its Unix socket: DOCKER_HOST or the Docker context names {engine.host}"
+            "the agent's option `container` shares a folder with the Docker engine, so the engine "
+            "must be on this host and reached by its Unix socket, but DOCKER_HOST or the Docker "
+            f"context names {engine.host}"
         )
     name = f"headrace-agent-{uuid.uuid4().hex}"
     relay, program = f"{name}-relay", f"{name}-program"

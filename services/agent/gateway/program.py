@@ -11,15 +11,16 @@ import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_session import (
     ChatSession,
+    Dialect,
+    check_payload_keys,
     describe,
-    make_dialect,
-    read_payload_keys,
     read_report,
 )
 from headrace.services.agent.gateway.container import (
@@ -47,59 +48,53 @@ class CommandFailed(Exception):
     """The program failed. The attempt fails; the policy is not blamed."""
 
 
+@dataclass(eq=False)
 class Command:
-    """An agent that is a program."""
+    """An agent that is a program. Raises UsageError if an option is wrong."""
 
     replayable = False
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str] | None = None,
-        folder: str | None = None,
-        timeout_s: float | None = None,
-        tool_calls: Format = "hermes",
-        models: Mapping[str, str] | None = None,
-        judge: str | None = None,
-        container: Mapping[str, Any] | None = None,
-        payload: Sequence[str] | None = None,
-    ) -> None:
-        """`command` is a program and its arguments.
+    command: Sequence[str]
+    """The program and its arguments."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables."""
+    folder: str | None = None
+    """The folder in which the program starts."""
+    timeout_s: float | None = None
+    """Seconds that the program has. It never has longer than until the episode's deadline."""
+    tool_calls: Format = "hermes"
+    """How the model spells tool calls."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Maps further names of models to roles."""
+    judge: str | None = None
+    """An environment that scores the program's output. It gets the whole payload."""
+    container: Mapping[str, Any] | None = None
+    """The options of ContainerSettings. With them the program runs in a container. It can't report
+    rewards then, because code that the policy wrote may run beside it."""
+    payload: Sequence[str] | None = None
+    """The keys of the task's payload that the program gets. By default it gets all, and in a
+    container `prompt` alone."""
 
-        - `environment` are further environment variables. The program starts in `folder`.
-        - It has `timeout_s` seconds, but never longer than until the episode's deadline.
-        - With `container`, the options of ContainerSettings, it runs in a container. It can't
-          report rewards then, because code that the policy wrote may run beside it.
-        - `payload` names the keys of the task's payload that the program gets. By default it gets
-          all, and in a container `prompt` alone.
-        - `tool_calls` says how the model spells calls. `models` maps further names of models to
-          roles.
-        - `judge` is an environment that scores the program's output. It gets the whole payload.
-
-        Raises UsageError if an option is wrong.
-        """
+    def __post_init__(self) -> None:
+        command = self.command
         if isinstance(command, str) or not command or not all(isinstance(a, str) for a in command):
             raise UsageError("command must be a list: a program and its arguments")
-        self._command = tuple(command)
-        self._environment = dict(environment or {})
-        self._folder = folder
-        self._timeout_s = timeout_s
-        self._dialect = make_dialect(tool_calls, models)
-        self._judge = judge
-        self._container = None if container is None else read_container(container)
-        if container is not None and judge is None:
+        self._dialect = Dialect(self.tool_calls, self.models)
+        self._container = None if self.container is None else read_container(self.container)
+        if self.container is not None and self.judge is None:
             raise UsageError(
                 "a program in a container can't report its reward, because the policy's code may "
                 "run beside it: set the option judge to an environment that scores its output"
             )
-        shown = SHOWN if payload is None and container is not None else payload
-        self._payload = read_payload_keys(shown)
+        if self.payload is None and self.container is not None:
+            self.payload = SHOWN
+        check_payload_keys(self.payload)
 
     async def __call__(self, episode: Episode) -> None:
         """Runs the program until it ends, and takes its report."""
         session = ChatSession(episode, self._dialect)
         server = GatewayServer(reports=self._container is None, connections=PROGRAM_CONNECTIONS)
-        task = describe(episode, self._payload)
+        task = describe(episode, self.payload)
         given = json.dumps(task, ensure_ascii=False).encode() + b"\n"
         try:
             with server.admitting(session) as keys:
@@ -115,12 +110,12 @@ class Command:
             await server.aclose()
         if ended.code:
             words = ended.errors.strip()[-LAST_WORDS:]
-            raise CommandFailed(f"{self._command[0]} exited with {ended.code}: {words}")
+            raise CommandFailed(f"{self.command[0]} exited with {ended.code}: {words}")
         if self._container is None:
             take_report(session, ended.output)
-        if self._judge is not None:
+        if self.judge is not None:
             payload = {"task": dict(episode.task.payload), "output": ended.output}
-            episode.reward = await episode.score(self._judge, payload)
+            episode.reward = await episode.score(self.judge, payload)
 
     @asynccontextmanager
     async def _started(
@@ -128,14 +123,14 @@ class Command:
     ) -> AsyncIterator[asyncio.Task[Ended]]:
         """Starts the program, in a container or not. Yields a task that returns its end."""
         if self._container is not None:
-            environment = {**self._environment, "OPENAI_BASE_URL": BASE_URL, **about}
+            environment = {**self.environment, "OPENAI_BASE_URL": BASE_URL, **about}
             async with socket_folder(given) as folder:
                 await server.start_at(folder.gateway)
                 async with contained(
                     self._container,
-                    self._command,
+                    self.command,
                     environment,
-                    self._folder,
+                    self.folder,
                     folder,
                     episode.seconds_left,
                 ) as program:
@@ -144,21 +139,21 @@ class Command:
         base_url = await server.start(HOST, 0)
         direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), HOST)))
         proxies = {"NO_PROXY": direct, "no_proxy": direct}
-        environment = {**proxies, **self._environment, "OPENAI_BASE_URL": base_url, **about}
+        environment = {**proxies, **self.environment, "OPENAI_BASE_URL": base_url, **about}
         try:
-            async with running(self._command, environment, self._folder, given) as program:
+            async with running(self.command, environment, self.folder, given) as program:
                 yield program
         except OSError as error:
-            raise CommandFailed(f"can't run {self._command[0]}: {error.strerror}") from error
+            raise CommandFailed(f"can't run {self.command[0]}: {error.strerror}") from error
 
     async def _end_of(self, program: asyncio.Task[Ended], session: ChatSession) -> Ended:
         """Waits for the program's end. Raises what ended the attempt, if that comes first."""
         first: set[asyncio.Future[Any]] = {program, session.failed}
-        await asyncio.wait(first, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(first, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
         session.raise_failure()
         if not program.done():
             raise CommandFailed(
-                f"{self._command[0]} did not end within timeout_s = {self._timeout_s:g}"
+                f"{self.command[0]} did not end within timeout_s = {self.timeout_s:g}"
             )
         return program.result()
 

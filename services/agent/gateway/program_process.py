@@ -1,4 +1,4 @@
-"""A black-box program of one attempt, as a process of this host."""
+"""Runs the program of one attempt as a process of this host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ended:
 async def running(
     command: Sequence[str], environment: Mapping[str, str], folder: str | None, given: bytes
 ) -> AsyncIterator[asyncio.Task[Ended]]:
-    """Runs a command with `given` at its stdin, and ends it at last with all that it began."""
+    """Runs a command with `given` at its stdin. At the end, kills it and all that it started."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(SECRET)}
     started = await ChildProcess.start(
         command, {**own, **environment}, folder=folder, stderr=asyncio.subprocess.PIPE

@@ -1,7 +1,8 @@
-"""The gateway's HTTP server. A session's keys give access to its episode, and to no other.
+"""The gateway's HTTP server, and the episodes that wait for its clients.
 
-A session has two keys. Whoever has the chat key can ask the policies; it may get into the hands of
-code that a policy wrote. Only the report key can set rewards and end the episode.
+A session has two keys, which give access to its episode and to no other. Whoever has the chat key
+can ask the policies; it may get into the hands of code that a policy wrote. Only the report key can
+set rewards and end the episode.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import asyncio
 import resource
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +22,6 @@ from headrace.errors import DependencyError, UsageError
 from headrace.services.agent.gateway import chat_answers as answers
 from headrace.services.agent.gateway.chat_requests import read_object, read_request
 from headrace.services.agent.gateway.chat_session import ChatSession, read_report
-from headrace.services.agent.gateway.clients import EpisodeQueue
 from headrace.services.agent.gateway.refusals import ApiError, bad_request
 
 BODY_BYTES = 4 << 20
@@ -46,29 +48,72 @@ class Keys(NamedTuple):
     report: str
 
 
+@dataclass(eq=False)
+class PendingEpisode:
+    """An attempt that waits for a client or has one."""
+
+    session: ChatSession
+    keys: Keys
+    task: Mapping[str, Any]
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EpisodeQueue:
+    """The attempts of a worker that wait for clients, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[PendingEpisode, None] = OrderedDict()
+        self._came = asyncio.Event()
+
+    @contextmanager
+    def waiting(self, pending: PendingEpisode) -> Iterator[None]:
+        """Keeps an attempt in the queue within the `with` block, until it is taken."""
+        self._waiting[pending] = None
+        self._came.set()
+        try:
+            yield
+        finally:
+            self._waiting.pop(pending, None)
+
+    async def take(self, wait_s: float) -> PendingEpisode | None:
+        """Takes the attempt that has waited longest. Returns None if none comes within `wait_s`."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while not self._waiting:
+                    self._came.clear()
+                    await self._came.wait()
+        except TimeoutError:
+            return None
+        pending, _ = self._waiting.popitem(last=False)
+        pending.taken.set()
+        return pending
+
+    def give_back(self, pending: PendingEpisode) -> None:
+        """Returns an attempt to the head of the queue: the client that took it disconnected."""
+        pending.taken.clear()
+        self._waiting[pending] = None
+        self._waiting.move_to_end(pending, last=False)
+        self._came.set()
+
+
 class GatewayServer:
     """Serves the clients of sessions at one address."""
 
     def __init__(
-        self,
-        queue: EpisodeQueue | None = None,
-        key: str = "",
-        *,
-        reports: bool = True,
-        connections: int = CONNECTIONS,
+        self, key: str = "", *, reports: bool = True, connections: int = CONNECTIONS
     ) -> None:
         """With a `key`, clients that have it take the episodes that wait in `queue`.
 
         Without `reports`, no client can set a reward, whatever key it has.
         """
-        self._most = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        self._large = asyncio.Semaphore(LARGE_BODIES)
-        self._server: asyncio.Server | None = None
-        self.queue = queue or EpisodeQueue()
+        self.queue = EpisodeQueue()
         self._key = key
         self._reports = reports
+        self._most = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._large = asyncio.Semaphore(LARGE_BODIES)
         self._chats: dict[str, ChatSession] = {}
         self._reporters: dict[str, ChatSession] = {}
+        self._server: asyncio.Server | None = None
         self._started = int(time.time())
         self._runner: Any = None
 
@@ -86,23 +131,14 @@ class GatewayServer:
         loop = asyncio.get_running_loop()
         await self._listen(loop.create_unix_server(self._connection, socket), str(socket))
 
-    async def _listen(
-        self, listening: Coroutine[Any, Any, asyncio.Server], address: str
-    ) -> asyncio.Server:
-        await self._prepare()
-        try:
-            self._server = await listening
-        except OSError as error:
-            await self.aclose()
-            raise DependencyError(f"can't listen on {address}: {error.strerror}") from error
-        return self._server
-
     def _connection(self) -> asyncio.BaseProtocol:
         """Returns what serves a new connection, or closes it if there are too many."""
         server = self._runner.server
         return server() if len(server.connections) < self._most else _Closing()  # type: ignore[no-any-return]
 
-    async def _prepare(self) -> None:
+    async def _listen(
+        self, listening: Coroutine[Any, Any, asyncio.Server], address: str
+    ) -> asyncio.Server:
         web = _web()
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard()])
         app.add_routes(
@@ -121,6 +157,12 @@ class GatewayServer:
             app, access_log=None, shutdown_timeout=CLOSE_S, auto_decompress=False
         )
         await self._runner.setup()
+        try:
+            self._server = await listening
+        except OSError as error:
+            await self.aclose()
+            raise DependencyError(f"can't listen on {address}: {error.strerror}") from error
+        return self._server
 
     async def aclose(self) -> None:
         """Stops listening."""
@@ -196,12 +238,11 @@ class GatewayServer:
     async def _answer(self, session: ChatSession, http: Any) -> Any:
         request = read_request(await http.read())
         choices = await session.complete(request)
-        head = f"chatcmpl-{secrets.token_hex(8)}", int(time.time()), request, choices
         headers = {"x-headrace-overridden": ", ".join(request.overridden)}
         if request.stream:
-            response = await self._stream(http, answers.events(*head), headers)
+            response = await self._stream(http, answers.events(request, choices), headers)
         else:
-            response = _web().json_response(answers.completion(*head), headers=headers)
+            response = _web().json_response(answers.completion(request, choices), headers=headers)
         if http.transport is None or http.transport.is_closing():
             for choice in choices:
                 session.undelivered(choice)

@@ -6,7 +6,6 @@ import os
 
 from headrace.errors import UsageError
 from headrace.services.agent import service
-from headrace.services.agent.gateway.clients import EpisodeQueue
 from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.worker.service_context import ServiceContext
 
@@ -30,7 +29,7 @@ async def run(context: ServiceContext, listen: str) -> None:
             f"set {KEY} to a secret of at least {KEY_CHARACTERS} characters; clients need it to "
             "take episodes"
         )
-    server = GatewayServer(EpisodeQueue(), key)
+    server = GatewayServer(key)
     await server.start(host.strip("[]"), int(port))
     try:
         await service.run(context, entrance=server)

@@ -21,7 +21,7 @@ from headrace.schemas.events import (
     ObservationRecorded,
 )
 from headrace.services.agent.episode import Episode
-from headrace.services.agent.records import UNREWARDED, AgentSetup, outcome_of
+from headrace.services.agent.records import UNREWARDED, AgentSetup, outcome_of, reward_of
 from headrace.services.agent.requests import Answer, Request
 from headrace.services.agent.stops import EpisodeStopped, error_of
 from headrace.services.operate.readable import readable
@@ -163,7 +163,12 @@ def _judge(
     if recorded.cut:
         return None
     now = outcome_of(
-        recorded.started, setup, episode, ending, None, None, attempt=recorded.attempt, seconds=0.0
+        recorded.started,
+        ending,
+        None,
+        attempt=recorded.attempt,
+        episode=episode,
+        reward=reward_of(setup, episode, ending),
     )
     assert recorded.outcome is not None
     then_end, now_end = _end(recorded.outcome), _end(now)

@@ -39,21 +39,15 @@ OF_AGENTS = (
         name="own_outcomes_not_read_back",
         sentence="TaskEnded is built only from outcomes read back in log order.",
         file=SHARD,
-        old="        run = kind(self._context, ",
+        old="            run = EpisodeRun(self.context.send, ",
         new="""\
-        shard = self
-
-        class Own:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(shard._context, name)
-
-            async def send(self, event: Any) -> Any:
-                ref = await shard._context.send(event)
+            async def own(event: Any) -> Any:
+                ref = await self.context.send(event)
                 if isinstance(event, EpisodeEnded):
-                    shard._on_outcome(event)
+                    self._on_outcome(event)
                 return ref
 
-        run = kind(Own(), """,
+            run = EpisodeRun(own, """,
         caught_by=("is not the one that counts", "two TaskEnded that differ"),
         faults=("expel",),
     ),

@@ -7,7 +7,7 @@ OF_WORKERS = (
         name="commit_past_what_is_held",
         sentence="The commit is the oldest start whose task has no delivered TaskEnded.",
         file="services/worker/shard.py",
-        old="        release = self._open_records.hold(delivery.offset)\n",
+        old="        release = self.open_records.hold(delivery.offset)\n",
         new="        release = lambda: None\n",
         caught_by=("I1: ", "I8: "),
     ),
@@ -31,8 +31,13 @@ OF_WORKERS = (
         name="no_fencing_of_shards",
         sentence="The scheduler writes through a transactional producer that cuts off others.",
         file="services/worker/worker.py",
-        old="writer = await self.log.broker.fenced(self._fenced) if self._fenced else None",
-        new="writer = None",
+        old="writer = await self.log.broker.fenced(self.fenced) if self.fenced else None",
+        new="""\
+writer = (
+            await self.log.broker.fenced(f"{self.fenced}.{self.log.source}")
+            if self.fenced
+            else None
+        )""",
         caught_by=("I1: EpisodeStarted", "I5: "),
         faults=("expel",),
     ),

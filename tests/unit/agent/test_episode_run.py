@@ -139,7 +139,7 @@ def end(
     async def main() -> None:
         setup = AgentSetup(agent, {}, unfinished_reward, {"default": "digest"}, score_s or {})
         started = start(submitted or task(), left_s)
-        world.run = EpisodeRun(world, started, 0.0, setup, answers or {})
+        world.run = EpisodeRun(world.send, started, 0.0, setup, answers or {})
         running = asyncio.create_task(world.run.run())
         if meanwhile is not None:
             await meanwhile(world.run)

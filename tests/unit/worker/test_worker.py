@@ -17,7 +17,6 @@ from headrace.services.kafka.broker import Committed, End, Outgoing, Partition, 
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_records
 from headrace.services.worker.commit_metadata import read_metadata
-from headrace.services.worker.open_records import OpenRecords
 from headrace.services.worker.shard import CLOSE_S, ShardClosed, ShardContext
 from headrace.services.worker.shard_host import INTAKE, ShardHost
 from headrace.services.worker.worker import COMMIT_INTERVAL_S, Worker
@@ -321,14 +320,11 @@ def test_what_an_owner_before_may_have_acted_on_is_committed_with_where_that_one
     async def test(place: Place) -> None:
         # Given what followed from record 0 since it was first read, and what came later:
         await place.write(action(0), action(1), *map(observation, range(4)))
-        open_records = OpenRecords()
-        context = ShardContext(cast("Any", None), MAIN, open_records, None)
+        context = ShardContext(place.log, cast("Any", None), cast("Any", None), MAIN, 0)
         shard = Successor(context, {0, 1})
         side_partition = {SIDE_TOPIC: 1}
         behind = {SIDE_TOPIC: 3}
-        host = ShardHost(
-            place.log, context, shard, 0, side_partition, behind, [SIDE_TOPIC], open_records, None
-        )
+        host = ShardHost(place.log, context, shard, side_partition, behind, [SIDE_TOPIC])
         pump = asyncio.create_task(host.run())
 
         async def read(partition: Partition, offset: int, then: Any) -> int:
@@ -695,9 +691,9 @@ def test_a_shard_that_ends_keeps_nobody_waiting_for_room(monkeypatch: pytest.Mon
             """Has nothing to say."""
 
     async def main() -> None:
-        place, log, open_records = Partition("topic", 0), cast("Any", None), OpenRecords()
-        context = ShardContext(cast("Any", None), place, open_records, None)
-        host = ShardHost(log, context, Slow(), 0, {}, {}, [], open_records, None)
+        place, nothing = Partition("topic", 0), cast("Any", None)
+        context = ShardContext(nothing, nothing, nothing, place, 0)
+        host = ShardHost(nothing, context, Slow(), {}, {}, [])
         takes = [asyncio.create_task(host.take(End(place, n))) for n in range(4)]
         await asyncio.sleep(0.01)
         await host.close(lost=True)

@@ -15,7 +15,7 @@ from headrace.schemas.events import EpisodeEnded, Event, Ref, TrajectoryRecorded
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.crash_isolation.episode_process import EpisodesProcess
 from headrace.services.agent.crash_isolation.isolation import IsolatedEpisode
-from tests.unit.agent.crash_isolation.test_isolation import SETUP, Context
+from tests.unit.agent.crash_isolation.test_isolation import Context
 from tests.unit.agent.test_episode_run import World, start, task
 
 
@@ -43,7 +43,7 @@ class Log(Context):
     def isolated(self, sample: int, how: str) -> None:
         started = start(task(payload=json.dumps({"how": how}), attempts=1))
         started = started.model_copy(update={"sample": sample})
-        isolated = IsolatedEpisode(self, started, 0.0, SETUP, {})  # type: ignore[arg-type]
+        isolated = IsolatedEpisode(self, started, 0.0, {})  # type: ignore[arg-type]
         self.isolated_episodes[sample] = isolated
 
     def ended(self) -> dict[int, EpisodeEnded]:

@@ -10,15 +10,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import TooLarge
 from headrace.schemas.events import ActionRequested, EpisodeEnded, Event, ObservationRecorded, Ref
 from headrace.services.agent.crash_isolation.frames import Frame
 from headrace.services.agent.crash_isolation.isolation import CHILDREN, IsolatedEpisode, Isolation
-from headrace.services.agent.records import AgentSetup
 from tests.unit.agent.test_episode_run import World, play, start, task
 
 NOWHERE = Ref(topic="t", partition=0, offset=0, digest=bytes(16))
-SETUP = AgentSetup(lambda _: asyncio.sleep(0), {}, None, {})
 
 
 class Context:
@@ -38,16 +35,6 @@ class Context:
     async def finished(self) -> None:
         while self.tasks:
             await self.tasks.pop()
-
-
-class Host:
-    """A child that writes down what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[Frame] = []
-
-    def tell(self, isolated: IsolatedEpisode, frame: Frame) -> None:
-        self.told.append(frame)
 
 
 class Children:
@@ -80,7 +67,7 @@ class Children:
 
 def isolated_of(context: Context, sample: int = 2, answers: Any = None) -> IsolatedEpisode:
     started = start(task()).model_copy(update={"sample": sample})
-    return IsolatedEpisode(context, started, 0.0, SETUP, answers or {})  # type: ignore[arg-type]
+    return IsolatedEpisode(context, started, 0.0, answers or {})  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 60), st.sets(st.integers(0, 59), max_size=4))
@@ -116,25 +103,23 @@ def test_what_was_answered_is_not_asked_again_and_the_rest_is() -> None:
     reset, prompt = first.requests()[:2]
     recorded = first.answer(reset)
     assert isinstance(recorded, ObservationRecorded)
-    results: list[Ref | TooLarge] = []
 
     async def main() -> None:
-        context, host = Context(), Host()
+        context = Context()
+        told: list[Frame] = []
         isolated = isolated_of(context, answers={0: {recorded.call: recorded}})
-        isolated.host = host  # type: ignore[assignment]
-        isolated.relay(reset, results.append)
-        assert (context.sent, host.told) == ([], [Frame("answer", event=recorded)])
-        isolated.relay(prompt, results.append)
-        await context.finished()
+        isolated.tell = told.append
+        await isolated.relay(reset)
+        assert (context.sent, told) == ([], [Frame("answer", event=recorded)])
+        assert await isolated.relay(prompt) == NOWHERE
         assert context.sent == [prompt]
         answer = first.answer(prompt)
         assert answer is not None
         isolated.on_answer(answer)
         isolated.on_answer(answer)  # another worker's, of the same id
-        assert [frame.event for frame in host.told] == [recorded, answer]
+        assert [frame.event for frame in told] == [recorded, answer]
 
     asyncio.run(main())
-    assert len(results) == 2
 
 
 def test_the_environment_of_a_poison_is_closed() -> None:
@@ -145,8 +130,7 @@ def test_the_environment_of_a_poison_is_closed() -> None:
     async def main() -> list[Event]:
         context = Context()
         isolated = isolated_of(context)
-        isolated.relay(step, lambda _: None)
-        await context.finished()
+        await isolated.relay(step)
         await isolated.end_as_poison("SIGKILL")
         return context.sent
 
@@ -158,13 +142,14 @@ def test_the_environment_of_a_poison_is_closed() -> None:
 
 def test_an_isolated_episode_that_waits_for_a_child_is_cancelled_and_stopped_all_the_same() -> None:
     async def main() -> None:
-        isolated, host = isolated_of(Context()), Host()
+        isolated = isolated_of(Context())
+        told: list[Frame] = []
         isolated.cancel("enough")
         assert isolated.cancelled == "enough"
-        isolated.host = host  # type: ignore[assignment]
+        isolated.tell = told.append
         isolated.cancel("again")
         isolated.stop()
-        assert host.told == [Frame("cancel", text="enough"), Frame("stop")]
+        assert told == [Frame("cancel", text="enough"), Frame("stop")]
         assert isolated.ended
 
     asyncio.run(main())

@@ -91,7 +91,11 @@ def test_an_answer_of_tool_calls_is_found_again() -> None:
         (first,) = await ask(session, user("a"), tools=[TOOL])
         assert (first.content, first.finish) == ("", "tool_calls")
         function = {"name": "add", "arguments": '{ "a": 1}'}
-        call = {"id": first.call_ids()[0], "type": "function", "function": function}
+        call = {
+            "id": first.message()["tool_calls"][0]["id"],
+            "type": "function",
+            "function": function,
+        }
         again = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}
         told = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
         await ask(session, user("a"), again, told, tools=[TOOL])
@@ -124,7 +128,8 @@ def test_a_forced_call_is_drawn_by_a_schema_as_the_policy_spells_it(spelling: Fo
         choices = await ask(session, user("a"), n=2, **fields)
         assert [one.finish for one in choices] == ["tool_calls"] * 2
         assert choices[0].tool_calls[0].arguments == {"a": 1}
-        told = {"role": "tool", "tool_call_id": choices[1].call_ids()[0], "content": "3"}
+        (call,) = choices[1].message()["tool_calls"]
+        told = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
         await ask(session, user("a"), choices[1].message(), told, tools=[TOOL])
 
     converse(talk, world, spelling)

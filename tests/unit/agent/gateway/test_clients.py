@@ -18,8 +18,8 @@ from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway import service as gateway_service
 from headrace.services.agent.gateway.chat_session import ChatSession
-from headrace.services.agent.gateway.clients import ClientAgent, EpisodeQueue, PendingEpisode
-from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.agent.gateway.clients import ClientAgent
+from headrace.services.agent.gateway.server import EpisodeQueue, GatewayServer, PendingEpisode
 from headrace.services.operate.run.children import services_of
 from headrace.services.worker.service_context import ServiceContext
 from tests.unit.agent.gateway.test_program import BOUND_S, Chatting
@@ -62,7 +62,7 @@ def play(
 
     async def agent(episode: Episode) -> None:
         if client.entrance is None:
-            server = GatewayServer(EpisodeQueue(), KEY)
+            server = GatewayServer(KEY)
             players.append(asyncio.create_task(visit(server)))
             client.entrance = server
         await client(episode)
