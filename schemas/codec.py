@@ -46,6 +46,9 @@ which is fetched again when it is needed."""
 
 _FRAME = struct.Struct(">bI")
 _MAGIC = 0
+_IGNORED = ("logicalType", "__fastavro_parsed", "__named_schemas")
+"""Keys that a schema loses before it is used. Without its logical types, timestamps stay ints. The
+other two are fastavro's own marks: it trusts a schema that has them, and the types they bring."""
 _UNREADABLE = (
     ArithmeticError,
     AttributeError,
@@ -233,20 +236,20 @@ def _foreign_schema(avsc_text: str) -> _Parsed | _Unusable:
 
 
 def _parse(schema: Mapping[str, Any]) -> _Parsed:
-    parsed = fastavro.parse_schema(_without_logical_types(schema))
+    parsed = fastavro.parse_schema(_without_ignored(schema))
     canonical = fastavro.schema.to_parsing_canonical_form(parsed)
     return _Parsed(parsed, canonical, value_counter(parsed))
 
 
-def _without_logical_types(schema: Any) -> Any:
+def _without_ignored(schema: Any) -> Any:
     if isinstance(schema, Mapping):
         return {
-            key: value if key == "default" else _without_logical_types(value)
+            key: value if key == "default" else _without_ignored(value)
             for key, value in schema.items()
-            if key != "logicalType"
+            if key not in _IGNORED
         }
     if isinstance(schema, list):
-        return [_without_logical_types(part) for part in schema]
+        return [_without_ignored(part) for part in schema]
     return schema
 
 

@@ -324,6 +324,18 @@ def test_any_schema_gives_an_event_or_a_decode_error(schema: Any) -> None:
         reading.decode(RunStateEntered, b"\0\0\0\3\x84" + bytes(3))
 
 
+def test_a_strangers_schema_does_not_pass_as_parsed() -> None:
+    """fastavro would take the types from the marks: an array of nulls, of any length."""
+    once = {"type": "record", "name": "Once", "fields": [{"name": "x", "type": "int"}]}
+    schema = small([{"name": "a", "type": once}, {"name": "b", "type": "headrace.Once"}])
+    value = framed(900, schema, {**MINIMAL, "a": {"x": 1}, "b": {"x": 3}})
+    bomb = {"headrace.Once": {"type": "array", "items": "null"}}
+    marks = {"__fastavro_parsed": True, "__named_schemas": bomb}
+    reading = codec()
+    reading.add_schema(900, json.dumps(schema | marks))
+    assert reading.decode(RunStateEntered, value).state == "ended"
+
+
 def test_strangers_schemas_are_bounded_in_number() -> None:
     reading = codec()
     text = json.dumps(small([]))
