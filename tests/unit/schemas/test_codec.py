@@ -14,14 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from headrace.schemas.codec import (
-    MAX_FOREIGN_SCHEMAS,
-    Codec,
-    DecodeError,
-    TooLarge,
-    UnknownSchema,
-    avsc,
-)
+from headrace.errors import DecodeError, TooLarge, UnknownSchema
+from headrace.schemas.codec import MAX_FOREIGN_SCHEMAS, Codec, avsc
 from headrace.schemas.events import (
     EVENTS,
     I32,
