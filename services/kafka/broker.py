@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headrace.errors import DependencyError, RecordsLost
+from headrace.errors import RecordsLost
 from headrace.schemas.topics import Partition as Partition
 
 Headers = list[tuple[str, bytes]]
@@ -174,14 +174,16 @@ class Broker(Protocol):
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
         """Creates the topics that do not exist: name to (partitions, configuration).
 
+        Returns once all can be written to.
+
         Raises UsageError if one exists with another number of partitions.
         """
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
-        """Deletes the topics that exist."""
+        """Deletes the topics that exist. Returns once they are gone."""
 
     async def list_topics(self) -> dict[str, int]:
-        """The number of partitions of every topic, by name."""
+        """The number of partitions of every topic but Kafka's own, by name."""
 
     async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The configuration of these topics, by Kafka's names. DependencyError if one is absent."""
@@ -215,22 +217,6 @@ class Broker(Protocol):
 
     async def close(self) -> None:
         """Waits, bounded, for what is in flight, and closes everything that it opened."""
-
-
-def no_commit(consumer_group: str, partition: Partition) -> DependencyError:
-    """The error to raise if a group is assigned a partition for which it has no commit."""
-    return DependencyError(
-        f"the consumer group {consumer_group} has no commit for "
-        f"{partition.topic}/{partition.number}: apply the recipe first"
-    )
-
-
-def wrong_partitions(topic: str, actual: int, wanted: int) -> str:
-    """The message for a topic that exists with another number of partitions than is wanted."""
-    return (
-        f"the topic {topic} has {actual} partitions, not {wanted}. Their number is fixed when a "
-        f"namespace is created: use {actual} partitions, or another namespace"
-    )
 
 
 _TO_DO = "Section `Records that are gone` of docs/operations.md says what to do"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.errors import DependencyError, Fenced, HeadraceError, UsageError
@@ -102,3 +105,12 @@ def failure(what: str, error: KafkaError) -> HeadraceError:
     if code in _USAGE:
         return UsageError(message)
     return HeadraceError(message) if code in _OURS else DependencyError(message)
+
+
+@contextmanager
+def as_failure(what: str) -> Iterator[None]:
+    """Raises the `failure` of `what` in place of a KafkaException."""
+    try:
+        yield
+    except KafkaException as exception:
+        raise failure(what, error_of(exception)) from exception

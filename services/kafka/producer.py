@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from headrace.errors import DependencyError, HeadraceError
 from headrace.services.kafka.broker import Outgoing, Position
 from headrace.services.kafka.client_settings import DELIVERY_S, KafkaSettings
-from headrace.services.kafka.convert import make_producer, to_position
+from headrace.services.kafka.convert import location, make_producer, produce
 from headrace.services.kafka.failures import error_of, failure
 
 POLL_S = 0.1
@@ -68,14 +68,7 @@ class Sender:
         if self._stopping:
             raise DependencyError(f"can't send to {record.topic}: this broker object is closed")
         try:
-            self._producer.produce(
-                record.topic,
-                record.value,
-                record.key,
-                -1 if record.partition is None else record.partition,
-                on_delivery=partial(self._on_delivery, future),
-                headers=list(record.headers),
-            )
+            produce(self._producer, record, partial(self._on_delivery, future))
         except BufferError:
             return False
         except KafkaException as exception:
@@ -87,10 +80,9 @@ class Sender:
         self, future: asyncio.Future[Position], error: KafkaError | None, message: Message
     ) -> None:
         if error is not None:
-            wrong = failure(f"can't send to {message.topic()}", error)
-            self._delivered.append((future, wrong))
+            self._delivered.append((future, failure(f"can't send to {message.topic()}", error)))
         else:
-            self._delivered.append((future, to_position(message)))
+            self._delivered.append((future, Position(*location(message))))
 
     def _poll(self) -> None:
         """In the thread: serves delivery reports until the sender is closed."""

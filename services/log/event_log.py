@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 
 from prometheus_client import Counter
 
-from headrace.errors import DecodeError, HeadraceError, RecordsLost
-from headrace.schemas.codec import Codec, UnknownSchema
+from headrace.errors import DecodeError, HeadraceError, RecordsLost, UnknownSchema
+from headrace.schemas.codec import Codec
 from headrace.schemas.events import EVENTS, Event, Ref
 from headrace.schemas.topics import DEAD_LETTERS, Topic, Topics, topic_of
 from headrace.services.kafka.broker import (
@@ -214,13 +214,10 @@ class EventLog:
                     yield event
             except (HeadraceError, DecodeError):
                 for ref in some:
-                    yield await self._fetch_one(ref)
-
-    async def _fetch_one(self, ref: Ref) -> Event | str:
-        try:
-            return (await self.fetch([ref]))[0]
-        except (RecordsLost, DecodeError) as error:
-            return str(error)
+                    try:
+                        yield (await self.fetch([ref]))[0]
+                    except (RecordsLost, DecodeError) as error:
+                        yield str(error)
 
     async def _require_partitions(self, refs: Sequence[Ref]) -> None:
         """Checks that the partitions exist.
