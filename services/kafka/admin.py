@@ -29,7 +29,7 @@ from headrace.services.kafka.convert import (
     make_consumer,
     topic_partitions,
 )
-from headrace.services.kafka.failures import TRANSIENT, as_failure, error_of, failure
+from headrace.services.kafka.failures import TRANSIENT, UNKNOWN, as_failure, error_of, failure
 
 REQUEST_S = 3.0
 PATIENCE_S = 15.0
@@ -39,16 +39,8 @@ CHANGE_S = 30.0
 CHANGE = {"operation_timeout": CHANGE_S, "request_timeout": CHANGE_S}
 CHECK_S = 4.0
 RETRY_S = 0.05
-UNKNOWN = frozenset(
-    {
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-    }
-)
-"""A broker that has just started answers so for topics that it holds, for a moment."""
 UNKNOWN_S = 4.0
-"""How long a request is repeated after such an answer."""
+"""How long a request is repeated after an `UNKNOWN` error."""
 MAX_REPLICATION = 3
 """Copies of each new topic; fewer if there are fewer brokers."""
 EARLIEST, LATEST = -2, -1

@@ -1,16 +1,6 @@
-"""What Headrace requires of a log. Two implementations: Kafka (`kafka_broker.py`) and `memory/`.
+"""What Headrace requires of a log: a contract, which `tests/contract/` checks.
 
-`tests/contract/` holds both to this contract:
-
-- `send` returns once the record is durable. Records that one broker object sends to one partition
-  keep their order, also while they are in flight.
-- A `Reader` yields each partition's records in offset order, only committed ones, and an `End`
-  whenever it has read all that exist. Offsets may have gaps: transaction markers take offsets.
-- A `Subscription` shares a topic's partitions among the members of a consumer group. Before a
-  partition moves to another member, `on_revoked` runs to its end (bounded), and the offsets that
-  it returns are committed. A member that is silent for longer than its session loses its
-  partitions, and its commits fail.
-- `fenced(name)` fences the predecessor of that name: its later writes raise `Fenced`.
+Kafka (`kafka_broker.py`) and the in-memory log of the tests (`tests/memory/`) implement it.
 """
 
 from __future__ import annotations
@@ -77,7 +67,11 @@ METADATA_LIMIT = 4_000
 
 
 class Reader(Protocol):
-    """Reads given partitions, without a consumer group."""
+    """Reads given partitions, without a consumer group.
+
+    It yields each partition's records in offset order, only committed ones, and an `End` whenever
+    it has read all that exist. Offsets may have gaps: transaction markers take offsets.
+    """
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
         """Adds partitions, each from its offset. Raises RecordsLost if the offset is gone."""
@@ -93,7 +87,12 @@ class Reader(Protocol):
 
 
 class Subscription(Protocol):
-    """A member of a consumer group on one or more topics."""
+    """A member of a consumer group, which shares the partitions of topics among its members.
+
+    Before a partition moves to another member, `on_revoked` runs to its end (bounded), and the
+    offsets that it returns are committed. A member that is silent for longer than its session
+    loses its partitions, and its commits fail.
+    """
 
     async def read(self) -> list[Record | End]:
         """Waits for at least one item, and returns all that have arrived, bounded.
@@ -147,7 +146,11 @@ class Broker(Protocol):
     """A log. Handlers never get one."""
 
     async def send(self, record: Outgoing) -> Position:
-        """Writes one record; returns once it is durable. DependencyError after a bounded wait."""
+        """Writes one record; returns once it is durable. DependencyError after a bounded wait.
+
+        Records that one broker object sends to one partition keep their order, also while they are
+        in flight.
+        """
 
     def reader(self) -> Reader:
         """A reader of given partitions."""

@@ -23,7 +23,7 @@ from headrace.services.kafka.broker import (
     Subscription,
 )
 from headrace.services.kafka.client_settings import KafkaSettings
-from headrace.services.kafka.convert import committed_in, offsets_of
+from headrace.services.kafka.convert import checked, committed_in, offsets_of
 from headrace.services.kafka.failures import LOST, TRANSIENT, error_of, failure
 from headrace.services.kafka.poller import Poller
 
@@ -208,7 +208,7 @@ class KafkaSubscription(Poller, Subscription):
 
     def _raise_unless_transient(self, error: KafkaError, late: bool) -> None:
         if late or error.code() not in TRANSIENT:
-            raise failure(f"the consumer group {self._consumer_group}", error)
+            raise failure(self._who, error)
 
 
 def _ask(
@@ -216,9 +216,6 @@ def _ask(
 ) -> tuple[list[TopicPartition], KafkaError | None]:
     """The coordinator's answer, and its error if there is one."""
     try:
-        answer = ask()
+        return checked(ask()), None
     except KafkaException as exception:
         return [], error_of(exception)
-    return answer, next(
-        (partition.error for partition in answer if partition.error is not None), None
-    )

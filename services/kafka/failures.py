@@ -48,15 +48,19 @@ TRANSIENT = frozenset(
 )
 """Temporary errors: worth a retry, for a bounded time."""
 
-FINAL = frozenset(
+UNKNOWN = frozenset(
     {
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._UNKNOWN_TOPIC,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
+"""A broker that has just started answers so for topics that it holds, for a moment."""
+
+FINAL = UNKNOWN | {
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
 """Errors that a reader can't wait out."""
 
 _ADVICE = {

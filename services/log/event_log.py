@@ -225,14 +225,15 @@ class EventLog:
         Any team may write a reference. A wrong one must not look like a broker that is down.
         """
         existing = {topic.name: topic.partitions for topic in self.topics}
-        if foreign := {ref.topic for ref in refs} - existing.keys():
-            for name in foreign:
-                try:
-                    topic_of(name)
-                except KeyError:
-                    raise DecodeError(
-                        f"a reference names {name}, which is not a topic of Headrace", None
-                    ) from None
+        foreign = {ref.topic for ref in refs} - existing.keys()
+        for name in foreign:
+            try:
+                topic_of(name)
+            except KeyError:
+                raise DecodeError(
+                    f"a reference names {name}, which is not a topic of Headrace", None
+                ) from None
+        if foreign:
             existing = await self.broker.list_topics() | existing
         for ref in refs:
             if ref.partition >= existing.get(ref.topic, 0):

@@ -145,6 +145,19 @@ def test_a_cancelled_send_harms_nobody(kafka: str, namespace: str) -> None:
     drive(main)
 
 
+def test_a_full_queue_delays_sends_and_keeps_their_order(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        properties = {"queue.buffering.max.messages": "10"}
+        broker = KafkaBroker(KafkaSettings(kafka, "test", properties))
+        [partition] = await topic(broker, namespace)
+        sends = (broker.send(Outgoing(partition.topic, b"k", b"%d" % n)) for n in range(200))
+        positions = await asyncio.gather(*sends)
+        assert [position.offset for position in positions] == list(range(200))
+        await broker.close()
+
+    drive(main)
+
+
 def test_a_record_too_large_and_an_unknown_topic_are_refused(kafka: str, namespace: str) -> None:
     async def main() -> None:
         broker = KafkaBroker(KafkaSettings(kafka, "test"))
