@@ -29,12 +29,7 @@ from headrace.errors import DecodeError, TooLarge, UnknownSchema
 from headrace.schemas.events import Event
 from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.schemas.untrusted.schema_check import BadSchema, check_schema
-from headrace.schemas.untrusted.value_count import (
-    MAX_VALUES,
-    UNCOUNTED_BYTES,
-    TooManyValues,
-    count_values,
-)
+from headrace.schemas.untrusted.value_count import MAX_VALUES, UNCOUNTED_BYTES, count_values
 
 AVRO = Path(__file__).parent / "avro"
 """The folder of the newest schema of each event."""
@@ -128,14 +123,11 @@ class Codec:
                 f" at most {MAX_RECORD_BYTES}. Put large data into the blob store"
             )
         value = body.getvalue()
-        if len(value) > UNCOUNTED_BYTES:
-            try:
-                count_values(_own_schema(event_type).schema, value, _FRAME.size)
-            except TooManyValues:
-                raise TooLarge(
-                    f"{event_type.__name__} {event.event_id} has more than {MAX_VALUES} values. Put"
-                    f" large data into the blob store"
-                ) from None
+        if _has_too_many_values(_own_schema(event_type), value):
+            raise TooLarge(
+                f"{event_type.__name__} {event.event_id} has more than {MAX_VALUES} values. Put"
+                f" large data into the blob store"
+            )
         return value
 
     def decode(self, event_type: type[E], value: bytes | None) -> E:
@@ -155,11 +147,8 @@ class Codec:
             raise DecodeError("no Confluent framing (byte 0 and a schema id of 4 bytes)", value)
         schema_id = _FRAME.unpack_from(value)[1]
         writer, reader = self._writer(event_type, schema_id, value), _own_schema(event_type)
-        if len(value) > UNCOUNTED_BYTES:
-            try:
-                count_values(writer.schema, value, _FRAME.size)
-            except TooManyValues:
-                raise DecodeError(f"the {name} has more than {MAX_VALUES} values", value) from None
+        if _has_too_many_values(writer, value):
+            raise DecodeError(f"the {name} has more than {MAX_VALUES} values", value)
         body = io.BytesIO(value)
         body.seek(_FRAME.size)
         # If the schemas agree, fastavro reads faster without the reader's.
@@ -189,6 +178,12 @@ class Codec:
                 f"schema {schema_id} describes {written}, not {event_type.__name__}", value
             )
         return writer
+
+
+def _has_too_many_values(writer: _Parsed, value: bytes) -> bool:
+    if len(value) <= UNCOUNTED_BYTES:
+        return False
+    return count_values(writer.schema, value, _FRAME.size) > MAX_VALUES
 
 
 @functools.cache

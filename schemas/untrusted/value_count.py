@@ -20,19 +20,16 @@ MAX_VALUES = 200_000
 _WIDTHS = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 
-class TooManyValues(Exception):
-    """A body holds more than MAX_VALUES values."""
-
-
 def count_values(parsed: Any, value: bytes, begin: int) -> int:
     """Returns how many values the body has that begins at an offset of `value`.
 
     `parsed` is the record schema of the body's writer, as fastavro parsed it. The count ends at
-    bytes that don't fit the schema, because the reader reports what is wrong with them. Raises
-    TooManyValues as soon as it has counted more than MAX_VALUES.
+    MAX_VALUES + 1, and at bytes that don't fit the schema, because the reader reports what is wrong
+    with them.
     """
     body = _Body(value, begin, parsed["__named_schemas"])
-    # The body is cut short, or has a branch that its union lacks: the reader stops there too.
+    # IndexError: the body is cut short, or has a branch that its union lacks. OverflowError: too
+    # many values, or a number of too many bytes.
     with suppress(IndexError, OverflowError):
         body.skip(parsed)
     return body.values
@@ -93,7 +90,7 @@ class _Body:
     def _count(self) -> None:
         self.values += 1
         if self.values > MAX_VALUES:
-            raise TooManyValues
+            raise OverflowError
 
     def _number(self) -> int:
         """Reads a long: zigzag, seven bits in each byte, lowest bits first."""

@@ -13,6 +13,7 @@ from confluent_kafka import (
     Message,
     Producer,
     TopicPartition,
+    murmur2,
 )
 
 from headrace.services.kafka.broker import Committed, Outgoing, Partition, Record
@@ -32,6 +33,15 @@ def make_producer(properties: Properties) -> Producer:
     """A producer that logs to Headrace's log. Raises UsageError if a property is invalid."""
     with as_failure("can't create a Kafka producer"):
         return Producer(dict(properties), logger=logger)
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The number of the key's partition in a topic with `partitions` partitions.
+
+    Java's clients, aiokafka, and librdkafka's partitioner `murmur2_random` give the same result, so
+    all clients agree on the partition of a task's events.
+    """
+    return murmur2(key, partitions)
 
 
 def produce(

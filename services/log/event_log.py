@@ -122,7 +122,14 @@ class EventLog:
 
     async def decode(self, record: Record) -> Delivery[Event]:
         """The event in a record of this namespace. Raises DecodeError if the record is no event."""
-        event = await self._event(self._topic(record), record)
+        name = record.partition.topic
+        try:
+            topic = self.topics.by_name(name).topic
+        except KeyError:
+            raise DecodeError(
+                f"{name} is not a topic of {self.topics.namespace}", record.value
+            ) from None
+        event = await self._event(topic, record)
         assert record.value is not None
         trace = next((text for name, text in record.headers if name == "traceparent"), b"")
         return Delivery(
@@ -241,14 +248,6 @@ class EventLog:
                     f"{ref.topic}/{ref.partition}@{ref.offset} does not exist: there is no such "
                     f"partition. The record was never written, or its topic was deleted"
                 )
-
-    def _topic(self, record: Record) -> Topic[Event]:
-        try:
-            return self.topics.by_name(record.partition.topic).topic
-        except KeyError:
-            raise DecodeError(
-                f"{record.partition.topic} is not a topic of {self.topics.namespace}", record.value
-            ) from None
 
 
 def _digest(value: bytes) -> bytes:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from headrace.errors import DependencyError, UsageError
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Committed, Outgoing, Partition, Position
-from headrace.services.kafka.murmur2 import partition_of
+from headrace.services.kafka.convert import partition_of
 from tests.memory.memory_group import MemoryGroup
 from tests.memory.memory_log import PartitionLog, SoleWriter, Transaction
 
