@@ -29,12 +29,7 @@ from headrace.errors import DecodeError, TooLarge, UnknownSchema
 from headrace.schemas.events import Event
 from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.schemas.untrusted.schema_check import BadSchema, check_schema
-from headrace.schemas.untrusted.value_count import (
-    MAX_VALUES,
-    UNCOUNTED_BYTES,
-    TooManyValues,
-    value_counter,
-)
+from headrace.schemas.untrusted.value_count import MAX_VALUES, UNCOUNTED_BYTES, count_values
 
 AVRO = Path(__file__).parent / "avro"
 """The folder of the newest schema of each event."""
@@ -46,6 +41,9 @@ which is fetched again when it is needed."""
 
 _FRAME = struct.Struct(">bI")
 _MAGIC = 0
+_IGNORED = ("logicalType", "__fastavro_parsed", "__named_schemas")
+"""Keys that a schema loses before it is used. Without its logical types, timestamps stay ints. The
+other two are fastavro's own marks: it trusts a schema that has them, and the types they bring."""
 _UNREADABLE = (
     ArithmeticError,
     AttributeError,
@@ -58,8 +56,6 @@ _UNREADABLE = (
     ValueError,
 )
 """What fastavro raises if bytes don't fit the schema. It has no exception of its own for that."""
-
-__all__ = ["AVRO", "NAMESPACE", "Codec", "DecodeError", "TooLarge", "UnknownSchema", "avsc"]
 
 E = TypeVar("E", bound=Event)
 Dictify = Callable[[Any], Any]
@@ -82,23 +78,6 @@ class _Parsed:
     schema: Any
     canonical: str
     """The parsing canonical form. Schemas with the same form write the same bytes."""
-    count_values: Callable[[bytes, int], int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Unusable:
-    """Why a writer's schema can't be used."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How to decode one writer's bytes as an event. `reader` is None if the schemas agree."""
-
-    writer: Any
-    reader: Any | None
-    count_values: Callable[[bytes, int], int]
 
 
 class Codec:
@@ -110,25 +89,21 @@ class Codec:
     def __init__(self) -> None:
         self._ids: dict[type[Event], bytes] = {}
         self._own: dict[int, _Parsed] = {}
-        self._foreign: dict[int, _Parsed | _Unusable] = {}
-        self._plans: dict[tuple[type[Event], int], _Plan] = {}
+        self._foreign: dict[int, _Parsed | str] = {}
+        """By id: a writer's schema, or why it can't be used."""
 
     def register(self, event_type: type[Event], schema_id: int) -> None:
         """Writes events of this type with `schema_id` from now on, the registry's id of their
         newest schema. Earlier ids can still be read."""
         self._ids[event_type] = _FRAME.pack(_MAGIC, schema_id)
         self._own[schema_id] = _own_schema(event_type)
-        self._forget_plans(schema_id)
 
     def add_schema(self, schema_id: int, avsc_text: str) -> None:
         """Adds the schema of a writer. It never raises: if the schema can't be used, `decode`
         refuses its records with the reason."""
         while len(self._foreign) >= MAX_FOREIGN_SCHEMAS:
-            oldest = next(iter(self._foreign))
-            del self._foreign[oldest]
-            self._forget_plans(oldest)
+            del self._foreign[next(iter(self._foreign))]
         self._foreign[schema_id] = _foreign_schema(avsc_text)
-        self._forget_plans(schema_id)
 
     def encode(self, event: Event) -> bytes:
         """Returns the framed bytes of an event.
@@ -148,14 +123,11 @@ class Codec:
                 f" at most {MAX_RECORD_BYTES}. Put large data into the blob store"
             )
         value = body.getvalue()
-        if len(value) > UNCOUNTED_BYTES:
-            try:
-                _own_schema(event_type).count_values(value, _FRAME.size)
-            except TooManyValues:
-                raise TooLarge(
-                    f"{event_type.__name__} {event.event_id} has more than {MAX_VALUES} values. Put"
-                    f" large data into the blob store"
-                ) from None
+        if _has_too_many_values(_own_schema(event_type), value):
+            raise TooLarge(
+                f"{event_type.__name__} {event.event_id} has more than {MAX_VALUES} values. Put"
+                f" large data into the blob store"
+            )
         return value
 
     def decode(self, event_type: type[E], value: bytes | None) -> E:
@@ -174,18 +146,15 @@ class Codec:
         if len(value) < _FRAME.size or value[0] != _MAGIC:
             raise DecodeError("no Confluent framing (byte 0 and a schema id of 4 bytes)", value)
         schema_id = _FRAME.unpack_from(value)[1]
-        plan = self._plans.get((event_type, schema_id))
-        if plan is None:
-            plan = self._plan(event_type, schema_id, value)
-        if len(value) > UNCOUNTED_BYTES:
-            try:
-                plan.count_values(value, _FRAME.size)
-            except TooManyValues:
-                raise DecodeError(f"the {name} has more than {MAX_VALUES} values", value) from None
+        writer, reader = self._writer(event_type, schema_id, value), _own_schema(event_type)
+        if _has_too_many_values(writer, value):
+            raise DecodeError(f"the {name} has more than {MAX_VALUES} values", value)
         body = io.BytesIO(value)
         body.seek(_FRAME.size)
+        # If the schemas agree, fastavro reads faster without the reader's.
+        resolution = None if writer.canonical == reader.canonical else reader.schema
         try:
-            fields = fastavro.schemaless_reader(body, plan.writer, plan.reader)
+            fields = fastavro.schemaless_reader(body, writer.schema, resolution)
         except _UNREADABLE as error:
             what = f"{type(error).__name__}: {error}"
             raise DecodeError(f"not a {name} of schema {schema_id}: {what[:500]}", value) from error
@@ -197,25 +166,24 @@ class Codec:
             raise DecodeError(f"{name}: {_explain(error)}", value) from error
         return event
 
-    def _plan(self, event_type: type[Event], schema_id: int, value: bytes) -> _Plan:
+    def _writer(self, event_type: type[Event], schema_id: int, value: bytes) -> _Parsed:
         writer = self._own.get(schema_id) or self._foreign.get(schema_id)
         if writer is None:
             raise UnknownSchema(schema_id, value)
-        if isinstance(writer, _Unusable):
-            raise DecodeError(f"schema {schema_id} can't be used: {writer.reason}", value)
+        if isinstance(writer, str):
+            raise DecodeError(f"schema {schema_id} can't be used: {writer}", value)
         written = writer.schema["name"]
         if written.rpartition(".")[2] != event_type.__name__:
             raise DecodeError(
                 f"schema {schema_id} describes {written}, not {event_type.__name__}", value
             )
-        ours = _own_schema(event_type)
-        same = writer.canonical == ours.canonical
-        plan = _Plan(writer.schema, None if same else ours.schema, writer.count_values)
-        self._plans[event_type, schema_id] = plan
-        return plan
+        return writer
 
-    def _forget_plans(self, schema_id: int) -> None:
-        self._plans = {key: plan for key, plan in self._plans.items() if key[1] != schema_id}
+
+def _has_too_many_values(writer: _Parsed, value: bytes) -> bool:
+    if len(value) <= UNCOUNTED_BYTES:
+        return False
+    return count_values(writer.schema, value, _FRAME.size) > MAX_VALUES
 
 
 @functools.cache
@@ -223,30 +191,29 @@ def _own_schema(event_type: type[Event]) -> _Parsed:
     return _parse(avsc(event_type))
 
 
-def _foreign_schema(avsc_text: str) -> _Parsed | _Unusable:
+def _foreign_schema(avsc_text: str) -> _Parsed | str:
     try:
         return _parse(check_schema(avsc_text))
     except BadSchema as error:
-        return _Unusable(str(error))
+        return str(error)
     except (*_UNREADABLE, fastavro.schema.SchemaParseException) as error:
-        return _Unusable(f"{type(error).__name__}: {error}")
+        return f"{type(error).__name__}: {error}"
 
 
 def _parse(schema: Mapping[str, Any]) -> _Parsed:
-    parsed = fastavro.parse_schema(_without_logical_types(schema))
-    canonical = fastavro.schema.to_parsing_canonical_form(parsed)
-    return _Parsed(parsed, canonical, value_counter(parsed))
+    parsed = fastavro.parse_schema(_without_ignored(schema))
+    return _Parsed(parsed, fastavro.schema.to_parsing_canonical_form(parsed))
 
 
-def _without_logical_types(schema: Any) -> Any:
+def _without_ignored(schema: Any) -> Any:
     if isinstance(schema, Mapping):
         return {
-            key: value if key == "default" else _without_logical_types(value)
+            key: value if key == "default" else _without_ignored(value)
             for key, value in schema.items()
-            if key != "logicalType"
+            if key not in _IGNORED
         }
     if isinstance(schema, list):
-        return [_without_logical_types(part) for part in schema]
+        return [_without_ignored(part) for part in schema]
     return schema
 
 
@@ -262,21 +229,14 @@ def _dictify(model: type[BaseModel]) -> Dictify:
         for name, field in model.model_fields.items()
         if (convert := _convert(field.annotation)) is not None
     }
-    if not nested:
-        return _fields
-    items = tuple(nested.items())
 
     def dictify(instance: Any) -> dict[str, Any]:
-        fields = instance.__dict__.copy()
-        for name, convert in items:
+        fields: dict[str, Any] = instance.__dict__.copy()
+        for name, convert in nested.items():
             fields[name] = convert(fields[name])
-        return fields  # type: ignore[no-any-return]
+        return fields
 
     return dictify
-
-
-def _fields(instance: Any) -> Any:
-    return instance.__dict__
 
 
 def _convert(annotation: Any) -> Dictify | None:

@@ -65,8 +65,6 @@ _PACKED = {
 _SHARED = {
     "task": "The task's number: its offset in the topic `tasks`.",
     "sample": "Number of the sample within its task, from 0.",
-    "attempt": "Number of the attempt at this sample, from 0.",
-    "call": "Path of the request within the attempt: `3`, or `3.1` in a parallel branch.",
     "source": "Name of the submitter of the task.",
     "task_id": "The submitter's id of the task. It is unique within the source.",
     "item_id": "Id of the data set item that the task is made from.",
@@ -202,10 +200,13 @@ class _Derivation:
 
 @functools.cache
 def attribute_docs(model: type[BaseModel]) -> dict[str, str]:
-    """Returns the docstring below each field of a class, by field."""
+    """Returns the docstring below each field of a class and its bases, by field."""
+    docs: dict[str, str] = {}
+    for base in model.__bases__:
+        if base is not BaseModel:
+            docs |= attribute_docs(base)
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(body, ast.ClassDef)
-    docs = {}
     for field, doc in zip(body.body, body.body[1:], strict=False):
         match field, doc:
             case (

@@ -64,6 +64,28 @@ def _text(value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
+class TaskEvent(Event):
+    """An event of a task. All events of a task have the same key."""
+
+    key_fields = ("task",)
+
+    task: N63
+    """The task's number: its offset in the topic `tasks`."""
+
+
+class CallEvent(TaskEvent):
+    """A request in an attempt at an episode, or the answer to it."""
+
+    id_fields = ("task", "sample", "attempt", "call")
+
+    sample: N31
+    """Number of the sample within its task, from 0."""
+    attempt: N31 = 0
+    """Number of the attempt at this sample, from 0."""
+    call: str
+    """Path of the request within the attempt: `3`, or `3.1` in a parallel branch."""
+
+
 class Ref(Part):
     """The location of a record in the log. Event handlers pass it on and never compute with it."""
 
@@ -245,14 +267,11 @@ class TaskCancelled(Event):
     """Why the task is cancelled, for people. The outcomes repeat it."""
 
 
-class EpisodeStarted(Event):
+class EpisodeStarted(TaskEvent):
     """The scheduler has started one sample of a task, or has refused it with a `verdict`."""
 
     id_fields = ("task", "sample")
-    key_fields = ("task",)
 
-    task: N63
-    """The task's number: its offset in the topic `tasks`."""
     sample: N31
     attempt: N31 = 0
     """Number of the first attempt."""
@@ -267,17 +286,9 @@ class EpisodeStarted(Event):
     it shall run."""
 
 
-class GenerationRequested(Event):
+class GenerationRequested(CallEvent):
     """A prompt: the token ids of the context so far, and new text that is not yet tokenized."""
 
-    id_fields = ("task", "sample", "attempt", "call")
-    key_fields = ("task",)
-
-    task: N63
-    sample: N31
-    attempt: N31 = 0
-    call: str
-    """Path of the request within the attempt: `3`, or `3.1` in a parallel branch."""
     policy: str
     pinned: I64 | None = None
     """The version that must answer. Null asks the newest version."""
@@ -303,16 +314,9 @@ class GenerationRequested(Event):
     """Digest of what the request means. Expiry and priority are not part of it."""
 
 
-class GenerationCompleted(Event):
+class GenerationCompleted(CallEvent):
     """The answer to a GenerationRequested."""
 
-    id_fields = ("task", "sample", "attempt", "call")
-    key_fields = ("task",)
-
-    task: N63
-    sample: N31
-    attempt: N31 = 0
-    call: str
     digest: Fixed16
     """The request's digest. An answer with the digest of another request does not count."""
     policy: str
@@ -346,16 +350,9 @@ class GenerationCompleted(Event):
     """Set if `finish` is `failed`, otherwise null."""
 
 
-class ActionRequested(Event):
+class ActionRequested(CallEvent):
     """A request of an agent to an environment."""
 
-    id_fields = ("task", "sample", "attempt", "call")
-    key_fields = ("task",)
-
-    task: N63
-    sample: N31
-    attempt: N31 = 0
-    call: str
     index: N31
     """Number of the action in the attempt. The reset is 0, and steps count from 1 without gaps."""
     kind: Literal["reset", "step", "score", "close"]
@@ -376,16 +373,9 @@ class ActionRequested(Event):
     """Digest of what the request means. The expiry is not part of it."""
 
 
-class ObservationRecorded(Event):
+class ObservationRecorded(CallEvent):
     """The answer of an environment to an ActionRequested."""
 
-    id_fields = ("task", "sample", "attempt", "call")
-    key_fields = ("task",)
-
-    task: N63
-    sample: N31
-    attempt: N31 = 0
-    call: str
     index: N31
     """The request's index."""
     digest: Fixed16
@@ -454,13 +444,11 @@ Ending = Literal[
 ]
 
 
-class TrajectoryRecorded(Event):
+class TrajectoryRecorded(TaskEvent):
     """One whole attempt of an episode. It counts only if the EpisodeEnded that counts names it."""
 
     id_fields = ("task", "sample", "attempt")
-    key_fields = ("task",)
 
-    task: N63
     sample: N31
     attempt: N31 = 0
     """The attempt that is recorded here. Earlier attempts failed."""
@@ -511,13 +499,11 @@ class PolicyUse(Part):
     shown, but no advantage estimator reads it yet."""
 
 
-class EpisodeEnded(Event):
+class EpisodeEnded(TaskEvent):
     """The outcome of an episode. Exactly one counts."""
 
     id_fields = ("task", "sample")
-    key_fields = ("task",)
 
-    task: N63
     sample: N31
     attempt: N31 = 0
     """The attempt that counts."""
@@ -541,13 +527,11 @@ class EpisodeEnded(Event):
     """Seconds from the episode's start in the log to its end."""
 
 
-class TaskEnded(Event):
+class TaskEnded(TaskEvent):
     """The result of a task, with the outcomes of all its samples. Exactly one counts."""
 
     id_fields = ("task",)
-    key_fields = ("task",)
 
-    task: N63
     source: str
     task_id: str
     tenant: str = "default"
@@ -588,13 +572,11 @@ class GroupSample(Part):
     """Oldest version among the sampled tokens of this policy. -1 if all were demonstrated."""
 
 
-class GroupClosed(Event):
+class GroupClosed(TaskEvent):
     """A task from the view of one policy that trains: scored, or dropped with a reason."""
 
     id_fields = ("task", "policy")
-    key_fields = ("task",)
 
-    task: N63
     policy: str
     item_id: str
     epoch: I32 = 0

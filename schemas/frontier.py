@@ -65,21 +65,13 @@ class Frontier:
 
     def _insert(self, first: int, last: int) -> None:
         at = bisect_right(self._firsts, first)
-        joins_left = at > 0 and self._lasts[at - 1] + 1 == first
-        joins_right = at < len(self._firsts) and last + 1 == self._firsts[at]
-        if joins_left and joins_right:
-            self._lasts[at - 1] = self._lasts.pop(at)
-            self._firsts.pop(at)
-        elif joins_left:
+        if at < len(self._firsts) and last + 1 == self._firsts[at]:
+            del self._firsts[at]
+            last = self._lasts.pop(at)
+        if at > 0 and self._lasts[at - 1] + 1 == first:
             self._lasts[at - 1] = last
-        elif joins_right:
-            self._firsts[at] = first
+        elif first == self._low_mark:
+            self._low_mark = last + 1
         else:
             self._firsts.insert(at, first)
             self._lasts.insert(at, last)
-        self._absorb()
-
-    def _absorb(self) -> None:
-        while self._firsts and self._firsts[0] <= self._low_mark:
-            self._low_mark = max(self._low_mark, self._lasts[0] + 1)
-            del self._firsts[0], self._lasts[0]

@@ -74,12 +74,7 @@ TRAJECTORIES = Topic("trajectories", events.TrajectoryRecorded, "agent", "long")
 OUTCOMES = Topic("outcomes", events.EpisodeEnded, "agent", "long")
 RESULTS = Topic("results", events.TaskEnded, "agent", "long")
 GROUPS = Topic(
-    "groups",
-    events.GroupClosed,
-    "assemble-groups",
-    "long",
-    single=True,
-    per_policy=True,
+    "groups", events.GroupClosed, "assemble-groups", "long", single=True, per_policy=True
 )
 BATCHES = Topic(
     "batches",

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from headrace.errors import UsageError
+
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
@@ -13,7 +15,7 @@ FALSE_IS_NONE = BeforeValidator(lambda value: None if value is False else value)
 """TOML has no null: `false` in a recipe means that a table or a value is absent."""
 
 
-class RecipeError(ValueError):
+class RecipeError(UsageError, ValueError):
     """A recipe can't be used. The message names each wrong key and what it must be."""
 
 

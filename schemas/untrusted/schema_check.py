@@ -92,9 +92,7 @@ class _Checker:
                 return nodes + 1, below + 1, smallest
 
     def _record(self, schema: dict[str, Any], namespace: str, depth: int) -> tuple[int, int, int]:
-        name = _fullname(schema, namespace)
-        if name in self._named:
-            raise BadSchema(f"{name} is defined twice")
+        name = self._new_name(schema, namespace)
         self._named[name] = None
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(isinstance(field, dict) for field in fields):
@@ -107,9 +105,7 @@ class _Checker:
         return result
 
     def _leaf(self, schema: dict[str, Any], kind: str, namespace: str) -> tuple[int, int, int]:
-        name = _fullname(schema, namespace)
-        if name in self._named:
-            raise BadSchema(f"{name} is defined twice")
+        name = self._new_name(schema, namespace)
         smallest = 1
         if kind == "fixed":
             smallest = schema.get("size", -1)
@@ -119,7 +115,7 @@ class _Checker:
         return 1, 0, smallest
 
     def _reference(self, name: str, namespace: str) -> tuple[int, int, int]:
-        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        full = _full_name(name, namespace)
         if full not in self._named:
             raise BadSchema(f"unknown type {full[:80]!r}")
         known = self._named[full]
@@ -135,9 +131,16 @@ class _Checker:
         below = 1 + max((part[1] for part in parts), default=0)
         return nodes, below, 1 if union else sum(part[2] for part in parts)
 
+    def _new_name(self, schema: dict[str, Any], namespace: str) -> str:
+        """Returns the full name of a type that the schema defines."""
+        name, own = schema.get("name"), schema.get("namespace", namespace)
+        if not isinstance(name, str) or not isinstance(own, str) or not name:
+            raise BadSchema("a named type has no name")
+        full = _full_name(name, own)
+        if full in self._named:
+            raise BadSchema(f"{full} is defined twice")
+        return full
 
-def _fullname(schema: dict[str, Any], namespace: str) -> str:
-    name, own = schema.get("name"), schema.get("namespace", namespace)
-    if not isinstance(name, str) or not isinstance(own, str) or not name:
-        raise BadSchema("a named type has no name")
-    return name if "." in name or not own else f"{own}.{name}"
+
+def _full_name(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"

@@ -8,7 +8,7 @@ of the Avro specification (https://avro.apache.org/docs/1.12.0/specification/#bi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,56 +17,87 @@ UNCOUNTED_BYTES = 64 * 1024
 MAX_VALUES = 200_000
 """Maximum number of values in a record. Each item, map entry, field and record counts as one."""
 
-Skip = Callable[["_Cursor"], None]
-"""Skips one value of a type and counts the values in it."""
 _WIDTHS = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 
-class TooManyValues(Exception):
-    """A body holds more than MAX_VALUES values."""
+def count_values(parsed: Any, value: bytes, begin: int) -> int:
+    """Returns how many values the body has that begins at an offset of `value`.
 
-
-def value_counter(parsed: Any) -> Callable[[bytes, int], int]:
-    """Returns a function that counts the values of a body in some bytes, from an offset on.
-
-    `parsed` is the body's schema, as fastavro parsed it. The function stops at bytes that don't fit
-    the schema, because the reader reports what is wrong with them. It raises TooManyValues as soon
-    as it has counted more than MAX_VALUES.
+    `parsed` is the record schema of the body's writer, as fastavro parsed it. The count ends at
+    MAX_VALUES + 1, and at bytes that don't fit the schema, because the reader reports what is wrong
+    with them.
     """
-    skip = _compile(parsed, {})
-
-    def count_values(value: bytes, begin: int) -> int:
-        cursor = _Cursor(value, begin)
-        # The body is cut short, or has a branch that its union lacks: the reader stops there too.
-        with suppress(IndexError, OverflowError):
-            skip(cursor)
-        return cursor.values
-
-    return count_values
+    body = _Body(value, begin, parsed["__named_schemas"])
+    # IndexError: the body is cut short, or has a branch that its union lacks. OverflowError: too
+    # many values, or a number of too many bytes.
+    with suppress(IndexError, OverflowError):
+        body.skip(parsed)
+    return body.values
 
 
-class _Cursor:
-    """An offset in the bytes, and how many values lie before it."""
+class _Body:
+    """A body, an offset in it, and how many values lie before the offset."""
 
-    __slots__ = ("offset", "value", "values")
-
-    def __init__(self, value: bytes, offset: int) -> None:
-        self.value = value
-        self.offset = offset
+    def __init__(self, value: bytes, offset: int, named: Mapping[str, Any]) -> None:
         self.values = 0
+        self._value = value
+        self._offset = offset
+        self._named = named
 
-    def count(self) -> None:
-        """Counts one more value."""
+    def skip(self, schema: Any) -> None:
+        """Skips one value of a type, and counts the values in it."""
+        if isinstance(schema, list):
+            index = self._number()
+            if index < 0:
+                raise IndexError
+            self.skip(schema[index])
+            return
+        if isinstance(schema, str):
+            schema = self._named.get(schema, {"type": schema})
+        match schema["type"]:
+            case "array":
+                self._skip_items(schema["items"])
+            case "map":
+                entry = [{"type": "string"}, {"type": schema["values"]}]
+                self._skip_items({"type": "record", "fields": entry})
+            case "record":
+                self._count()
+                for field in schema["fields"]:
+                    self.skip(field["type"])
+            case "null" | "boolean" | "float" | "double" as kind:
+                self._count()
+                self._pass(_WIDTHS[kind])
+            case "fixed":
+                self._count()
+                self._pass(schema["size"])
+            case "int" | "long" | "enum":
+                self._count()
+                self._number()
+            case "bytes" | "string":
+                self._count()
+                self._pass(self._number())
+            case inner:
+                self.skip(inner)
+
+    def _skip_items(self, item: Any) -> None:
+        """Skips blocks of items, each after its count. A byte size follows a negative count."""
+        while count := self._number():
+            if count < 0:
+                self._number()
+            for _ in range(abs(count)):
+                self.skip(item)
+
+    def _count(self) -> None:
         self.values += 1
         if self.values > MAX_VALUES:
-            raise TooManyValues
+            raise OverflowError
 
-    def number(self) -> int:
+    def _number(self) -> int:
         """Reads a long: zigzag, seven bits in each byte, lowest bits first."""
         result = shift = 0
         while True:
-            byte = self.value[self.offset]
-            self.offset += 1
+            byte = self._value[self._offset]
+            self._offset += 1
             result |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return (result >> 1) ^ -(result & 1)
@@ -74,87 +105,8 @@ class _Cursor:
             if shift > 63:
                 raise OverflowError
 
-    def skip(self, size: int) -> None:
-        """Skips `size` bytes. Raises IndexError if there are fewer."""
-        if size < 0 or size > len(self.value) - self.offset:
+    def _pass(self, size: int) -> None:
+        """Passes `size` bytes. Raises IndexError if there are fewer."""
+        if size < 0 or size > len(self._value) - self._offset:
             raise IndexError
-        self.offset += size
-
-
-def _compile(schema: Any, named: dict[str, Skip]) -> Skip:
-    """Returns how to skip a value of a type. `named` holds the named types defined so far."""
-    if isinstance(schema, list):
-        return _union([_compile(branch, named) for branch in schema])
-    if isinstance(schema, str):
-        return named[schema] if schema in named else _primitive(schema)
-    match schema["type"]:
-        case "record":
-            skip = _record([_compile(field["type"], named) for field in schema["fields"]])
-        case "enum":
-            skip = _primitive("int")
-        case "fixed":
-            skip = _fixed(schema["size"])
-        case "array":
-            return _blocks(_compile(schema["items"], named))
-        case "map":
-            return _blocks(_record([_primitive("string"), _compile(schema["values"], named)]))
-        case inner:
-            return _compile(inner, named)
-    named[schema["name"]] = skip
-    return skip
-
-
-def _primitive(name: str) -> Skip:
-    if name in _WIDTHS:
-        return _fixed(_WIDTHS[name])
-
-    def number(cursor: _Cursor) -> None:
-        cursor.count()
-        cursor.number()
-
-    def text(cursor: _Cursor) -> None:
-        cursor.count()
-        cursor.skip(cursor.number())
-
-    return number if name in ("int", "long") else text
-
-
-def _fixed(size: int) -> Skip:
-    def skip(cursor: _Cursor) -> None:
-        cursor.count()
-        cursor.skip(size)
-
-    return skip
-
-
-def _record(fields: list[Skip]) -> Skip:
-    def skip(cursor: _Cursor) -> None:
-        cursor.count()
-        for field in fields:
-            field(cursor)
-
-    return skip
-
-
-def _union(branches: list[Skip]) -> Skip:
-    def skip(cursor: _Cursor) -> None:
-        index = cursor.number()
-        if index < 0:
-            raise IndexError
-        branches[index](cursor)
-
-    return skip
-
-
-def _blocks(item: Skip) -> Skip:
-    """An array or map: blocks of items, each after its count. A byte size follows a negative
-    count."""
-
-    def skip(cursor: _Cursor) -> None:
-        while count := cursor.number():
-            if count < 0:
-                cursor.number()
-            for _ in range(abs(count)):
-                item(cursor)
-
-    return skip
+        self._offset += size

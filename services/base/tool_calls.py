@@ -145,7 +145,7 @@ def _hermes(text: str, *, unclosed: bool) -> tuple[list[Any], str]:
         try:
             value, at = _DECODER.raw_decode(text, _past_space(text, begin + len(BEGIN)))
         except (ValueError, RecursionError) as error:
-            raise _not_json(error) from error
+            raise BadCall(f"a tool call must be JSON: {error}") from error
         values.append(value)
         at = _past_space(text, at)
         if text.startswith(END, at):
@@ -171,11 +171,7 @@ def _load(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _not_json(error) from error
-
-
-def _not_json(error: Exception) -> BadCall:
-    return BadCall(f"a tool call must be JSON: {error}")
+        raise BadCall(f"a tool call must be JSON: {error}") from error
 
 
 def _call(value: Any) -> ToolCall:

@@ -8,9 +8,8 @@ may abort the process (an assertion in `rd_kafka_enq_once_del_source_return`; se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import TypeVar
@@ -22,33 +21,26 @@ from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewTopic
 
 from headrace.errors import DependencyError, UsageError
-from headrace.services.kafka.broker import Committed, Partition, records_lost, wrong_partitions
-from headrace.services.kafka.client_settings import KafkaSettings, Properties
+from headrace.services.kafka.broker import Committed, Partition, records_lost
+from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.convert import (
     checked,
     committed_in,
     make_consumer,
     topic_partitions,
 )
-from headrace.services.kafka.failures import TRANSIENT, error_of, failure
+from headrace.services.kafka.failures import TRANSIENT, UNKNOWN, as_failure, error_of, failure
 
 REQUEST_S = 3.0
 PATIENCE_S = 15.0
 """How long a request is repeated if that may help, for example during a broker's restart."""
 CHANGE_S = 30.0
 """The limit for what brokers do on disk: they create and delete topics."""
+CHANGE = {"operation_timeout": CHANGE_S, "request_timeout": CHANGE_S}
 CHECK_S = 4.0
 RETRY_S = 0.05
-UNKNOWN = frozenset(
-    {
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-    }
-)
-"""A broker that has just started answers so for topics that it holds, for a moment."""
 UNKNOWN_S = 4.0
-"""How long a request is repeated after such an answer."""
+"""How long a request is repeated after an `UNKNOWN` error."""
 MAX_REPLICATION = 3
 """Copies of each new topic; fewer if there are fewer brokers."""
 EARLIEST, LATEST = -2, -1
@@ -78,7 +70,6 @@ class Admin:
             ) from exception
 
     async def list_topics(self) -> dict[str, int]:
-        """The number of partitions of every topic, by name, without Kafka's own topics."""
         topics = (await self._list()).topics
         return {
             name: len(topic.partitions)
@@ -87,10 +78,6 @@ class Admin:
         }
 
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
-        """Creates the topics that do not exist. Returns once all can be written to.
-
-        Raises UsageError if one exists with another number of partitions.
-        """
         found = await self._list()
         replication = min(MAX_REPLICATION, len(found.brokers))
         absent = [
@@ -99,7 +86,11 @@ class Admin:
             if name not in found.topics
         ]
         if absent:
-            await self._run(partial(self._create, absent))
+            await self._change(
+                "can't create the topic",
+                lambda admin: admin.create_topics(absent, **CHANGE),
+                KafkaError.TOPIC_ALREADY_EXISTS,
+            )
         found = await self._until(
             f"the topics {', '.join(sorted(topics))} to appear",
             lambda metadata: all(_has_leaders(metadata, name) for name in topics),
@@ -107,33 +98,51 @@ class Admin:
         for name, (partitions, _) in topics.items():
             number = len(found.topics[name].partitions)
             if number != partitions:
-                raise UsageError(wrong_partitions(name, number, partitions))
+                raise UsageError(
+                    f"the topic {name} has {number} partitions, not {partitions}. Their number is "
+                    f"fixed when a namespace is created: use {number} partitions, or another "
+                    "namespace"
+                )
         # The metadata may name a leader before that broker knows it; once it answers, it does.
         new = [Partition(topic.topic, at) for topic in absent for at in range(topic.num_partitions)]
         await self._patiently("the new topics do not answer", partial(self._ends, new), UNKNOWN)
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
-        """Deletes the topics that exist. Returns once they are gone."""
         found = await self._list()
         present = [name for name in topics if name in found.topics]
         if present:
-            await self._run(partial(self._delete, present))
+            await self._change(
+                "can't delete the topic",
+                lambda admin: admin.delete_topics(present, **CHANGE),
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
+            )
         await self._until(
             f"the topics {', '.join(present)} to disappear",
             lambda metadata: not any(name in metadata.topics for name in present),
         )
 
     async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The configuration of these topics, by Kafka's names. DependencyError if one is absent."""
         if not topics:
             return {}
-        ask = partial(self._settings_of, topics)
+        asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
+
+        def ask() -> dict[str, dict[str, str]]:
+            with self._admin() as admin:
+                answers = admin.describe_configs(asked, request_timeout=CHANGE_S)
+                return {
+                    resource.name: {
+                        name: entry.value
+                        for name, entry in answer.result(CHANGE_S).items()
+                        if entry.value is not None
+                    }
+                    for resource, answer in answers.items()
+                }
+
         return await self._patiently("can't read the topics' settings", ask)
 
     async def ends(
         self, partitions: Sequence[Partition], *, include_uncommitted: bool = False
     ) -> dict[Partition, tuple[int, int]]:
-        """Each partition's first offset and its end, as `Broker.ends` defines them."""
         names = ", ".join(sorted({partition.topic for partition in partitions}))
         ask = partial(self._open_ends if include_uncommitted else self._ends, partitions)
         return await self._patiently(f"can't find the ends of {names}", ask, UNKNOWN, UNKNOWN_S)
@@ -141,7 +150,6 @@ class Admin:
     async def offsets_at(
         self, partitions: Sequence[Partition], timestamp: float
     ) -> dict[Partition, int]:
-        """The offset of each partition's first record at or after a time, or else its end."""
         if not partitions:
             return {}
         asked = topic_partitions(partitions, max(0, int(timestamp * 1_000)))
@@ -167,33 +175,27 @@ class Admin:
     async def committed(
         self, consumer_group: str, partitions: Sequence[Partition]
     ) -> dict[Partition, Committed]:
-        """The group's commits. A partition without one is absent."""
         if not partitions:
             return {}
-
-        def ask() -> list[TopicPartition]:
-            with _consumer(self._settings.member(consumer_group)) as consumer:
-                return consumer.committed(topic_partitions(partitions), timeout=REQUEST_S)
-
-        what = f"can't read the commits of the consumer group {consumer_group}"
-        return committed_in(await self._patiently(what, lambda: checked(ask())))
+        asked = topic_partitions(partitions)
+        found = await self._of_group(
+            f"can't read the commits of the consumer group {consumer_group}",
+            consumer_group,
+            lambda consumer: consumer.committed(asked, timeout=REQUEST_S),
+        )
+        return committed_in(found)
 
     async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
-        """Commits offset 0 for partitions without a commit."""
         existing = await self.committed(consumer_group, partitions)
         absent = topic_partitions([at for at in partitions if at not in existing], 0)
-        if not absent:
-            return
-
-        def ask() -> list[TopicPartition]:
-            with _consumer(self._settings.member(consumer_group)) as consumer:
-                return consumer.commit(offsets=absent, asynchronous=False)
-
-        what = f"can't make the first commits of {consumer_group}; does it have members already?"
-        await self._patiently(what, lambda: checked(ask()))
+        if absent:
+            await self._of_group(
+                f"can't make the first commits of {consumer_group}; does it have members already?",
+                consumer_group,
+                lambda consumer: consumer.commit(offsets=absent, asynchronous=False),
+            )
 
     async def close(self) -> None:
-        """Waits for the running request, if there is one, and closes the connections."""
         if not self._closed:
             self._closed = True
             self._thread.submit(self._forget)
@@ -241,54 +243,56 @@ class Admin:
         return found
 
     async def _list(self) -> ClusterMetadata:
-        return await self._patiently("can't list the topics", self._metadata)
+        listed: ClusterMetadata = await self._patiently(
+            "can't list the topics", lambda: self._consumer().list_topics(timeout=REQUEST_S)
+        )
+        return listed
+
+    async def _of_group(
+        self, what: str, consumer_group: str, ask: Callable[[Consumer], list[TopicPartition]]
+    ) -> list[TopicPartition]:
+        """Sends a request of a consumer group, without joining it."""
+
+        def work() -> list[TopicPartition]:
+            with make_consumer(self._settings.member(consumer_group)) as consumer:
+                return checked(ask(consumer))
+
+        return await self._patiently(what, work)
+
+    async def _change(
+        self, what: str, ask: Callable[[AdminClient], Mapping[str, Future[None]]], fine: int
+    ) -> None:
+        """Changes topics, and waits until all are changed. The error `fine` does not count."""
+
+        def work() -> None:
+            with self._admin() as admin:
+                for name, change in ask(admin).items():
+                    try:
+                        change.result(CHANGE_S)
+                    except KafkaException as exception:
+                        error = error_of(exception)
+                        if error.code() != fine:
+                            raise failure(f"{what} {name}", error) from exception
+
+        await self._run(work)
 
     def _consumer(self) -> Consumer:
         if self._made is None:
             self._made = make_consumer(self._settings.reader())
         return self._made
 
-    def _metadata(self) -> ClusterMetadata:
-        metadata: ClusterMetadata = self._consumer().list_topics(timeout=REQUEST_S)
-        return metadata
-
     def _ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
         return _bounds(self._consumer(), partitions)
 
     def _open_ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
         """The ends, open transactions included."""
-        uncommitted: Properties = {"isolation.level": "read_uncommitted"}
-        with _consumer(self._settings.reader() | uncommitted) as consumer:
+        properties = self._settings.reader() | {"isolation.level": "read_uncommitted"}
+        with make_consumer(properties) as consumer:
             return _bounds(consumer, partitions)
 
-    def _create(self, topics: list[NewTopic]) -> None:
-        with self._admin() as admin:
-            made = admin.create_topics(topics, operation_timeout=CHANGE_S, request_timeout=CHANGE_S)
-            _await("can't create the topic", made, KafkaError.TOPIC_ALREADY_EXISTS)
-
-    def _delete(self, topics: list[str]) -> None:
-        with self._admin() as admin:
-            gone = admin.delete_topics(topics, operation_timeout=CHANGE_S, request_timeout=CHANGE_S)
-            _await("can't delete the topic", gone, KafkaError.UNKNOWN_TOPIC_OR_PART)
-
-    def _settings_of(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        with self._admin() as admin:
-            asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
-            answers = admin.describe_configs(asked, request_timeout=CHANGE_S)
-            return {
-                resource.name: {
-                    name: entry.value
-                    for name, entry in answer.result(CHANGE_S).items()
-                    if entry.value is not None
-                }
-                for resource, answer in answers.items()
-            }
-
     def _admin(self) -> AdminClient:
-        try:
+        with as_failure("can't create a Kafka client"):
             return AdminClient(self._settings.admin())
-        except KafkaException as exception:
-            raise failure("can't create a Kafka client", error_of(exception)) from exception
 
     def _forget(self) -> None:
         made, self._made = self._made, None
@@ -310,26 +314,6 @@ def _bounds(
         Partition(low.topic, low.partition): (low.offset, high.offset)
         for low, high in zip(first, end, strict=True)
     }
-
-
-@contextmanager
-def _consumer(properties: Properties) -> Iterator[Consumer]:
-    """A consumer for one request. It joins no group."""
-    consumer = make_consumer(properties)
-    try:
-        yield consumer
-    finally:
-        consumer.close()
-
-
-def _await(what: str, changes: Mapping[str, Future[None]], fine: int) -> None:
-    for name, change in changes.items():
-        try:
-            change.result(CHANGE_S)
-        except KafkaException as exception:
-            error = error_of(exception)
-            if error.code() != fine:
-                raise failure(f"{what} {name}", error) from exception
 
 
 def _has_leaders(metadata: ClusterMetadata, name: str) -> bool:

@@ -1,16 +1,6 @@
-"""What Headrace requires of a log. `kafka_broker.py` is Kafka, `tests/memory/` a twin for tests.
+"""What Headrace requires of a log: a contract, which `tests/contract/` checks.
 
-`tests/contract/` holds both to this contract:
-
-- `send` returns once the record is durable. Records that one broker object sends to one partition
-  keep their order, also while they are in flight.
-- A `Reader` yields each partition's records in offset order, only committed ones, and an `End`
-  whenever it has read all that exist. Offsets may have gaps: transaction markers take offsets.
-- A `Subscription` shares a topic's partitions among the members of a consumer group. Before a
-  partition moves to another member, `on_revoked` runs to its end (bounded), and the offsets that
-  it returns are committed. A member that is silent for longer than its session loses its
-  partitions, and its commits fail.
-- `fenced(name)` fences the predecessor of that name: its later writes raise `Fenced`.
+Kafka (`kafka_broker.py`) and the in-memory log of the tests (`tests/memory/`) implement it.
 """
 
 from __future__ import annotations
@@ -19,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headrace.errors import DependencyError, RecordsLost
+from headrace.errors import RecordsLost
 from headrace.schemas.topics import Partition as Partition
 
 Headers = list[tuple[str, bytes]]
@@ -77,7 +67,11 @@ METADATA_LIMIT = 4_000
 
 
 class Reader(Protocol):
-    """Reads given partitions, without a consumer group."""
+    """Reads given partitions, without a consumer group.
+
+    It yields each partition's records in offset order, only committed ones, and an `End` whenever
+    it has read all that exist. Offsets may have gaps: transaction markers take offsets.
+    """
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
         """Adds partitions, each from its offset. Raises RecordsLost if the offset is gone."""
@@ -93,7 +87,12 @@ class Reader(Protocol):
 
 
 class Subscription(Protocol):
-    """A member of a consumer group on one or more topics."""
+    """A member of a consumer group, which shares the partitions of topics among its members.
+
+    Before a partition moves to another member, `on_revoked` runs to its end (bounded), and the
+    offsets that it returns are committed. A member that is silent for longer than its session
+    loses its partitions, and its commits fail.
+    """
 
     async def read(self) -> list[Record | End]:
         """Waits for at least one item, and returns all that have arrived, bounded.
@@ -147,7 +146,11 @@ class Broker(Protocol):
     """A log. Handlers never get one."""
 
     async def send(self, record: Outgoing) -> Position:
-        """Writes one record; returns once it is durable. DependencyError after a bounded wait."""
+        """Writes one record; returns once it is durable. DependencyError after a bounded wait.
+
+        Records that one broker object sends to one partition keep their order, also while they are
+        in flight.
+        """
 
     def reader(self) -> Reader:
         """A reader of given partitions."""
@@ -174,14 +177,16 @@ class Broker(Protocol):
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
         """Creates the topics that do not exist: name to (partitions, configuration).
 
+        Returns once all can be written to.
+
         Raises UsageError if one exists with another number of partitions.
         """
 
     async def delete_topics(self, topics: Sequence[str]) -> None:
-        """Deletes the topics that exist."""
+        """Deletes the topics that exist. Returns once they are gone."""
 
     async def list_topics(self) -> dict[str, int]:
-        """The number of partitions of every topic, by name."""
+        """The number of partitions of every topic but Kafka's own, by name."""
 
     async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The configuration of these topics, by Kafka's names. DependencyError if one is absent."""
@@ -215,22 +220,6 @@ class Broker(Protocol):
 
     async def close(self) -> None:
         """Waits, bounded, for what is in flight, and closes everything that it opened."""
-
-
-def no_commit(consumer_group: str, partition: Partition) -> DependencyError:
-    """The error to raise if a group is assigned a partition for which it has no commit."""
-    return DependencyError(
-        f"the consumer group {consumer_group} has no commit for "
-        f"{partition.topic}/{partition.number}: apply the recipe first"
-    )
-
-
-def wrong_partitions(topic: str, actual: int, wanted: int) -> str:
-    """The message for a topic that exists with another number of partitions than is wanted."""
-    return (
-        f"the topic {topic} has {actual} partitions, not {wanted}. Their number is fixed when a "
-        f"namespace is created: use {actual} partitions, or another namespace"
-    )
 
 
 _TO_DO = "Section `Records that are gone` of docs/operations.md says what to do"

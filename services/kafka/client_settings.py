@@ -95,22 +95,27 @@ class KafkaSettings:
 
     def producer(self) -> Properties:
         """For plain sends: idempotent, ordered, without delay."""
-        return self._common() | self._writing() | self._user()
+        return self._common() | self._writing() | dict(self.properties)
 
     def transactional(self, writer: str) -> Properties:
         """For a sole writer. Its transactions are short, because an open one stalls readers."""
         fencing: Properties = {"transactional.id": writer, "transaction.timeout.ms": 10_000}
         writing = self._writing() | {"message.timeout.ms": 10_000}
-        return self._common() | writing | fencing | self._user()
+        return self._common() | writing | fencing | dict(self.properties)
 
     def reader(self) -> Properties:
         """For a consumer of given partitions. librdkafka requires a group; it is never joined."""
-        return self._common() | self._reading(f"{self.client_id}.reader") | self._user()
+        return self._common() | self._reading(f"{self.client_id}.reader") | dict(self.properties)
 
     def fetcher(self) -> Properties:
         """For single records by position: does not wait for records that do not exist."""
         wait: Properties = {"fetch.wait.max.ms": 5}
-        return self._common() | self._reading(f"{self.client_id}.fetcher") | wait | self._user()
+        return (
+            self._common()
+            | self._reading(f"{self.client_id}.fetcher")
+            | wait
+            | dict(self.properties)
+        )
 
     def member(self, consumer_group: str) -> Properties:
         """For a member of a consumer group. Uses the classic protocol, which every cluster has."""
@@ -124,11 +129,11 @@ class KafkaSettings:
             # After this a dead coordinator is looked up again, and a commit to it fails.
             "coordinator.query.interval.ms": 1_000,
         }
-        return self._common() | self._reading(consumer_group) | membership | self._user()
+        return self._common() | self._reading(consumer_group) | membership | dict(self.properties)
 
     def admin(self) -> Properties:
         """For topics and groups. Nobody reads its log, so it logs only emergencies."""
-        return self._common() | {"log_level": 0} | self._user()
+        return self._common() | {"log_level": 0} | dict(self.properties)
 
     def _common(self) -> Properties:
         return {
@@ -174,6 +179,3 @@ class KafkaSettings:
             "queued.min.messages": 10_000,
             "queued.max.messages.kbytes": PREFETCH_KB,
         }
-
-    def _user(self) -> Properties:
-        return dict(self.properties)

@@ -10,6 +10,7 @@ from time import monotonic, sleep
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from headrace.errors import DependencyError
 from headrace.services.kafka.admin import Admin
 from headrace.services.kafka.broker import (
     Committed,
@@ -20,10 +21,9 @@ from headrace.services.kafka.broker import (
     Reader,
     Record,
     Subscription,
-    no_commit,
 )
 from headrace.services.kafka.client_settings import KafkaSettings
-from headrace.services.kafka.convert import committed_in, offsets_of
+from headrace.services.kafka.convert import checked, committed_in, offsets_of
 from headrace.services.kafka.failures import LOST, TRANSIENT, error_of, failure
 from headrace.services.kafka.poller import Poller
 
@@ -48,7 +48,6 @@ class KafkaReader(Reader):
         self._made: Poller | None = None
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
-        """See Reader."""
         if not positions:
             return
         await self._admin.check_offsets(positions)
@@ -57,7 +56,6 @@ class KafkaReader(Reader):
         await poller.run(lambda: poller.assign(positions))
 
     async def unassign(self, partitions: Sequence[Partition]) -> None:
-        """See Reader."""
         poller = self._poller()
         gone = poller.held.intersection(partitions)
         if not gone:
@@ -66,11 +64,9 @@ class KafkaReader(Reader):
         await poller.run(lambda: poller.unassign(gone))
 
     async def read(self) -> list[Record | End]:
-        """See Reader."""
         return await self._poller().read()
 
     async def close(self) -> None:
-        """See Reader."""
         if self._made is not None:
             await self._made.close()
 
@@ -81,7 +77,7 @@ class KafkaReader(Reader):
         return self._made
 
 
-class KafkaSubscription(Subscription):
+class KafkaSubscription(Poller, Subscription):
     """A member of a consumer group.
 
     The callbacks run on the event loop while the poll thread waits for them. They may pause,
@@ -97,36 +93,23 @@ class KafkaSubscription(Subscription):
         on_assigned: OnAssigned,
         on_revoked: OnRevoked,
     ) -> None:
+        who = f"the consumer group {consumer_group}"
+        super().__init__(settings.member(consumer_group), consumer_group, who)
         self._consumer_group = consumer_group
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        who = f"the consumer group {consumer_group}"
-        self._poller = Poller(settings.member(consumer_group), consumer_group, who)
-        self._poller.consumer.subscribe(
+        self.consumer.subscribe(
             list(topics),
             on_assign=self._assign,
             on_revoke=partial(self._revoke, lost=False),
             on_lost=partial(self._revoke, lost=True),
         )
-        self._poller.start()
-
-    async def read(self) -> list[Record | End]:
-        """See Subscription."""
-        return await self._poller.read()
-
-    async def pause(self, partitions: Sequence[Partition]) -> None:
-        """See Subscription."""
-        await self._poller.pause(partitions)
-
-    async def resume(self, partitions: Sequence[Partition]) -> None:
-        """See Subscription."""
-        await self._poller.resume(partitions)
+        self.start()
 
     async def commit(self, commits: Mapping[Partition, Committed]) -> None:
-        """See Subscription."""
         begun = monotonic()
-        while self._poller.held.intersection(commits):
-            error = await self._poller.run(partial(self._commit_held, commits))
+        while self.held.intersection(commits):
+            error = await self.run(partial(self._commit_held, commits))
             if error is None:
                 return
             # The broker says that the partitions are lost. During a rebalance that may be wrong.
@@ -136,39 +119,35 @@ class KafkaSubscription(Subscription):
                 self._raise_unless_transient(error, late)
             await asyncio.sleep(RETRY_S)
 
-    async def close(self) -> None:
-        """See Subscription."""
-        await self._poller.close()
-
     def _assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         """In the poll thread: notifies the loop, and waits until it is ready for the records."""
         commits = self._commits(consumer, assigned) if assigned else {}
         what = f"the assignment of partitions of {self._consumer_group}"
         if commits:
-            self._poller.wait(self._notify_assigned(commits), ASSIGN_S, what)
-        self._poller.assign({at: committed.offset for at, committed in commits.items()})
+            self.wait(self._notify_assigned(commits), ASSIGN_S, what)
+        self.assign({at: committed.offset for at, committed in commits.items()})
 
     def _revoke(self, _: Consumer, revoked: list[TopicPartition], *, lost: bool) -> None:
         """In the poll thread: lets the loop finish, makes its last commits, unassigns all."""
         gone = [Partition(one.topic, one.partition) for one in revoked]
-        held = [partition for partition in gone if partition in self._poller.held]
+        held = [partition for partition in gone if partition in self.held]
         what = f"the revocation of partitions of {self._consumer_group}"
         try:
             if held:
-                last = self._poller.wait(self._notify_revoked(held, lost), REVOKE_S, what)
+                last = self.wait(self._notify_revoked(held, lost), REVOKE_S, what)
                 if last and not lost:
                     self._commit_last(last)
         finally:
-            self._poller.unassign(gone)
+            self.unassign(gone)
 
     async def _notify_assigned(self, commits: Mapping[Partition, Committed]) -> None:
         await self._on_assigned(commits)
-        self._poller.hold(commits)
+        self.hold(commits)
 
     async def _notify_revoked(
         self, partitions: Sequence[Partition], lost: bool
     ) -> Mapping[Partition, Committed]:
-        self._poller.drop(partitions)
+        self.drop(partitions)
         return await self._on_revoked(partitions, lost)
 
     def _commits(
@@ -186,14 +165,15 @@ class KafkaSubscription(Subscription):
         commits = committed_in(answer)
         for one in asked:
             if (partition := Partition(one.topic, one.partition)) not in commits:
-                raise no_commit(self._consumer_group, partition)
+                raise DependencyError(
+                    f"the consumer group {self._consumer_group} has no commit for "
+                    f"{partition.topic}/{partition.number}: apply the recipe first"
+                )
         return commits
 
     def _commit_held(self, commits: Mapping[Partition, Committed]) -> KafkaError | None:
         """In the poll thread: one attempt, for the partitions that are still held."""
-        held = {
-            partition: at for partition, at in commits.items() if partition in self._poller.held
-        }
+        held = {partition: at for partition, at in commits.items() if partition in self.held}
         return self._commit(held) if held else None
 
     def _commit_last(self, commits: Mapping[Partition, Committed]) -> None:
@@ -219,7 +199,7 @@ class KafkaSubscription(Subscription):
         librdkafka does not look it up for a consumer that is being closed; and `list_topics`,
         called in a callback, aborts the process.)
         """
-        consumer, offsets = self._poller.consumer, offsets_of(commits)
+        consumer, offsets = self.consumer, offsets_of(commits)
         try:
             consumer.get_watermark_offsets(offsets[0], timeout=ANSWER_S)
         except KafkaException:  # Whatever the error is, the leader does not answer.
@@ -228,7 +208,7 @@ class KafkaSubscription(Subscription):
 
     def _raise_unless_transient(self, error: KafkaError, late: bool) -> None:
         if late or error.code() not in TRANSIENT:
-            raise failure(f"the consumer group {self._consumer_group}", error)
+            raise failure(self._who, error)
 
 
 def _ask(
@@ -236,9 +216,6 @@ def _ask(
 ) -> tuple[list[TopicPartition], KafkaError | None]:
     """The coordinator's answer, and its error if there is one."""
     try:
-        answer = ask()
+        return checked(ask()), None
     except KafkaException as exception:
         return [], error_of(exception)
-    return answer, next(
-        (partition.error for partition in answer if partition.error is not None), None
-    )

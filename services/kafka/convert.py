@@ -2,54 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from confluent_kafka import (
     OFFSET_INVALID,
     Consumer,
+    KafkaError,
     KafkaException,
     Message,
     Producer,
     TopicPartition,
+    murmur2,
 )
 
-from headrace.services.kafka.broker import Committed, Partition, Position, Record
+from headrace.services.kafka.broker import Committed, Outgoing, Partition, Record
 from headrace.services.kafka.client_settings import Properties, logger
-from headrace.services.kafka.failures import error_of, failure
+from headrace.services.kafka.failures import as_failure
 
 WATERMARKS_S = 2.0
 
 
 def make_consumer(properties: Properties) -> Consumer:
     """A consumer that logs to Headrace's log. Raises UsageError if a property is invalid."""
-    try:
+    with as_failure("can't create a Kafka consumer"):
         return Consumer(dict(properties), logger=logger)
-    except KafkaException as exception:
-        raise failure("can't create a Kafka consumer", error_of(exception)) from exception
 
 
 def make_producer(properties: Properties) -> Producer:
     """A producer that logs to Headrace's log. Raises UsageError if a property is invalid."""
-    try:
+    with as_failure("can't create a Kafka producer"):
         return Producer(dict(properties), logger=logger)
-    except KafkaException as exception:
-        raise failure("can't create a Kafka producer", error_of(exception)) from exception
 
 
-def to_record(message: Message, partition: Partition, offset: int) -> Record:
+def partition_of(key: bytes, partitions: int) -> int:
+    """The number of the key's partition in a topic with `partitions` partitions.
+
+    Java's clients, aiokafka, and librdkafka's partitioner `murmur2_random` give the same result, so
+    all clients agree on the partition of a task's events.
+    """
+    return murmur2(key, partitions)
+
+
+def produce(
+    producer: Producer, record: Outgoing, on_delivery: Callable[[KafkaError | None, Message], None]
+) -> None:
+    """Gives a record to librdkafka. Raises BufferError if its queue is full."""
+    producer.produce(
+        record.topic,
+        record.value,
+        record.key,
+        -1 if record.partition is None else record.partition,
+        on_delivery=on_delivery,
+        headers=list(record.headers),
+    )
+
+
+def to_record(message: Message) -> Record:
     """A message as a record."""
+    partition, offset = location(message)
     headers: list[tuple[str, bytes]] = message.headers() or []  # type: ignore[assignment]
     timestamp = message.timestamp()[1] / 1_000
     return Record(partition, offset, timestamp, message.key(), message.value(), headers)
 
 
-def to_position(message: Message) -> Position:
-    """The position of a delivered message."""
+def location(message: Message) -> tuple[Partition, int]:
+    """The partition and offset of a message that was delivered or read, or of a partition's end."""
     topic, number, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None
     assert number is not None
     assert offset is not None
-    return Position(Partition(topic, number), offset)
+    return _partition(topic, number), offset
+
+
+@lru_cache(maxsize=4_096)
+def _partition(topic: str, number: int) -> Partition:
+    return Partition(topic, number)
 
 
 def topic_partitions(

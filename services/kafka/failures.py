@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.errors import DependencyError, Fenced, HeadraceError, UsageError
@@ -45,15 +48,19 @@ TRANSIENT = frozenset(
 )
 """Temporary errors: worth a retry, for a bounded time."""
 
-FINAL = frozenset(
+UNKNOWN = frozenset(
     {
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._UNKNOWN_TOPIC,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
+"""A broker that has just started answers so for topics that it holds, for a moment."""
+
+FINAL = UNKNOWN | {
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
 """Errors that a reader can't wait out."""
 
 _ADVICE = {
@@ -102,3 +109,12 @@ def failure(what: str, error: KafkaError) -> HeadraceError:
     if code in _USAGE:
         return UsageError(message)
     return HeadraceError(message) if code in _OURS else DependencyError(message)
+
+
+@contextmanager
+def as_failure(what: str) -> Iterator[None]:
+    """Raises the `failure` of `what` in place of a KafkaException."""
+    try:
+        yield
+    except KafkaException as exception:
+        raise failure(what, error_of(exception)) from exception

@@ -10,18 +10,13 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar
 
-from confluent_kafka import (
-    KafkaError,
-    KafkaException,
-    Message,
-    Producer,
-)
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from headrace.errors import DependencyError, HeadraceError
 from headrace.services.kafka.broker import FencedWriter, Outgoing, Position
 from headrace.services.kafka.client_settings import KafkaSettings
-from headrace.services.kafka.convert import make_producer, to_position
-from headrace.services.kafka.failures import FENCED, error_of, failure
+from headrace.services.kafka.convert import location, make_producer, produce
+from headrace.services.kafka.failures import FENCED, as_failure, error_of, failure
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +37,8 @@ class KafkaFencedWriter(FencedWriter):
     """
 
     def __init__(self, settings: KafkaSettings, writer: str) -> None:
-        self._settings = settings
         self._writer = writer
-        self._producer: Producer | None = None
+        self._producer = make_producer(settings.transactional(writer))
         self._broken: HeadraceError | None = None
         """Why this writer can't write any more."""
         self._closed = False
@@ -53,17 +47,16 @@ class KafkaFencedWriter(FencedWriter):
     async def fence(self) -> None:
         """Fences the predecessor at the brokers, which abort its open transaction."""
         try:
-            await self._run(self._fence)
+            with as_failure(f"can't become the writer {self._writer}"):
+                await self._run(partial(self._patiently, self._producer.init_transactions, FENCE_S))
         except BaseException:
             await self.close()
             raise
 
     async def write(self, records: Sequence[Outgoing]) -> list[Position]:
-        """See FencedWriter."""
         return await self._run(partial(self._write, records)) if records else []
 
     async def close(self) -> None:
-        """See FencedWriter."""
         if not self._closed:
             self._closed = True
             self._thread.submit(self._forget)
@@ -74,14 +67,6 @@ class KafkaFencedWriter(FencedWriter):
             raise DependencyError(f"the writer {self._writer} is closed")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _fence(self) -> None:
-        self._producer = make_producer(self._settings.transactional(self._writer))
-        try:
-            self._patiently(self._producer.init_transactions, FENCE_S)
-        except KafkaException as exception:
-            what = f"can't become the writer {self._writer}"
-            raise failure(what, error_of(exception)) from exception
-
     def _patiently(self, call: Callable[[float], object], limit_s: float) -> None:
         """Repeats a call while librdkafka says that its error is `retriable`, such as a time-out.
 
@@ -91,34 +76,32 @@ class KafkaFencedWriter(FencedWriter):
         while True:
             try:
                 call(SLICE_S)
+                return
             except KafkaException as exception:
                 error = error_of(exception)
                 late = self._closed or monotonic() > deadline
                 if late or error.txn_requires_abort() or not error.retriable():
                     raise
-            else:
-                return
 
     def _write(self, records: Sequence[Outgoing]) -> list[Position]:
         for attempt in range(1, ATTEMPTS + 1):
             if self._broken is not None:
                 raise type(self._broken)(str(self._broken))
-            assert self._producer is not None
             try:
                 self._producer.begin_transaction()
-                positions = self._fill(self._producer, records)
-                self._commit(self._producer)
+                positions = self._fill(records)
+                self._commit()
                 return positions
             except KafkaException as exception:
                 error = error_of(exception)
                 wrong = failure(f"can't write as {self._writer}", error)
-                self._abort(self._producer, error, wrong)
+                self._abort(error, wrong)
                 if attempt == ATTEMPTS or not (error.txn_requires_abort() or error.retriable()):
                     raise wrong from exception
                 logger.warning("%s: aborted, attempt %d of %d", wrong, attempt, ATTEMPTS)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _fill(self, producer: Producer, records: Sequence[Outgoing]) -> list[Position]:
+    def _fill(self, records: Sequence[Outgoing]) -> list[Position]:
         """Writes all records into the open transaction. If a record fails, the commit fails."""
         positions: dict[int, Position] = {}
         open_records = len(records)
@@ -127,20 +110,34 @@ class KafkaFencedWriter(FencedWriter):
             nonlocal open_records
             open_records -= 1
             if error is None:
-                positions[index] = to_position(message)
+                positions[index] = Position(*location(message))
 
         for index, record in enumerate(records):
-            _produce(producer, record, partial(on_delivery, index))
+            self._produce(record, partial(on_delivery, index))
         # Not `flush()`: on a fenced producer it raises an object that is no exception
         # (confluent-kafka 2.16). Each record is delivered or fails within `message.timeout.ms`.
         while open_records and not self._closed:
-            producer.poll(SLICE_S)
+            self._producer.poll(SLICE_S)
         return [positions[index] for index in sorted(positions)]
 
-    def _commit(self, producer: Producer) -> None:
+    def _produce(
+        self, record: Outgoing, on_delivery: Callable[[KafkaError | None, Message], None]
+    ) -> None:
+        """Gives a record to librdkafka. If its queue is full, waits for room, bounded."""
+        deadline = monotonic() + COMMIT_S
+        while True:
+            try:
+                produce(self._producer, record, on_delivery)
+                return
+            except BufferError:
+                if monotonic() > deadline:
+                    raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
+                self._producer.poll(0.1)
+
+    def _commit(self) -> None:
         """Commits. If the outcome stays unknown, this writer fails from then on."""
         try:
-            self._patiently(producer.commit_transaction, COMMIT_S)
+            self._patiently(self._producer.commit_transaction, COMMIT_S)
         except KafkaException as exception:
             error = error_of(exception)
             if error.txn_requires_abort() or error.fatal() or error.code() in FENCED:
@@ -151,13 +148,13 @@ class KafkaFencedWriter(FencedWriter):
             )
             raise self._broken from exception
 
-    def _abort(self, producer: Producer, error: KafkaError, wrong: HeadraceError) -> None:
+    def _abort(self, error: KafkaError, wrong: HeadraceError) -> None:
         """Aborts the open transaction. If that fails, this writer fails from then on."""
         if error.fatal() or error.code() in FENCED:
             self._broken = wrong
             return
         try:
-            self._patiently(producer.abort_transaction, COMMIT_S)
+            self._patiently(self._producer.abort_transaction, COMMIT_S)
         except KafkaException as exception:
             self._broken = failure(f"can't abort as {self._writer}", error_of(exception))
 
@@ -166,27 +163,4 @@ class KafkaFencedWriter(FencedWriter):
 
         `close()` would abort a transaction whose outcome is unknown. The brokers must decide it.
         """
-        self._producer = None
-
-
-def _produce(
-    producer: Producer, record: Outgoing, on_delivery: Callable[[KafkaError | None, Message], None]
-) -> None:
-    """Gives a record to librdkafka. If its queue is full, waits for room, bounded."""
-    deadline = monotonic() + COMMIT_S
-    while True:
-        try:
-            producer.produce(
-                record.topic,
-                record.value,
-                record.key,
-                -1 if record.partition is None else record.partition,
-                on_delivery=on_delivery,
-                headers=list(record.headers),
-            )
-        except BufferError:
-            if monotonic() > deadline:
-                raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
-            producer.poll(0.1)
-        else:
-            return
+        del self._producer

@@ -7,22 +7,25 @@ batch often continues there.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from headrace.errors import DependencyError, HeadraceError, RecordsLost
 from headrace.services.kafka.broker import Partition, Position, Record, records_lost
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.convert import (
+    location,
     make_consumer,
     to_record,
     topic_partitions,
     watermarks,
 )
-from headrace.services.kafka.failures import FINAL, error_of, failure
+from headrace.services.kafka.failures import FINAL, as_failure, failure
 
 SILENCE_S = 10.0
 """If no wanted record comes for this long, the fetch fails."""
@@ -34,17 +37,27 @@ CACHE_BYTES = 32 * 1024 * 1024
 
 
 class Fetcher:
-    """A consumer that only the broker object's `fetch` thread uses."""
+    """A consumer, and the thread that uses it: fetches run one at a time."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._consumer = make_consumer(settings.fetcher())
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-fetches")
         self._next: dict[Partition, int] = {}
         """The next offset of each assigned partition."""
         self._cache: OrderedDict[Position, Record] = OrderedDict()
         self._cached_bytes = 0
 
-    def fetch(self, positions: Sequence[Position]) -> list[Record]:
+    async def fetch(self, positions: Sequence[Position]) -> list[Record]:
         """The records at these positions, in the given order. RecordsLost if one is gone."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._fetch, positions)
+
+    async def close(self) -> None:
+        """Waits for the running fetch, if there is one, and closes the consumer."""
+        self._thread.submit(self._consumer.close)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _fetch(self, positions: Sequence[Position]) -> list[Record]:
         found: dict[Position, Record] = {}
         wanted: dict[Partition, deque[int]] = {}
         for position in sorted(set(positions), key=lambda at: (at.partition, at.offset)):
@@ -54,18 +67,13 @@ class Fetcher:
             else:
                 wanted.setdefault(position.partition, deque()).append(position.offset)
         try:
-            self._read(wanted, found)
-        except KafkaException as exception:
-            self._unassign_all()
-            raise failure("can't fetch", error_of(exception)) from exception
+            with as_failure("can't fetch"):
+                self._read(wanted, found)
         except HeadraceError:
-            self._unassign_all()
+            self._consumer.unassign()
+            self._next.clear()  # They are not known after a failure.
             raise
         return [found[position] for position in positions]
-
-    def close(self) -> None:
-        """Closes the consumer."""
-        self._consumer.close()
 
     def _read(self, wanted: dict[Partition, deque[int]], found: dict[Position, Record]) -> None:
         """Reads until all wanted records are found."""
@@ -83,11 +91,6 @@ class Fetcher:
                     f"{partition.topic}/{partition.number}@{offsets[0]} did not come within "
                     f"{SILENCE_S:.0f} s. Is Kafka running, and was the record ever written?"
                 )
-
-    def _unassign_all(self) -> None:
-        """Unassigns all partitions: after a failure their next offsets are not known."""
-        self._consumer.unassign()
-        self._next.clear()
 
     def _narrow(self, wanted: dict[Partition, deque[int]]) -> None:
         """Unassigns partitions that are not wanted, and starts those that are."""
@@ -119,18 +122,15 @@ class Fetcher:
     ) -> bool:
         """Handles a message. True if it made progress towards the wanted records."""
         error = message.error()
-        topic, number, offset = message.topic(), message.partition(), message.offset()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            topic, number = message.topic(), message.partition()
             if error.code() == KafkaError._AUTO_OFFSET_RESET and topic and number is not None:
                 partition = Partition(topic, number)
                 raise self._gone(partition, wanted.get(partition))
             if error.fatal() or error.code() in FINAL:
                 raise failure(f"can't fetch from {topic}", error)
             return False
-        assert topic is not None
-        assert number is not None
-        assert offset is not None
-        partition = Partition(topic, number)
+        partition, offset = location(message)
         offsets = wanted.get(partition)
         if offsets and offsets[0] < offset:
             raise self._gone(partition, offsets)
@@ -138,9 +138,9 @@ class Fetcher:
             return False
         self._next[partition] = offset + 1
         if not offsets or offsets[0] != offset:
-            self._keep(to_record(message, partition, offset))
+            self._keep(to_record(message))
             return bool(offsets)
-        found[Position(partition, offset)] = to_record(message, partition, offset)
+        found[Position(partition, offset)] = to_record(message)
         offsets.popleft()
         if offsets:
             self._start(partition, offsets[0])

@@ -19,19 +19,20 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from headrace.errors import DependencyError
 from headrace.services.kafka.broker import End, Partition, Record, records_lost
 from headrace.services.kafka.client_settings import Properties
 from headrace.services.kafka.client_settings import logger as client_logger
 from headrace.services.kafka.convert import (
+    location,
     make_consumer,
     to_record,
     topic_partitions,
     watermarks,
 )
-from headrace.services.kafka.failures import FINAL, error_of, failure
+from headrace.services.kafka.failures import FINAL, as_failure, failure
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,6 @@ class Poller:
         self._room = threading.Event()
         self._throttled = False
         self._commands: SimpleQueue[_Command | None] = SimpleQueue()
-        self._partitions: dict[tuple[str, int], Partition] = {}
         self._closed = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
 
@@ -200,12 +200,11 @@ class Poller:
 
     def _run(self) -> None:
         try:
-            while not self.stopping.is_set():
-                self._serve_all()
-                if self._has_room():
-                    self._poll()
-        except KafkaException as exception:
-            self.call(self.fail, failure("can't continue to read", error_of(exception)))
+            with as_failure("can't continue to read"):
+                while not self.stopping.is_set():
+                    self._serve_all()
+                    if self._has_room():
+                        self._poll()
         except Exception as error:  # Any error, also a callback's, must reach the reader.
             self.call(self.fail, error)
         # After a failure too, the member stays silent until it is closed and leaves its group.
@@ -230,11 +229,10 @@ class Poller:
             return
         work, done = command
         try:
-            result = work()
+            with as_failure("a consumer command failed"):
+                self.call(_settle, done, work(), None)
         except Exception as error:  # The caller of `run` must get it.
             self.call(_settle, done, None, error)
-        else:
-            self.call(_settle, done, result, None)
 
     def _has_room(self) -> bool:
         """Waits a moment for room. If there is none, pauses all partitions; polling goes on."""
@@ -279,19 +277,12 @@ class Poller:
     def _item(self, message: Message) -> Record | End | None:
         """The item in a message, or None if it is an error that needs only a line in the log."""
         error = message.error()
-        topic, number, offset = message.topic(), message.partition(), message.offset()
-        if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            self._on_error(error, topic, number, offset)
-            return None
-        assert topic is not None
-        assert number is not None
-        assert offset is not None
-        partition = self._partitions.get((topic, number))
-        if partition is None:
-            partition = self._partitions[topic, number] = Partition(topic, number)
-        if error is not None:
-            return End(partition, offset)
-        return to_record(message, partition, offset)
+        if error is None:
+            return to_record(message)
+        if error.code() == KafkaError._PARTITION_EOF:
+            return End(*location(message))
+        self._on_error(error, message.topic(), message.partition(), message.offset())
+        return None
 
     def _on_error(
         self, error: KafkaError, topic: str | None, number: int | None, offset: int | None
@@ -308,8 +299,6 @@ class Poller:
 def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
     if done.done():
         return
-    if isinstance(error, KafkaException):
-        error = failure("a consumer command failed", error_of(error))
     if error is not None:
         done.set_exception(error)
     else:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from functools import partial
 from time import monotonic
 
@@ -16,10 +15,12 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from headrace.errors import DependencyError, HeadraceError
 from headrace.services.kafka.broker import Outgoing, Position
 from headrace.services.kafka.client_settings import DELIVERY_S, KafkaSettings
-from headrace.services.kafka.convert import make_producer, to_position
+from headrace.services.kafka.convert import location, make_producer, produce
 from headrace.services.kafka.failures import error_of, failure
 
 POLL_S = 0.1
+FULL_S = 0.01
+"""How long a sender waits before it tries again, if librdkafka's queue is full."""
 CLOSE_S = 3.0
 """How long `close` waits for records in flight."""
 
@@ -33,7 +34,8 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._producer = make_producer(settings.producer())
         self._delivered: list[_Delivered] = []
-        self._waiting: deque[tuple[Outgoing, asyncio.Future[Position]]] = deque()
+        self._turn = asyncio.Lock()
+        """Keeps the records in order while the queue is full."""
         self._stopping = False
         self._thread = threading.Thread(target=self._poll, name="kafka-sends", daemon=True)
         self._thread.start()
@@ -41,41 +43,28 @@ class Sender:
     async def send(self, record: Outgoing) -> Position:
         """Writes one record; returns once it is durable. DependencyError after a bounded wait."""
         future: asyncio.Future[Position] = self._loop.create_future()
-        if not self._waiting and self._produce(record, future):
-            return await future
-        self._waiting.append((record, future))
-        try:
-            return await asyncio.wait_for(future, 2 * DELIVERY_S)
-        except TimeoutError:
-            raise DependencyError(
-                f"the producer's queue was full for {2 * DELIVERY_S:.0f} s, so a record for "
-                f"{record.topic} was not sent. Is Kafka overloaded or down?"
-            ) from None
+        late = monotonic() + 2 * DELIVERY_S
+        async with self._turn:
+            while not self._produce(record, future):
+                if monotonic() > late:
+                    raise DependencyError(
+                        f"the producer's queue was full for {2 * DELIVERY_S:.0f} s, so a record "
+                        f"for {record.topic} was not sent. Is Kafka overloaded or down?"
+                    )
+                await asyncio.sleep(FULL_S)
+        return await future
 
     async def close(self) -> None:
         """Waits for records in flight, bounded. Those that remain fail."""
         self._stopping = True
         await asyncio.to_thread(self._thread.join)
-        waiting, self._waiting = self._waiting, deque()
-        for record, future in waiting:
-            if not future.done():
-                future.set_exception(
-                    DependencyError(f"closed before a record for {record.topic} was sent")
-                )
 
     def _produce(self, record: Outgoing, future: asyncio.Future[Position]) -> bool:
         """Gives a record to librdkafka. False if its queue is full."""
         if self._stopping:
             raise DependencyError(f"can't send to {record.topic}: this broker object is closed")
         try:
-            self._producer.produce(
-                record.topic,
-                record.value,
-                record.key,
-                -1 if record.partition is None else record.partition,
-                on_delivery=partial(self._on_delivery, future),
-                headers=list(record.headers),
-            )
+            produce(self._producer, record, partial(self._on_delivery, future))
         except BufferError:
             return False
         except KafkaException as exception:
@@ -87,10 +76,9 @@ class Sender:
         self, future: asyncio.Future[Position], error: KafkaError | None, message: Message
     ) -> None:
         if error is not None:
-            wrong = failure(f"can't send to {message.topic()}", error)
-            self._delivered.append((future, wrong))
+            self._delivered.append((future, failure(f"can't send to {message.topic()}", error)))
         else:
-            self._delivered.append((future, to_position(message)))
+            self._delivered.append((future, Position(*location(message))))
 
     def _poll(self) -> None:
         """In the thread: serves delivery reports until the sender is closed."""
@@ -121,11 +109,3 @@ class Sender:
                 future.set_result(outcome)
             else:
                 future.set_exception(outcome)
-        while self._waiting:
-            record, future = self._waiting[0]
-            try:
-                if not future.done() and not self._produce(record, future):
-                    return
-            except HeadraceError as error:
-                future.set_exception(error)
-            self._waiting.popleft()

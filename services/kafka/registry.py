@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TypeVar
@@ -21,7 +19,7 @@ REQUEST_S = 5.0
 """The limit for connecting, and for each wait for an answer."""
 RETRIES = 2
 RETRY_MS = 100
-MAX_CACHED = 1_000
+MAX_UNKNOWN = 1_000
 UNKNOWN_FOR_S = 10.0
 """An id that the registry does not have is requested again after this: it may be assigned later."""
 
@@ -61,16 +59,15 @@ class Registry(SchemaRegistry):
             raise UsageError(
                 f"{self._url!r} is not the URL of a schema registry. Write it like http://host:8081"
             ) from error
-        self._lock = threading.Lock()
-        self._cached: OrderedDict[int, tuple[str | None, float]] = OrderedDict()
-        """By id: the schema, and the monotonic time until which it is valid."""
+        self._unknown: dict[int, float] = {}
+        """By id: the monotonic time until which it is not requested. The client caches the rest."""
 
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
 
     def register(self, subject: str, avsc_text: str) -> int:
-        """Sets the compatibility level first, so that the registry checks the schema against it."""
+        # The compatibility level goes first, so that the registry checks the schema against it.
         self._ask(
             lambda: self._client.set_compatibility(subject, COMPATIBILITY),
             f"set the compatibility of subject {subject} to {COMPATIBILITY}",
@@ -84,7 +81,6 @@ class Registry(SchemaRegistry):
         return schema_id
 
     def lookup(self, subject: str, avsc_text: str) -> int | None:
-        """The id of a schema that is registered under a subject, or None."""
         found = self._ask(
             lambda: self._client.lookup_schema(subject, _schema(avsc_text)),
             f"look up subject {subject}",
@@ -92,25 +88,17 @@ class Registry(SchemaRegistry):
         return None if found is None else found.schema_id
 
     def schema(self, schema_id: int) -> str | None:
-        """The Avro schema with an id, or None; from the cache if it is there."""
-        if not 0 <= schema_id < _MAX_ID:
+        if not 0 <= schema_id < _MAX_ID or time.monotonic() < self._unknown.get(schema_id, 0.0):
             return None
-        with self._lock:
-            text, good_until = self._cached.get(schema_id, (None, 0.0))
-            if time.monotonic() < good_until:
-                self._cached.move_to_end(schema_id)
-                return text
         found = self._ask(
             lambda: self._client.get_schema(schema_id), f"fetch the schema with id {schema_id}"
         )
-        text = found.schema_str if found is not None and found.schema_type in _AVRO else None
-        good_for_s = float("inf") if text is not None else UNKNOWN_FOR_S
-        with self._lock:
-            self._cached[schema_id] = (text, time.monotonic() + good_for_s)
-            self._cached.move_to_end(schema_id)
-            while len(self._cached) > MAX_CACHED:
-                self._cached.popitem(last=False)
-        return text
+        if found is not None and found.schema_type in _AVRO:
+            return found.schema_str
+        if len(self._unknown) >= MAX_UNKNOWN:
+            self._unknown.clear()
+        self._unknown[schema_id] = time.monotonic() + UNKNOWN_FOR_S
+        return None
 
     def _ask(self, request: Callable[[], T], what: str) -> T | None:
         """The answer, or None if the registry does not have what is requested."""
@@ -133,7 +121,7 @@ class Registry(SchemaRegistry):
     def _refusal(self, error: SchemaRegistryError, what: str) -> HeadraceError:
         message = f"the schema registry at {self._url} can't {what}: {error}"
         status = error.http_status_code
-        if error.error_code in _NOT_JSON and status == HTTPStatus.NOT_FOUND:
+        if status == HTTPStatus.NOT_FOUND:
             return UsageError(f"{message}. {_CHECK_PATH}")
         if status == HTTPStatus.CONFLICT:
             return UsageError(

@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 
 from prometheus_client import Counter
 
-from headrace.errors import DecodeError, HeadraceError, RecordsLost
-from headrace.schemas.codec import Codec, UnknownSchema
+from headrace.errors import DecodeError, HeadraceError, RecordsLost, UnknownSchema
+from headrace.schemas.codec import Codec
 from headrace.schemas.events import EVENTS, Event, Ref
 from headrace.schemas.topics import DEAD_LETTERS, Topic, Topics, topic_of
 from headrace.services.kafka.broker import (
@@ -122,7 +122,14 @@ class EventLog:
 
     async def decode(self, record: Record) -> Delivery[Event]:
         """The event in a record of this namespace. Raises DecodeError if the record is no event."""
-        event = await self._event(self._topic(record), record)
+        name = record.partition.topic
+        try:
+            topic = self.topics.by_name(name).topic
+        except KeyError:
+            raise DecodeError(
+                f"{name} is not a topic of {self.topics.namespace}", record.value
+            ) from None
+        event = await self._event(topic, record)
         assert record.value is not None
         trace = next((text for name, text in record.headers if name == "traceparent"), b"")
         return Delivery(
@@ -214,13 +221,10 @@ class EventLog:
                     yield event
             except (HeadraceError, DecodeError):
                 for ref in some:
-                    yield await self._fetch_one(ref)
-
-    async def _fetch_one(self, ref: Ref) -> Event | str:
-        try:
-            return (await self.fetch([ref]))[0]
-        except (RecordsLost, DecodeError) as error:
-            return str(error)
+                    try:
+                        yield (await self.fetch([ref]))[0]
+                    except (RecordsLost, DecodeError) as error:
+                        yield str(error)
 
     async def _require_partitions(self, refs: Sequence[Ref]) -> None:
         """Checks that the partitions exist.
@@ -228,14 +232,15 @@ class EventLog:
         Any team may write a reference. A wrong one must not look like a broker that is down.
         """
         existing = {topic.name: topic.partitions for topic in self.topics}
-        if foreign := {ref.topic for ref in refs} - existing.keys():
-            for name in foreign:
-                try:
-                    topic_of(name)
-                except KeyError:
-                    raise DecodeError(
-                        f"a reference names {name}, which is not a topic of Headrace", None
-                    ) from None
+        foreign = {ref.topic for ref in refs} - existing.keys()
+        for name in foreign:
+            try:
+                topic_of(name)
+            except KeyError:
+                raise DecodeError(
+                    f"a reference names {name}, which is not a topic of Headrace", None
+                ) from None
+        if foreign:
             existing = await self.broker.list_topics() | existing
         for ref in refs:
             if ref.partition >= existing.get(ref.topic, 0):
@@ -243,14 +248,6 @@ class EventLog:
                     f"{ref.topic}/{ref.partition}@{ref.offset} does not exist: there is no such "
                     f"partition. The record was never written, or its topic was deleted"
                 )
-
-    def _topic(self, record: Record) -> Topic[Event]:
-        try:
-            return self.topics.by_name(record.partition.topic).topic
-        except KeyError:
-            raise DecodeError(
-                f"{record.partition.topic} is not a topic of {self.topics.namespace}", record.value
-            ) from None
 
 
 def _digest(value: bytes) -> bytes:

@@ -161,15 +161,15 @@ async def resolve_starts(
 ) -> _Bounds:
     """The offset that each start means now, and each partition's end (see `Broker.ends`)."""
     bounds = await log.broker.ends(list(starts), include_uncommitted=include_uncommitted)
-    tails = {at: bounds[at] for at, start in starts.items() if start == "tail"}
-    positions = {at: first for at, (first, _) in bounds.items()}
+    positions = {}
     for at, start in starts.items():
-        if isinstance(start, int):
-            positions[at] = start
-        elif isinstance(start, Back):
-            first, end = bounds[at]
+        first, end = bounds[at]
+        if isinstance(start, Back):
             positions[at] = max(first, end - start.offsets)
-    positions |= await _tails(log, tails)
+        elif start == "tail":
+            positions[at] = await _tail(log, at, first, end)
+        else:
+            positions[at] = start if isinstance(start, int) else first
     return positions, {at: end for at, (_, end) in bounds.items()}
 
 
@@ -206,11 +206,10 @@ async def _begin(reader: Reader, resolve: Callable[[], Awaitable[_Bounds]]) -> _
         try:
             positions, ends = await resolve()
             await reader.assign(positions)
+            return positions, ends
         except RecordsLost:
             if not tries:
                 raise
-        else:
-            return positions, ends
 
 
 async def _kept(
@@ -226,38 +225,24 @@ async def _kept(
     return positions, ends
 
 
-async def _tails(log: EventLog, bounds: Mapping[Partition, OffsetRange]) -> dict[Partition, int]:
-    """An offset at or before the last event of each partition.
+async def _tail(log: EventLog, at: Partition, first: int, end: int) -> int:
+    """An offset at or before the last event of a partition.
 
     The offsets near the end may hold no event: only transaction markers, aborted records or
     records that do not decode. Then the search goes further back.
     """
-    begins: dict[Partition, int] = {}
-    reach, empty = TAIL, list(bounds)
-    while empty:
-        for at in empty:
-            first, end = bounds[at]
-            begins[at] = max(first, end - reach)
-        unsure = {at: (begins[at], bounds[at][1]) for at in empty if begins[at] > bounds[at][0]}
-        empty = await _without_events(log, unsure)
+    reach = TAIL
+    while end - reach > first and not await _holds_event(log, at, (end - reach, end)):
         reach *= 8
-    return begins
+    return max(first, end - reach)
 
 
-async def _without_events(
-    log: EventLog, ranges: Mapping[Partition, OffsetRange]
-) -> list[Partition]:
-    """The partitions whose ranges hold no event. Reads no further than it must."""
-    empty = list(ranges)
-    if not empty:
-        return empty
-    # The ends are known already; they may be those of open transactions.
-    async with aclosing(read_records(log.broker, ranges, include_uncommitted=True)) as records:
+async def _holds_event(log: EventLog, at: Partition, offsets: OffsetRange) -> bool:
+    # The end is known already; it may be that of an open transaction.
+    records = read_records(log.broker, {at: offsets}, include_uncommitted=True)
+    async with aclosing(records):
         async for record in records:
-            if record.partition in empty:
-                with suppress(DecodeError):
-                    await log.decode(record)
-                    empty.remove(record.partition)
-            if not empty:
-                break
-    return empty
+            with suppress(DecodeError):
+                await log.decode(record)
+                return True
+    return False

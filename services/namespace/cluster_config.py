@@ -11,7 +11,6 @@ from pathlib import Path
 from headrace.errors import UsageError
 from headrace.schemas.recipe.read_recipe import load_recipe, parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.recipe.tables import RecipeError
 from headrace.schemas.topics import NAME
 from headrace.services.models.blob_url import open_blob_store
 from headrace.services.models.blobs import BlobStore
@@ -104,8 +103,6 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
         if name_or_path.endswith(".json"):
             return parse_recipe(json.loads(Path(name_or_path).read_text()), name_or_path)
         return load_recipe(name_or_path, shipped=RECIPES, environment=os.environ, settings=settings)
-    except RecipeError as error:
-        raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(f"can't read the recipe {name_or_path}: {error.strerror}") from error
     except json.JSONDecodeError as error:

@@ -11,6 +11,7 @@ from headrace.errors import DependencyError
 from headrace.schemas.codec import Codec
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.broker import Broker
+from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.registry import Registry
 from headrace.services.log.event_log import EventLog
@@ -70,9 +71,7 @@ async def connect(cluster: ClusterConfig, source: str) -> AsyncIterator[Connecti
     assert cluster.registry_url is not None
     registry = Registry(cluster.registry_url)
     broker = KafkaBroker(
-        cluster.bootstrap_servers,
-        client_id=f"headrace-{source}",
-        properties=cluster.kafka_properties,
+        KafkaSettings(cluster.bootstrap_servers, f"headrace-{source}", cluster.kafka_properties)
     )
     try:
         await broker.check()

@@ -57,14 +57,11 @@ async def find_namespace(
     there is no such namespace.
     """
     existing = await connection.broker.list_topics()
-    if name is not None:
-        topics = topics_in(existing, name)
-        return topics, await read_life(connection.log(topics))
     found = []
-    for each in namespaces_in(existing):
+    for each in namespaces_in(existing) if name is None else [name]:
         topics = topics_in(existing, each)
         life = await read_life(connection.log(topics))
-        if wanted(life):
+        if name is not None or wanted(life):
             found.append((topics, life))
     if not found:
         raise UsageError(

@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.errors import HeadraceError
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
+from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from tests.contract import broker_member
 from tests.memory.memory_broker import MemoryBroker, MemoryCluster
@@ -135,7 +136,7 @@ class KafkaLog:
         self._left_open: list[Producer] = []
 
     def client(self, name: str) -> Broker:
-        return KafkaBroker(self._servers, client_id=name, session_timeout_s=SESSION_S)
+        return KafkaBroker(KafkaSettings(self._servers, name, session_timeout_s=SESSION_S))
 
     @asynccontextmanager
     async def member(self, topic: str, group: str) -> AsyncIterator[OtherMember]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from headrace.services.kafka.broker import Broker, Committed, Partition, Record
+from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
 
 
@@ -61,7 +62,7 @@ def _numbers(partitions: Mapping[Partition, Committed] | Sequence[Partition]) ->
 
 
 async def _main(servers: str, topic: str, group: str, session_s: str) -> None:
-    broker = KafkaBroker(servers, client_id="member", session_timeout_s=float(session_s))
+    broker = KafkaBroker(KafkaSettings(servers, "member", session_timeout_s=float(session_s)))
     await take_part(
         broker,
         topic,

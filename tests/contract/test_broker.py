@@ -24,7 +24,7 @@ from headrace.services.kafka.broker import (
     Record,
     Subscription,
 )
-from headrace.services.kafka.murmur2 import partition_of
+from headrace.services.kafka.convert import partition_of
 from tests.contract.broker_logs import SESSION_S, Log
 
 GROUP = "group"

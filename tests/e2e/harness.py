@@ -23,6 +23,7 @@ import psutil
 
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.broker import Record
+from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.following import Follower
@@ -149,7 +150,7 @@ def _written(record: Record, namespace: str) -> Written:
 async def watching(bootstrap_servers: str, topics: Topics) -> AsyncIterator[LogWatch]:
     """Watches a namespace, which must be there."""
     watch = LogWatch(topics.namespace)
-    broker = KafkaBroker(bootstrap_servers, client_id="watch")
+    broker = KafkaBroker(KafkaSettings(bootstrap_servers, "watch"))
     following = watch.follow(broker, topics)
     try:
         yield watch

@@ -18,6 +18,7 @@ from headrace.infra import local
 from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
 from headrace.schemas.topics import BATCHES, DEAD_LETTERS, GROUPS, POLICIES, Topics
 from headrace.services.kafka.broker import Partition
+from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.log.log_reader import WHOLE, read_records
 from headrace.services.namespace.cluster_config import ClusterConfig
@@ -110,7 +111,7 @@ def records(run: Recorded, namespace: str) -> dict[Partition, list[tuple[bytes |
 
     async def read() -> dict[Partition, list[tuple[bytes | None, bytes]]]:
         assert run.cluster.bootstrap_servers is not None
-        broker = KafkaBroker(run.cluster.bootstrap_servers, client_id="test")
+        broker = KafkaBroker(KafkaSettings(run.cluster.bootstrap_servers, "test"))
         found: dict[Partition, list[tuple[bytes | None, bytes]]] = {
             partition: []
             for topic in Topics(namespace, ("default",), 4)

@@ -22,6 +22,7 @@ from faust.transport.drivers.aiokafka import Consumer
 from headrace.schemas.events import GroupClosed
 from headrace.schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
 from headrace.services.kafka.broker import Outgoing, Partition
+from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
@@ -59,7 +60,7 @@ def namespace(request: pytest.FixtureRequest) -> str:
 
 
 def a_kafka_context(servers: str, namespace: str, state: Path) -> ServiceContext:
-    return a_context(KafkaBroker(servers, client_id="test"), namespace, a_recipe(), state)
+    return a_context(KafkaBroker(KafkaSettings(servers, "test")), namespace, a_recipe(), state)
 
 
 async def apply(log: EventLog) -> None:

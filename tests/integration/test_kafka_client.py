@@ -30,6 +30,7 @@ from headrace.services.kafka.broker import (
     Record,
     Subscription,
 )
+from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.poller import Poller
 
@@ -82,7 +83,7 @@ def test_ends_wait_for_a_broker_that_does_not_know_its_partition_yet(
     kafka: str, namespace: str
 ) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test")
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
         try:
             partition = Partition(f"{namespace}.things.v1", 0)
             asking = asyncio.create_task(broker.ends([partition]))
@@ -99,7 +100,7 @@ def test_ends_wait_for_a_broker_that_does_not_know_its_partition_yet(
 def test_no_broker_is_told_within_five_seconds() -> None:
     async def main() -> None:
         servers = f"127.0.0.1:{free_port()}"
-        broker = KafkaBroker(servers, client_id="test")
+        broker = KafkaBroker(KafkaSettings(servers, "test"))
         begun = monotonic()
         with pytest.raises(DependencyError, match=f"{servers}.*headrace up.*--bootstrap-servers"):
             await broker.check()
@@ -112,12 +113,12 @@ def test_no_broker_is_told_within_five_seconds() -> None:
 @pytest.mark.parametrize("name", ["isolation.level", "acks", "group.id"])
 def test_properties_that_the_contract_rests_on_are_not_for_users(name: str) -> None:
     with pytest.raises(UsageError, match=name):
-        KafkaBroker("127.0.0.1:1", client_id="test", properties={name: "1"})
+        KafkaSettings("127.0.0.1:1", "test", {name: "1"})
 
 
 def test_an_unknown_property_is_named() -> None:
     async def main() -> None:
-        broker = KafkaBroker("127.0.0.1:1", client_id="test", properties={"no.such.thing": "1"})
+        broker = KafkaBroker(KafkaSettings("127.0.0.1:1", "test", {"no.such.thing": "1"}))
         with pytest.raises(UsageError, match=r"no\.such\.thing"):
             await broker.check()
         await broker.close()
@@ -127,7 +128,7 @@ def test_an_unknown_property_is_named() -> None:
 
 def test_a_cancelled_send_harms_nobody(kafka: str, namespace: str) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test")
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
         [partition] = await topic(broker, namespace)
         sends = [
             asyncio.create_task(broker.send(Outgoing(partition.topic, b"k", b"%d" % number)))
@@ -144,9 +145,22 @@ def test_a_cancelled_send_harms_nobody(kafka: str, namespace: str) -> None:
     drive(main)
 
 
+def test_a_full_queue_delays_sends_and_keeps_their_order(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        properties = {"queue.buffering.max.messages": "10"}
+        broker = KafkaBroker(KafkaSettings(kafka, "test", properties))
+        [partition] = await topic(broker, namespace)
+        sends = (broker.send(Outgoing(partition.topic, b"k", b"%d" % n)) for n in range(200))
+        positions = await asyncio.gather(*sends)
+        assert [position.offset for position in positions] == list(range(200))
+        await broker.close()
+
+    drive(main)
+
+
 def test_a_record_too_large_and_an_unknown_topic_are_refused(kafka: str, namespace: str) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test")
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
         [partition] = await topic(broker, namespace)
         with pytest.raises(HeadraceError, match="9000000 bytes"):
             await broker.send(Outgoing(partition.topic, b"k", bytes(9_000_000)))
@@ -159,7 +173,7 @@ def test_a_record_too_large_and_an_unknown_topic_are_refused(kafka: str, namespa
 
 def test_a_slow_reader_is_not_overrun_and_loses_nothing(kafka: str, namespace: str) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test")
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
         partitions = await topic(broker, namespace, 2)
         count, value = 600, os.urandom(100_000)
         await asyncio.gather(
@@ -187,7 +201,7 @@ def test_a_place_that_retention_removed_is_told_with_what_is_there(
     kafka: str, namespace: str
 ) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test")
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
         [partition] = await topic(broker, namespace)
         for number in range(10):
             await broker.send(Outgoing(partition.topic, b"k", b"%d" % number))
@@ -219,7 +233,7 @@ def test_a_place_that_retention_removed_is_told_with_what_is_there(
 
 def test_a_group_without_a_commit_asks_for_apply(kafka: str, namespace: str) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test")
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
         [partition] = await topic(broker, namespace)
         member = Member()
         subscription = broker.subscribe(
@@ -235,7 +249,7 @@ def test_a_group_without_a_commit_asks_for_apply(kafka: str, namespace: str) -> 
 
 def test_what_a_callback_raises_ends_the_reading(kafka: str, namespace: str) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test")
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
         [partition] = await topic(broker, namespace)
         await broker.commit_first(namespace, [partition])
         member = Member()
@@ -256,7 +270,7 @@ def test_what_a_callback_raises_ends_the_reading(kafka: str, namespace: str) -> 
 
 def test_callbacks_may_pause_and_commit(kafka: str, namespace: str) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test")
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
         partitions = await topic(broker, namespace, 2)
         await broker.commit_first(namespace, partitions)
         for partition in partitions:
@@ -309,7 +323,7 @@ def test_a_closed_reader_has_no_thread_even_if_that_is_slow_to_end(
     monkeypatch.setattr(Poller, "_run", run_and_linger)
 
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test")
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
         [partition] = await topic(broker, namespace)
         reader = broker.reader()
         await reader.assign({partition: 0})
@@ -321,7 +335,7 @@ def test_a_closed_reader_has_no_thread_even_if_that_is_slow_to_end(
 
 def test_a_writer_goes_on_after_a_write_that_failed(kafka: str, namespace: str) -> None:
     async def main() -> None:
-        broker = KafkaBroker(kafka, client_id="test")
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
         [partition] = await topic(broker, namespace)
         writer = await broker.fenced(f"{namespace}.writer")
         records = [Outgoing(partition.topic, b"k", b"%d" % number) for number in range(3)]
@@ -363,7 +377,7 @@ def test_a_killed_broker_comes_back_or_is_closed_without(
     own_stack: local.LocalStack, namespace: str
 ) -> None:
     async def main() -> None:
-        broker = KafkaBroker(own_stack.bootstrap_servers, client_id="test")
+        broker = KafkaBroker(KafkaSettings(own_stack.bootstrap_servers, "test"))
         [partition] = await topic(broker, namespace)
         await broker.commit_first(namespace, [partition])
         member = Member()

@@ -19,6 +19,7 @@ from headrace.errors import RecordsLost
 from headrace.infra import local
 from headrace.schemas.topics import ACTIONS, OBSERVATIONS, POLICIES, TRAJECTORIES
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
+from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker
@@ -38,7 +39,7 @@ async def delete_records(servers: str, place: Partition, before: int) -> None:
 
 def on_kafka(servers: str, test: Callable[[Broker], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        broker = KafkaBroker(servers, client_id="test")
+        broker = KafkaBroker(KafkaSettings(servers, "test"))
         try:
             async with asyncio.timeout(BOUND_S):
                 await test(broker)

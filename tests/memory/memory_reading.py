@@ -16,7 +16,6 @@ from headrace.services.kafka.broker import (
     Reader,
     Record,
     Subscription,
-    no_commit,
 )
 from tests.memory.memory_faults import Faults
 from tests.memory.memory_group import Member
@@ -274,7 +273,10 @@ class MemorySubscription(Subscription):
         for partition in granted:
             member.granted.pop(partition, None)
             if partition not in commits:
-                raise no_commit(self._consumer_group, partition)
+                raise DependencyError(
+                    f"the consumer group {self._consumer_group} has no commit for "
+                    f"{partition.topic}/{partition.number}: apply the recipe first"
+                )
         await self._bounded(self._on_assigned(commits), ASSIGN_S, "the assignment of partitions")
         self._held |= dict.fromkeys(commits)
         self._cursor.add({partition: at.offset for partition, at in commits.items()})

@@ -8,14 +8,8 @@ from contextlib import suppress
 
 from headrace.errors import DependencyError, UsageError
 from headrace.services.base.clock import now
-from headrace.services.kafka.broker import (
-    Committed,
-    Outgoing,
-    Partition,
-    Position,
-    wrong_partitions,
-)
-from headrace.services.kafka.murmur2 import partition_of
+from headrace.services.kafka.broker import Committed, Outgoing, Partition, Position
+from headrace.services.kafka.convert import partition_of
 from tests.memory.memory_group import MemoryGroup
 from tests.memory.memory_log import PartitionLog, SoleWriter, Transaction
 
@@ -57,7 +51,11 @@ class State:
             actual = len(self.topics.setdefault(name, logs))
             self.configurations.setdefault(name, dict(configuration))
             if actual != partitions:
-                raise UsageError(wrong_partitions(name, actual, partitions))
+                raise UsageError(
+                    f"the topic {name} has {actual} partitions, not {partitions}. Their number is "
+                    f"fixed when a namespace is created: use {actual} partitions, or another "
+                    "namespace"
+                )
 
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The topics' configurations. Raises DependencyError if one does not exist."""

@@ -36,7 +36,7 @@ from headrace.schemas.topics import (
     Topic,
 )
 from headrace.services.kafka.broker import Partition
-from headrace.services.kafka.murmur2 import partition_of
+from headrace.services.kafka.convert import partition_of
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import OffsetRange, Patience, read_records
 from headrace.services.operate.evaluation import EvaluationResult, Evaluations

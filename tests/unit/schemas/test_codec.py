@@ -14,14 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from headrace.schemas.codec import (
-    MAX_FOREIGN_SCHEMAS,
-    Codec,
-    DecodeError,
-    TooLarge,
-    UnknownSchema,
-    avsc,
-)
+from headrace.errors import DecodeError, TooLarge, UnknownSchema
+from headrace.schemas.codec import MAX_FOREIGN_SCHEMAS, Codec, avsc
 from headrace.schemas.events import (
     EVENTS,
     I32,
@@ -322,6 +316,18 @@ def test_any_schema_gives_an_event_or_a_decode_error(schema: Any) -> None:
     reading.add_schema(900, text)
     with pytest.raises(DecodeError):
         reading.decode(RunStateEntered, b"\0\0\0\3\x84" + bytes(3))
+
+
+def test_a_strangers_schema_does_not_pass_as_parsed() -> None:
+    """fastavro would take the types from the marks: an array of nulls, of any length."""
+    once = {"type": "record", "name": "Once", "fields": [{"name": "x", "type": "int"}]}
+    schema = small([{"name": "a", "type": once}, {"name": "b", "type": "headrace.Once"}])
+    value = framed(900, schema, {**MINIMAL, "a": {"x": 1}, "b": {"x": 3}})
+    bomb = {"headrace.Once": {"type": "array", "items": "null"}}
+    marks = {"__fastavro_parsed": True, "__named_schemas": bomb}
+    reading = codec()
+    reading.add_schema(900, json.dumps(schema | marks))
+    assert reading.decode(RunStateEntered, value).state == "ended"
 
 
 def test_strangers_schemas_are_bounded_in_number() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.services.kafka.murmur2 import murmur2, partition_of
+from headrace.services.kafka.convert import partition_of
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,12 @@ from headrace.services.kafka.murmur2 import murmur2, partition_of
         (b"abc", 479470107),
     ],
 )
-def test_it_hashes_as_java_does(key: bytes, signed: int) -> None:
-    assert murmur2(key) == signed % 2**32
+@pytest.mark.parametrize("partitions", [1, 10, 128, 2**31 - 1])
+def test_a_key_has_the_partition_that_java_gives_it(
+    key: bytes, signed: int, partitions: int
+) -> None:
+    assert partition_of(key, partitions) == (signed & 0x7FFFFFFF) % partitions
 
 
-def test_negative_hashes_have_partitions_too() -> None:
-    assert partition_of(b"21", 10) == (-973932308 & 0x7FFFFFFF) % 10
+def test_keys_spread_over_all_partitions() -> None:
     assert {partition_of(str(task).encode(), 4) for task in range(100)} == {0, 1, 2, 3}
