@@ -208,7 +208,7 @@ async def sole_publisher(
     try:
         history = await read_history(context.log, policy)
         tokenizer = await asyncio.to_thread(
-            context.blobs.put, folder / "tokenizer.json", "application/json"
+            context.blobs.put, (folder / "tokenizer.json").read_bytes(), "application/json"
         )
         configuration = json.loads((folder / "config.json").read_text())
         yield (
