@@ -16,13 +16,11 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from headrace.errors import UsageError
-from headrace.schemas.recipe.policy import Lora
+from headrace.schemas.recipe.policy import Lora, Policy
 from headrace.services.models.lora import adapter_tensors, attach, base_tensors, start
+from headrace.services.models.torch_models import DTYPES, read_config
 from headrace.services.models.weights import ADAPTER, weights_digest
 from headrace.trainer.collate import Inputs
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""By the recipe's name."""
 
 
 def load_model(folder: Path, seed: int) -> Any:
@@ -56,9 +54,8 @@ def import_model(folder: Path) -> None:
 
     Does nothing if transformers does not have such a model: `load_model` reports that.
     """
-    with suppress(OSError, ValueError, KeyError):
-        configuration = AutoConfig.from_pretrained(folder, local_files_only=True)
-        MODEL_FOR_CAUSAL_LM_MAPPING[type(configuration)]
+    with suppress(UsageError, KeyError):
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(read_config(folder))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +104,19 @@ def _read_adapter(model: Any, path: Path) -> None:
             tensor.copy_(given[name])
 
 
+def load_policy(folder: Path, policy: Policy) -> tuple[Any, FrozenBase | None]:
+    """Loads version 0 of a policy: its model, and its frozen base if it has an adapter."""
+    model = load_model(folder, policy.seed)
+    if policy.lora is None:
+        return model, None
+    return model, add_adapter(model, folder, policy.lora, policy.seed, DTYPES[policy.dtype])
+
+
+def trained_weights(model: Any, dtype: torch.dtype) -> bytes:
+    """Returns a model's adapter, or else the whole model, as `weights_file`."""
+    return weights_file(adapter_tensors(model) or model.state_dict(), dtype)
+
+
 def weights_file(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
     """Returns tensors as a safetensors file. Floats are in `dtype`; tied tensors are written once.
 
@@ -120,25 +130,6 @@ def weights_file(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
             kept = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
             written[name] = kept.contiguous().cpu()
     return save(written, metadata={"format": "pt"})
-
-
-def pick_device(name: str) -> torch.device:
-    """Returns the device of that name; `auto` is a GPU if there is one, else the CPU.
-
-    Raises UsageError if torch has no such device.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(
-            f"training.device {name!r} is not a device of torch; use `cpu`, `cuda` or `auto`: "
-            f"{error}"
-        ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"training.device {name!r}: torch finds no GPU; use `cpu` or `auto`")
-    return device
 
 
 class ChosenLogits:

@@ -12,19 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from headrace.errors import UsageError
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.models.lora import adapter_tensors
+from headrace.services.models.torch_models import DTYPES
 from headrace.services.models.weights import model_folder
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.learner import Learner
 from headrace.trainer.loop import Trainer
-from headrace.trainer.model_loading import (
-    DTYPES,
-    FrozenBase,
-    add_adapter,
-    import_model,
-    load_model,
-    weights_file,
-)
+from headrace.trainer.model_loading import import_model, load_policy, trained_weights
 from headrace.trainer.publish import CHECK_S, History, Publisher, sole_publisher
 
 
@@ -81,7 +74,9 @@ async def _serve_untrained(
     context: ServiceContext, publisher: Publisher, history: History, settings: Policy
 ) -> None:
     """Publishes version 0, the only one, and keeps its weights in the blob store."""
-    weights, base = await asyncio.to_thread(_initial_weights, settings)
+    folder = model_folder(settings.model, weights=True)
+    model, base = await asyncio.to_thread(load_policy, folder, settings)
+    weights = await asyncio.to_thread(trained_weights, model, DTYPES[settings.dtype])
     publisher = await asyncio.to_thread(publisher.with_base, base, settings.lora, history)
     if history.newest is None:
         await publisher.publish(0, "initial", weights)
@@ -94,13 +89,3 @@ async def _serve_untrained(
             return
         except TimeoutError:
             await publisher.repair(0)
-
-
-def _initial_weights(settings: Policy) -> tuple[bytes, FrozenBase | None]:
-    """Returns version 0 as a safetensors file, and its base if it is an adapter."""
-    folder, dtype = model_folder(settings.model, weights=True), DTYPES[settings.dtype]
-    model = load_model(folder, settings.seed)
-    if settings.lora is None:
-        return weights_file(model.state_dict(), dtype), None
-    base = add_adapter(model, folder, settings.lora, settings.seed, dtype)
-    return weights_file(adapter_tensors(model), dtype), base

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 
 from headrace.errors import UsageError
 from headrace.services.inference.chat import ChatTemplate
+from headrace.services.models.tokens import encode, single_ids
 
 
 class Tokenizer:
@@ -27,15 +29,12 @@ class Tokenizer:
             # The library raises a plain Exception for any problem with the file.
             raise UsageError(f"{folder} has no usable tokenizer.json: {error}") from error
         self._chat = ChatTemplate(folder, self.encode)
+        self.stop_ids = lru_cache(maxsize=64)(partial(single_ids, self._library))
+        """Returns the ids of a tuple of stop texts, as `single_ids` does."""
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without special tokens. Raises ValueError if it has no ids."""
-        try:
-            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        except Exception as error:
-            # The library raises a plain Exception, for example for a word outside the vocabulary.
-            raise ValueError(f"can't tokenize {text[:80]!r}: {error}") from error
-        return ids
+        return encode(self._library, text)
 
     def chat(self, chat: str, context: Sequence[int]) -> list[int]:
         """Returns the ids that new messages add to a context, by the model's chat template.
@@ -48,8 +47,3 @@ class Tokenizer:
         """Returns the text of ids, with special tokens. Ids outside the vocabulary are left out."""
         text: str = self._library.decode(list(ids), skip_special_tokens=False)
         return text
-
-    def token_id(self, spelling: str) -> int | None:
-        """Returns the id of a token as the vocabulary spells it, None if there is no such token."""
-        found: int | None = self._library.token_to_id(spelling)
-        return found

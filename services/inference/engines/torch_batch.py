@@ -150,13 +150,12 @@ class PolicyBatch:
                 if finish is not None:
                     outcomes.append((row, row.output(finish)))
         if outcomes:
-            ended = {id(row) for row, _ in outcomes}
-            self._keep([row for row in self.rows if id(row) not in ended])
+            ended = {row for row, _ in outcomes}
+            self._keep([row for row in self.rows if row not in ended])
         return outcomes
 
     def _clear(self, rows: Sequence[Row]) -> None:
-        ids = {id(row) for row in rows}
-        indices = [index for index, row in enumerate(self.rows) if id(row) in ids]
+        indices = [index for index, row in enumerate(self.rows) if row in rows]
         if indices:
             index = torch.tensor(indices, device=self.device)
             for layer in self._layers:
@@ -166,12 +165,12 @@ class PolicyBatch:
         """Drops all rows except `stay`. The last rows that stay move into the gaps."""
         if len(stay) == len(self.rows):
             return
-        indices = {id(row): index for index, row in enumerate(self.rows)}
-        staying = {id(row) for row in stay}
-        gaps = [i for i, row in enumerate(self.rows[: len(stay)]) if id(row) not in staying]
-        moved = [row for row in stay if indices[id(row)] >= len(stay)]
+        indices = {row: index for index, row in enumerate(self.rows)}
+        staying = set(stay)
+        gaps = [indices[row] for row in self.rows[: len(stay)] if row not in staying]
+        moved = [row for row in stay if indices[row] >= len(stay)]
         if moved:
-            sources = torch.tensor([indices[id(row)] for row in moved], device=self.device)
+            sources = torch.tensor([indices[row] for row in moved], device=self.device)
             targets = torch.tensor(gaps, device=self.device)
             for layer in self._layers:
                 layer.move(sources, targets)

@@ -318,7 +318,7 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_device_or_model_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"training\.device 'abacus'"):
+    with pytest.raises(UsageError, match=r"device 'abacus'.*Set `device`"):
         learner(device="abacus")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="can't be loaded"):

@@ -1,11 +1,10 @@
-"""Reads weights, checks that they fit a model before any are loaded, and makes adapted models."""
+"""Reads models with torch and transformers, and checks that weights fit before any are loaded."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,8 +13,26 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from headrace.errors import BlobError, UsageError
-from headrace.services.inference.engine import AdapterWeights
-from headrace.services.models.lora import attach
+from headrace.services.models.weights import TensorEntry
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""By the recipe's name."""
+
+
+def pick_device(name: str) -> torch.device:
+    """Returns the device of that name; `auto` is a GPU if there is one, else the CPU.
+
+    Raises UsageError if torch has no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"torch has no device {name!r} on this machine. Set `device` to `cpu`, `cuda` or "
+            f"`auto`: {error}"
+        ) from error
 
 
 def read_config(model: Path) -> Any:
@@ -34,15 +51,9 @@ def read_file(path: Path) -> dict[str, Tensor]:
         raise BlobError(f"{path} is not a readable safetensors file: {error}") from error
 
 
-class Shaped(Protocol):
-    """A tensor, or the description of a tensor."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The size of each dimension."""
-
-
-def check_fit(own: Mapping[str, Tensor], given: Mapping[str, Shaped]) -> None:
+def check_fit(
+    own: Mapping[str, Tensor], given: Mapping[str, Tensor] | Mapping[str, TensorEntry]
+) -> None:
     """Raises BlobError unless `given` has the names and shapes of a model's own tensors.
 
     `own` may be on any device. If several names share a tensor (tied embeddings), one of the names
@@ -62,17 +73,3 @@ def check_fit(own: Mapping[str, Tensor], given: Mapping[str, Shaped]) -> None:
                 f"the weights don't fit the model: {what}: {', '.join(names[:3])}"
                 f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
             )
-
-
-def adapted(base: Any, adapter: AdapterWeights, dtype: torch.dtype) -> Any:
-    """Returns a model with an empty adapter in `dtype`. It shares the tensors of `base`.
-
-    The model has its own modules and hooks. Raises BlobError if the adapter does not fit it.
-    """
-    shared = [*base.parameters(), *base.buffers()]
-    model = copy.deepcopy(base, {id(tensor): tensor for tensor in shared})
-    try:
-        attach(model, adapter.targets, adapter.rank, adapter.alpha, dtype)
-    except ValueError as error:
-        raise BlobError(f"the adapter does not fit the model: {error}") from error
-    return model
