@@ -22,7 +22,7 @@ from torch import Tensor
 from headrace.errors import BlobError, UsageError
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.base.plugins import load
-from headrace.services.models.torch_models import DTYPES, check_fit, pick_device
+from headrace.services.models.torch_models import DTYPES, ChosenLogits, check_fit, pick_device
 from headrace.trainer.collate import (
     Inputs,
     SchemaMasks,
@@ -33,7 +33,7 @@ from headrace.trainer.collate import (
     target_logprobs,
 )
 from headrace.trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
-from headrace.trainer.model_loading import ChosenLogits, load_policy, trained_weights
+from headrace.trainer.model_loading import load_policy, trained_weights
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 from headrace.trainer.training_metrics import Totals
 
@@ -62,7 +62,7 @@ class Learner:
         """The base is None if all weights learn."""
         # No dropout: with it the logprobs would differ from those of the engines.
         self._model.eval().to(self.device)
-        self._logits_of = ChosenLogits(self._model)
+        self._logits_at = ChosenLogits(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
         self._schemas = SchemaMasks(folder, self.vocabulary)
         self._loss: Loss = load("loss", self._settings.loss, LOSSES)
@@ -206,7 +206,9 @@ class Learner:
         """Returns logprobs [N] of the trained tokens and entropies [N] of their distributions."""
         reduced = self._dtype != torch.float32
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=reduced):
-            logits = self._logits_of(inputs)
+            logits = self._logits_at(
+                inputs.rows, inputs.before, input_ids=inputs.ids, use_cache=False
+            )
         distribution = processed_distribution(logits, inputs)
         # The gradient of the entropy needs memory for [N, V], so compute it only if it is used.
         spread = distribution if self._settings.entropy_bonus else distribution.detach()
@@ -280,7 +282,6 @@ class Learner:
             self._optimizer.zero_grad(set_to_none=True)
             if saved is not None and self.updates_done > done:
                 self._restore(saved)
-            self.updates_done = done
             # torch has a class for a GPU that is out of memory; on a CPU only the text says it.
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise UnusableBatch(

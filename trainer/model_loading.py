@@ -1,4 +1,4 @@
-"""Loads a causal language model from a folder, adds adapters, and computes the needed logits."""
+"""Loads a causal language model from a folder, adds adapters, and writes the weights that learn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from headrace.schemas.recipe.policy import Lora, Policy
 from headrace.services.models.lora import adapter_tensors, attach, base_tensors, start
 from headrace.services.models.torch_models import DTYPES, read_config
 from headrace.services.models.weights import ADAPTER, weights_digest
-from headrace.trainer.collate import Inputs
 
 
 def load_model(folder: Path, seed: int) -> Any:
@@ -130,28 +129,3 @@ def weights_file(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
             kept = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
             written[name] = kept.contiguous().cpu()
     return save(written, metadata={"format": "pt"})
-
-
-class ChosenLogits:
-    """Runs a causal LM and computes logits only at the positions that predict a trained token.
-
-    The output head is by far the widest layer, and most positions are not trained.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._inputs: Inputs | None = None
-        model.get_output_embeddings().register_forward_pre_hook(self._choose)
-
-    def __call__(self, inputs: Inputs) -> Tensor:
-        """Returns logits [N, V]: the model's prediction for each trained token."""
-        self._inputs = inputs
-        try:
-            logits: Tensor = self._model(input_ids=inputs.ids, use_cache=False).logits
-        finally:
-            self._inputs = None
-        return logits.squeeze(0)
-
-    def _choose(self, module: Any, hidden: tuple[Tensor]) -> tuple[Tensor] | None:
-        inputs = self._inputs
-        return None if inputs is None else (hidden[0][inputs.rows, inputs.before].unsqueeze(0),)

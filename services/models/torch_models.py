@@ -73,3 +73,27 @@ def check_fit(
                 f"the weights don't fit the model: {what}: {', '.join(names[:3])}"
                 f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
             )
+
+
+class ChosenLogits:
+    """Runs a causal language model and computes logits only at chosen positions.
+
+    The output head is by far the widest layer, and most positions need no logits.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._chosen: tuple[Tensor, Tensor] | None = None
+        model.get_output_embeddings().register_forward_pre_hook(self._choose)
+
+    def __call__(self, rows: Tensor, columns: Tensor, **inputs: Any) -> Tensor:
+        """Returns the logits [N, V] at the positions (rows [N], columns [N]) of the input ids."""
+        self._chosen = rows, columns
+        try:
+            logits: Tensor = self._model(**inputs).logits
+        finally:
+            self._chosen = None
+        return logits.squeeze(0)
+
+    def _choose(self, module: Any, hidden: tuple[Tensor]) -> tuple[Tensor] | None:
+        return None if self._chosen is None else (hidden[0][self._chosen].unsqueeze(0),)

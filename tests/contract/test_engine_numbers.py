@@ -24,6 +24,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.torch_models import ChosenLogits
 from headrace.services.models.weights import model_folder, weights_digest
 from headrace.trainer.collate import (
     SchemaMasks,
@@ -31,7 +32,7 @@ from headrace.trainer.collate import (
     processed_distribution,
     target_logprobs,
 )
-from headrace.trainer.model_loading import ChosenLogits, load_model
+from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import TokenSequence
 from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
 
@@ -110,9 +111,8 @@ def trainer_logprobs(
     masks = SchemaMasks(model, vocabulary)
     inputs = collate([sequence], vocabulary, torch.device("cpu"), masks)
     with torch.no_grad():
-        return target_logprobs(
-            processed_distribution(ChosenLogits(network)(inputs), inputs), inputs
-        )
+        logits = ChosenLogits(network)(inputs.rows, inputs.before, input_ids=inputs.ids)
+        return target_logprobs(processed_distribution(logits, inputs), inputs)
 
 
 def model_without_weights(model: Path) -> Path:
