@@ -282,6 +282,7 @@ class Learner:
             self._optimizer.zero_grad(set_to_none=True)
             if saved is not None and self.updates_done > done:
                 self._restore(saved)
+            self.updates_done = done
             # torch has a class for a GPU that is out of memory; on a CPU only the text says it.
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise UnusableBatch(

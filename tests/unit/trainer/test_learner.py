@@ -244,6 +244,20 @@ def test_warmup_raises_the_learning_rate_step_by_step() -> None:
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
 
 
+def test_an_update_that_fails_in_the_optimizer_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = learner()
+
+    def exhaust() -> None:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(one._optimizer, "step", exhaust)
+    with pytest.raises(UnusableBatch, match="out of memory"):
+        one.train([update(sequence(0))])
+    assert one.updates_done == 0
+
+
 @pytest.mark.parametrize("loss", ["infinite_loss", "exhausting_loss"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_poison_batch_changes_nothing(loss: str, before: int, tmp_path: Path) -> None:
