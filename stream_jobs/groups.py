@@ -103,8 +103,10 @@ class _Scorer:
 
     def _judge(self, ended: TaskEnded) -> dict[str, Any]:
         """Returns the verdict, and the fields of GroupClosed that explain it."""
-        if unusable := _unusable(ended):
-            return {"verdict": "dropped", "reason": unusable}
+        if ended.purpose == "evaluate":
+            return {"verdict": "dropped", "reason": EVALUATE}
+        if ended.closed_by != "all":
+            return {"verdict": "dropped", "reason": ended.closed_by}
         counted, excluded = self._count(ended)
         if counted:
             return self._score(ended, counted, excluded)
@@ -179,13 +181,6 @@ class _Scorer:
                 f"task {task}. Make it return finite float32 values"
             )
         return advantages
-
-
-def _unusable(ended: TaskEnded) -> str:
-    """Returns why none of the task's samples may be trained on; empty if they may be."""
-    if ended.purpose == "evaluate":
-        return EVALUATE
-    return "" if ended.closed_by == "all" else ended.closed_by
 
 
 def _count_one(outcome: EpisodeEnded, policy: str) -> _CountedSample | str:

@@ -37,7 +37,7 @@ class ChatTemplate:
         """Returns the ids that new messages add to a context, including the generation prompt.
 
         `chat` is JSON: `messages`, and optionally `tools`, which are used only if the context is
-        empty. Raises ValueError if the template can't render it.
+        empty. Raises ValueError if the model has no template or if it can't render the messages.
         """
         messages, tools = _parse(chat)
         if not context:

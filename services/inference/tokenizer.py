@@ -28,20 +28,14 @@ class Tokenizer:
         except Exception as error:
             # The library raises a plain Exception for any problem with the file.
             raise UsageError(f"{folder} has no usable tokenizer.json: {error}") from error
-        self._chat = ChatTemplate(folder, self.encode)
+        self.chat = ChatTemplate(folder, self.encode).ids
+        """Returns the ids that new messages add to a context, by the model's chat template."""
         self.stop_ids = lru_cache(maxsize=64)(partial(single_ids, self._library))
         """Returns the ids of a tuple of stop texts, as `single_ids` does."""
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without special tokens. Raises ValueError if it has no ids."""
         return encode(self._library, text)
-
-    def chat(self, chat: str, context: Sequence[int]) -> list[int]:
-        """Returns the ids that new messages add to a context, by the model's chat template.
-
-        Raises ValueError if the model has no template or if it can't render them. See `chat.py`.
-        """
-        return self._chat.ids(chat, context)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, with special tokens. Ids outside the vocabulary are left out."""

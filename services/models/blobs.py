@@ -77,7 +77,7 @@ class LocalBlobStore(BlobStore):
     def put(self, data: bytes, media: str = "") -> Blob:
         blob = describe(data, media)
         with disk_errors(f"write a blob to {self._root}"):
-            if self._holds_whole(blob) and self._touch(blob):
+            if self._touch(blob):
                 return blob
             self._root.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._root, prefix="put-")
@@ -143,20 +143,19 @@ class LocalBlobStore(BlobStore):
             return True
 
     def _touch(self, blob: Blob) -> bool:
-        """Records that a blob was put again. Returns False if it was removed meanwhile."""
+        """Records that a blob was put again. Returns False if it is absent or damaged."""
+        path = self._path(blob)
         try:
-            os.utime(self._path(blob))
-        except FileNotFoundError:
+            whole = file_digest(path) == blob.sha256
+            if whole:
+                os.utime(path)
+        except FileNotFoundError:  # it may also be removed in between
             return False
-        return True
+        return whole
 
     def _path(self, blob: Blob) -> Path:
         name = blob.sha256.hex()
         return self._root / name[:2] / name[2:]
-
-    def _holds_whole(self, blob: Blob) -> bool:
-        """Whether the blob is there and undamaged. A damaged blob is written again."""
-        return self.holds(blob) and file_digest(self._path(blob)) == blob.sha256
 
     def _move_in(self, temporary: Path, path: Path) -> None:
         new_folder = not path.parent.is_dir()
