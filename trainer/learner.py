@@ -22,7 +22,13 @@ from torch import Tensor
 from headrace.errors import BlobError, UsageError
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.base.plugins import load
-from headrace.services.models.torch_models import DTYPES, ChosenLogits, check_fit, pick_device
+from headrace.services.models.torch_models import (
+    DTYPES,
+    ChosenLogits,
+    check_fit,
+    overwrite,
+    pick_device,
+)
 from headrace.trainer.collate import (
     Inputs,
     SchemaMasks,
@@ -152,14 +158,12 @@ class Learner:
                 f"the checkpoint is of another model than the recipe's: {error}. Use the recipe of "
                 f"the run that wrote it, or start a new namespace"
             ) from error
-        if self.base is not None and not torch.equal(own.pop("base"), given["base"]):
+        if self.base is not None and not torch.equal(own["base"], given["base"]):
             raise UsageError(
                 "the checkpoint's adapter is of another base than the recipe's model. Restore the "
                 "weights that the run started with, or start a new namespace"
             )
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(given[name])
+        overwrite(own, given)
         self._restore_optimizer(tensors)
         torch.set_rng_state(tensors["random"])
         if self.device.type == "cuda" and "random.cuda" in tensors:

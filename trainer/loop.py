@@ -23,7 +23,7 @@ from headrace.services.log.log_reader import CaughtUp, EventStream, follow_event
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 from headrace.trainer.loader import PreparedBatch, load_batch
-from headrace.trainer.publish import CHECK_S, History, Publisher, Status
+from headrace.trainer.publish import CHECK_S, Publisher, Status
 from headrace.trainer.sequences import Stopped, UnusableBatch
 from headrace.trainer.versions import StoredVersion
 
@@ -45,7 +45,6 @@ class Trainer:
         self,
         context: ServiceContext,
         publisher: Publisher,
-        history: History,
         learner: Learner,
         torch_thread: ThreadPoolExecutor,
     ) -> None:
@@ -54,7 +53,6 @@ class Trainer:
         self._settings = settings
         self._context = context
         self._publisher = publisher
-        self._history = history
         self._learner = learner
         self._torch_thread = torch_thread
         self._checkpoints = Checkpoints(
@@ -75,7 +73,7 @@ class Trainer:
 
     async def run(self) -> None:
         """Resumes, then trains on one batch after the other until the process is to stop."""
-        if self._history.newest is None:
+        if self._publisher.history.newest is None:
             self._silent = False
             await self._publish("initial")
         else:
@@ -95,7 +93,7 @@ class Trainer:
             await reader.aclose()
 
     async def _load_checkpoint(self) -> None:
-        digests = self._history.digests
+        digests = self._publisher.history.digests
         found = await asyncio.to_thread(
             self._checkpoints.newest, lambda c: c.digest in digests.get(c.version, ())
         )
@@ -108,7 +106,7 @@ class Trainer:
 
     async def _publish_if_resumed(self) -> None:
         """At the newest published version: compares the weights, and ends the silent training."""
-        newest = self._history.newest
+        newest = self._publisher.history.newest
         if newest is None or self._version < newest.version:
             return
         self._silent = False
@@ -170,8 +168,8 @@ class Trainer:
         trained on before, its version would now come out different, so that raises RecordsLost. An
         unknown schema raises DependencyError, so that the batch waits until the registry has it.
         """
-        version, newest = delivery.event.version, self._history.newest
-        if version in self._history.skipped:
+        version, newest = delivery.event.version, self._publisher.history.newest
+        if version in self._publisher.history.skipped:
             return PreparedBatch(delivery, unusable="it was skipped when it was first published")
         try:
             return await load_batch(

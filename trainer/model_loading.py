@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from headrace.errors import UsageError
+from headrace.errors import BlobError, UsageError
 from headrace.schemas.recipe.policy import Lora, Policy
 from headrace.services.models.lora import adapter_tensors, attach, base_tensors, start
-from headrace.services.models.torch_models import DTYPES, read_config
+from headrace.services.models.torch_models import DTYPES, overwrite, read_config
 from headrace.services.models.weights import ADAPTER, weights_digest
 
 
@@ -92,15 +92,13 @@ def add_adapter(model: Any, folder: Path, lora: Lora, seed: int, dtype: torch.dt
 
 
 def _read_adapter(model: Any, path: Path) -> None:
-    own, given = adapter_tensors(model), load_file(path)
-    if {name: one.shape for name, one in own.items()} != {n: one.shape for n, one in given.items()}:
+    try:
+        overwrite(adapter_tensors(model), load_file(path))
+    except BlobError as error:
         raise ValueError(
             f"{path.name} has other layers, or another rank, than the recipe's `lora`. Change "
-            f"`lora.targets` or `lora.rank`"
-        )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(given[name])
+            f"`lora.targets` or `lora.rank`: {error}"
+        ) from error
 
 
 def load_policy(folder: Path, policy: Policy) -> tuple[Any, FrozenBase | None]:

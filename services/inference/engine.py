@@ -36,7 +36,7 @@ class EngineSetup:
 class AdapterWeights:
     """Describes weights that are a LoRA adapter: pairs of matrices added to a frozen base."""
 
-    base: Path
+    base: Path = field(compare=False)
     """A safetensors file of the frozen model, verified."""
     digest: bytes
     """Digest of the base. An engine keeps one copy of bases with equal digests."""

@@ -75,6 +75,14 @@ def check_fit(
             )
 
 
+def overwrite(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Copies `given` into a model's own tensors. Raises BlobError as `check_fit` does."""
+    check_fit(own, given)
+    with torch.no_grad():
+        for name, tensor in given.items():
+            own[name].copy_(tensor)
+
+
 class ChosenLogits:
     """Runs a causal language model and computes logits only at chosen positions.
 

@@ -22,6 +22,7 @@ from headrace.services.models.lora import adapted, adapter_tensors
 from headrace.services.models.torch_models import (
     DTYPES,
     check_fit,
+    overwrite,
     pick_device,
     read_config,
     read_file,
@@ -70,11 +71,8 @@ class TorchEngine(ThreadedEngine):
         """Makes a policy's model on its base. Reads the base if no policy has used it before."""
         base = self._bases.get(adapter.digest)
         if base is None:
-            base, state = self._model(), read_file(adapter.base)
-            own = base.state_dict()
-            check_fit(base.state_dict(keep_vars=True), state)
-            for name, value in state.items():
-                own[name].copy_(value)
+            base = self._model()
+            overwrite(base.state_dict(keep_vars=True), read_file(adapter.base))
             self._bases[adapter.digest] = base
         dtype = DTYPES[self._setup.dtype]
         model = adapted(base, adapter.targets, adapter.rank, adapter.alpha, dtype)

@@ -12,7 +12,7 @@ OF_TRAINER = (
         file=LOOP,
         old="        await self._publish_if_resumed()\n        stopping = ",
         new="""\
-        self._version = self._history.newest.version
+        self._version = self._publisher.history.newest.version
             await self._publish_if_resumed()
         stopping = """,
         caught_by=("I4: ", "I8: "),
