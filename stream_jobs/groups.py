@@ -47,8 +47,6 @@ FLOAT32_MAX = 3.4028234663852886e38
 
 @dataclass(frozen=True, slots=True)
 class _CountedSample:
-    """A sample that counts."""
-
     sample: int
     trajectory: Ref
     reward: float

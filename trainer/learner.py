@@ -181,7 +181,6 @@ class Learner:
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
     def _pack(self, update: UpdateBatch) -> list[list[TokenSequence]]:
-        """Divides an update into micro-batches."""
         lengths = [len(one.tokens) for one in update.sequences]
         packed = pack(lengths, self._settings.max_tokens)
         return [[update.sequences[index] for index in chosen] for chosen in packed]

@@ -106,8 +106,6 @@ def token_sequences(
 
 @dataclass(frozen=True, slots=True)
 class _UnpackedTurn:
-    """The arrays of a turn."""
-
     context: Ints
     tokens: Ints
     behaviour: Floats

@@ -97,7 +97,6 @@ class LocalWeights:
         return published.deltas[starts.index(self._version) :]
 
     def _begin(self, full: Blob) -> None:
-        """Replaces the file by the whole weights."""
         self._version = -1
         whole = self._blobs.get(full)
         with disk_errors(f"write weights to {self._path}"):

@@ -97,7 +97,6 @@ class PinnedVersions:
         return self._served
 
     async def _change(self, version: int) -> None:
-        """Loads `version` into the engine."""
         try:
             published = await self._find(self._name, version)
             if published is None:

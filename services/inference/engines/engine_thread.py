@@ -129,7 +129,6 @@ class ThreadedEngine(Engine):
             raise self._death
 
     def _check_kind(self, weights: Weights) -> None:
-        """Raises BlobError if a policy's weights are of another kind than before."""
         was = self._policies.get(weights.policy, weights.adapter)
         if was != weights.adapter:
             raise BlobError(
