@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from headrace.errors import UsageError
@@ -98,9 +97,8 @@ async def _follow(
     # From the first record, because the last ones may all be of other policies.
     policies = log.topics.partition(POLICIES)
     reader = follow_events(log, {groups: assembler.groups_read, policies: "first"})
-    items = aiter(reader)
     stopped = asyncio.ensure_future(stopping.wait())
-    upcoming = asyncio.ensure_future(_next(items))
+    upcoming = asyncio.ensure_future(anext(reader))
     caught_up = False
     try:
         while not stopped.done():
@@ -113,7 +111,7 @@ async def _follow(
                 item = upcoming.result()
                 caught_up = caught_up or isinstance(item, CaughtUp)
                 _add(assembler, item)
-                upcoming = asyncio.ensure_future(_next(items))
+                upcoming = asyncio.ensure_future(anext(reader))
             if caught_up and not stopped.done():
                 await _write_due(log, assembler, writer)
     finally:
@@ -145,12 +143,6 @@ async def _write_due(log: EventLog, assembler: BatchAssembler, writer: FencedWri
             len(batch.dropped),
             "-" if batch.reward_mean is None else f"{batch.reward_mean:.3f}",
         )
-
-
-async def _next(
-    items: AsyncIterator[Delivery[Event] | CaughtUp],
-) -> Delivery[Event] | CaughtUp:
-    return await anext(items)
 
 
 def _seconds_until(moment: float | None) -> float | None:

@@ -16,7 +16,7 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import faust
 from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
@@ -149,14 +149,6 @@ def _credentials(properties: Mapping[str, str]) -> Any:
     )
 
 
-class _FaustEvent(Protocol):
-    """The part of `faust.Event` that this job uses."""
-
-    message: Any
-
-    def ack(self) -> bool: ...
-
-
 class _GroupJob:
     """Handles results in order, with overlapping writes of groups, and acknowledges in order."""
 
@@ -171,12 +163,12 @@ class _GroupJob:
         self._log = log
         self._assembler = assembler
         self._generation = generation
-        self._flight: deque[tuple[_FaustEvent, asyncio.Future[Any]]] = deque()
+        self._flight: deque[tuple[faust.EventT[Any], asyncio.Future[Any]]] = deque()
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Holds the first failure. After it nothing more is acknowledged."""
 
-    async def follow(self, events: AsyncIterator[_FaustEvent]) -> None:
+    async def follow(self, events: AsyncIterator[faust.EventT[Any]]) -> None:
         """Handles a stream of results. Never raises: Faust would commit past the failed result."""
         async for event in events:
             await self._room.acquire()
@@ -192,7 +184,7 @@ class _GroupJob:
                 self._flight.append((event, delivery))
                 delivery.add_done_callback(self._settle)
 
-    async def _begin(self, event: _FaustEvent) -> asyncio.Future[Any]:
+    async def _begin(self, event: faust.EventT[Any]) -> asyncio.Future[Any]:
         """Returns a future that is done when the result's groups are durable."""
         delivery = await self._log.decode_or_dead_letter(_record(event.message))
         if delivery is None:

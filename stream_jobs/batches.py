@@ -54,10 +54,6 @@ class _WaitingGroup:
     size: int
     """The most bytes that the group takes in a batch."""
 
-    @property
-    def ended_s(self) -> float:
-        return self.group.ended / 1000
-
 
 class BatchAssembler:
     """Groups and published versions of one policy in; batch n out, with its frontier."""
@@ -94,10 +90,10 @@ class BatchAssembler:
 
         None if no waiting group makes a batch due, or if none may be assembled yet.
         """
-        waiting = [one for one in self._waiting.values() if one.group.reason != EVALUATE]
-        if not waiting or not self._may_assemble():
+        groups = [one.group for one in self._waiting.values() if one.group.reason != EVALUATE]
+        if not groups or not self._may_assemble():
             return None
-        first = min(one.ended_s for one in waiting)
+        first = min(group.ended for group in groups) / 1000
         return first + self._settings.batch_wait_s
 
     def on_group(self, group: GroupClosed, offset: int) -> None:

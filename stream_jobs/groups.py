@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from headrace.errors import HeadraceError
 from headrace.schemas.events import (
@@ -46,8 +47,6 @@ FLOAT32_MAX = 3.4028234663852886e38
 
 @dataclass(frozen=True, slots=True)
 class _CountedSample:
-    """A sample that counts."""
-
     sample: int
     trajectory: Ref
     reward: float
@@ -90,25 +89,28 @@ class _Scorer:
         self._filters: list[Filter] = [load("filter", use, FILTERS) for use in settings.filters]
 
     def close(self, ended: TaskEnded, recorded_at_ms: int) -> GroupClosed:
-        closed = GroupClosed(
+        return GroupClosed(
             task=ended.task,
             policy=self._policy,
             item_id=ended.item_id,
             epoch=ended.epoch,
-            verdict="dropped",
             estimator=self._estimator,
             ended=recorded_at_ms,
+            **self._judge(ended),
         )
-        unusable = _unusable(ended)
-        if unusable:
-            return closed.model_copy(update={"reason": unusable})
+
+    def _judge(self, ended: TaskEnded) -> dict[str, Any]:
+        """Returns the verdict, and the fields of GroupClosed that explain it."""
+        if ended.purpose == "evaluate":
+            return {"verdict": "dropped", "reason": EVALUATE}
+        if ended.closed_by != "all":
+            return {"verdict": "dropped", "reason": ended.closed_by}
         counted, excluded = self._count(ended)
-        closed = closed.model_copy(update={"excluded": tuple(excluded)})
-        if not counted:
-            absent = any(exclusion.reason == "policy_absent" for exclusion in excluded)
-            reason = "policy_absent" if absent else "all_failed"
-            return closed.model_copy(update={"reason": reason})
-        return self._score(closed, counted, ended.minimum)
+        if counted:
+            return self._score(ended, counted, excluded)
+        absent = any(exclusion.reason == "policy_absent" for exclusion in excluded)
+        reason = "policy_absent" if absent else "all_failed"
+        return {"verdict": "dropped", "reason": reason, "excluded": tuple(excluded)}
 
     def _count(self, ended: TaskEnded) -> tuple[list[_CountedSample], list[Exclusion]]:
         counted: list[_CountedSample] = []
@@ -125,37 +127,40 @@ class _Scorer:
         return counted, excluded
 
     def _score(
-        self, closed: GroupClosed, counted: Sequence[_CountedSample], minimum: int
-    ) -> GroupClosed:
+        self, ended: TaskEnded, counted: Sequence[_CountedSample], excluded: list[Exclusion]
+    ) -> dict[str, Any]:
         sampled = [sample for sample in counted if not sample.demonstrated]
         samples = [
             _group_sample(one, DEMONSTRATED_ADVANTAGE) for one in counted if one.demonstrated
         ]
-        reason = "too_few_samples" if len(counted) < minimum else None
+        reason = "too_few_samples" if len(counted) < ended.minimum else None
+        fields: dict[str, Any] = {}
         if sampled:
-            group = self._group(closed, sampled)
-            closed = closed.model_copy(update={"mean": group.mean, "deviation": group.deviation})
+            group = self._group(ended, sampled)
+            fields = {"mean": group.mean, "deviation": group.deviation}
             filtered = next((why for drop in self._filters if (why := drop(group))), None)
             if filtered is None:
                 samples += map(_group_sample, sampled, group.advantages)
             elif samples:
-                closed = _exclude(closed, sampled, filtered)
+                # The demonstrated samples are still learned.
+                excluded += [Exclusion(sample=one.sample, reason=filtered) for one in sampled]
             else:
                 reason = reason or filtered
+        fields["excluded"] = tuple(sorted(excluded, key=lambda one: one.sample))
         if reason is not None:
-            return closed.model_copy(update={"reason": reason})
+            return {"verdict": "dropped", "reason": reason, **fields}
         samples.sort(key=lambda one: one.sample)
-        return closed.model_copy(update={"verdict": "scored", "samples": tuple(samples)})
+        return {"verdict": "scored", "samples": tuple(samples), **fields}
 
-    def _group(self, closed: GroupClosed, sampled: Sequence[_CountedSample]) -> Group:
+    def _group(self, ended: TaskEnded, sampled: Sequence[_CountedSample]) -> Group:
         rewards = tuple(sample.reward for sample in sampled)
         return Group(
-            task=closed.task,
-            policy=closed.policy,
-            item_id=closed.item_id,
-            epoch=closed.epoch,
+            task=ended.task,
+            policy=self._policy,
+            item_id=ended.item_id,
+            epoch=ended.epoch,
             rewards=rewards,
-            advantages=self._advantages(closed.task, rewards),
+            advantages=self._advantages(ended.task, rewards),
             tokens=tuple(sample.use.tokens for sample in sampled),
             mean=fmean(rewards),
             deviation=deviation(rewards),
@@ -176,13 +181,6 @@ class _Scorer:
         return advantages
 
 
-def _unusable(ended: TaskEnded) -> str:
-    """Returns why none of the task's samples may be trained on; empty if they may be."""
-    if ended.purpose == "evaluate":
-        return EVALUATE
-    return "" if ended.closed_by == "all" else ended.closed_by
-
-
 def _count_one(outcome: EpisodeEnded, policy: str) -> _CountedSample | str:
     """Returns the sample as it counts for the policy, or the reason to exclude it."""
     failure = outcome.failure
@@ -201,13 +199,6 @@ def _count_one(outcome: EpisodeEnded, policy: str) -> _CountedSample | str:
     if use.tokens <= 0:
         return "no_tokens"
     return _CountedSample(outcome.sample, outcome.trajectory, outcome.reward, use)
-
-
-def _exclude(closed: GroupClosed, sampled: Sequence[_CountedSample], reason: str) -> GroupClosed:
-    """Excludes what the policy sampled. The demonstrated samples are still learned."""
-    more = [Exclusion(sample=one.sample, reason=reason) for one in sampled]
-    excluded = sorted((*closed.excluded, *more), key=lambda one: one.sample)
-    return closed.model_copy(update={"excluded": tuple(excluded)})
 
 
 def _group_sample(counted: _CountedSample, advantage: float) -> GroupSample:

@@ -19,12 +19,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headrace.errors import UsageError
+from headrace.errors import BlobError, UsageError
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.base.plugins import load
-from headrace.services.models.lora import adapter_tensors
+from headrace.services.models.torch_models import (
+    DTYPES,
+    ChosenLogits,
+    check_fit,
+    overwrite,
+    pick_device,
+)
 from headrace.trainer.collate import (
     Inputs,
+    SchemaMasks,
     collate,
     entropy,
     pack,
@@ -32,16 +39,7 @@ from headrace.trainer.collate import (
     target_logprobs,
 )
 from headrace.trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
-from headrace.trainer.model_loading import (
-    DTYPES,
-    ChosenLogits,
-    FrozenBase,
-    add_adapter,
-    load_model,
-    pick_device,
-    weights_file,
-)
-from headrace.trainer.schema_masks import SchemaMasks
+from headrace.trainer.model_loading import load_policy, trained_weights
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 from headrace.trainer.training_metrics import Totals
 
@@ -66,14 +64,11 @@ class Learner:
         torch.set_num_threads(self._settings.threads)
         if self.device.type == "cpu":
             torch.use_deterministic_algorithms(True)
+        self._model, self.base = load_policy(folder, policy)
+        """The base is None if all weights learn."""
         # No dropout: with it the logprobs would differ from those of the engines.
-        self._model = load_model(folder, policy.seed).eval()
-        self.base: FrozenBase | None = None
-        """The frozen weights; None if all weights learn."""
-        if policy.lora is not None:
-            self.base = add_adapter(self._model, folder, policy.lora, policy.seed, self._dtype)
-        self._model.to(self.device)
-        self._logits_of = ChosenLogits(self._model)
+        self._model.eval().to(self.device)
+        self._logits_at = ChosenLogits(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
         self._schemas = SchemaMasks(folder, self.vocabulary)
         self._loss: Loss = load("loss", self._settings.loss, LOSSES)
@@ -90,8 +85,7 @@ class Learner:
     def weights(self) -> bytes:
         """Returns the trained weights, or the adapter, as a safetensors file in the policy's
         dtype."""
-        trained = self._model.state_dict() if self.base is None else adapter_tensors(self._model)
-        return weights_file(trained, self._dtype)
+        return trained_weights(self._model, self._dtype)
 
     def train(
         self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None
@@ -107,9 +101,9 @@ class Learner:
             by_update = [self._proximal(update, stop) for update in updates]
             for update, by_micro_batch in zip(updates, by_update, strict=True):
                 self._optimizer.zero_grad(set_to_none=True)
-                for chosen, proximal in zip(self._pack(update), by_micro_batch, strict=True):
+                for sequences, proximal in zip(self._pack(update), by_micro_batch, strict=True):
                     _check(stop)
-                    self._backward([update.sequences[i] for i in chosen], proximal, update, totals)
+                    self._backward(sequences, proximal, update, totals)
                 self._step(self._learning_rate(update), totals)
         return totals.metrics()
 
@@ -157,21 +151,19 @@ class Learner:
             for name, tensor in tensors.items()
             if name.partition(".")[0] in ("model", "buffer", "base")
         }
-        if {name: tensor.shape for name, tensor in own.items()} != {
-            name: tensor.shape for name, tensor in given.items()
-        }:
+        try:
+            check_fit(own, given)
+        except BlobError as error:
             raise UsageError(
-                "the checkpoint is of another model than the recipe's. Use the recipe of the run "
-                "that wrote it, or start a new namespace"
-            )
-        if self.base is not None and not torch.equal(own.pop("base"), given["base"]):
+                f"the checkpoint is of another model than the recipe's: {error}. Use the recipe of "
+                f"the run that wrote it, or start a new namespace"
+            ) from error
+        if self.base is not None and not torch.equal(own["base"], given["base"]):
             raise UsageError(
                 "the checkpoint's adapter is of another base than the recipe's model. Restore the "
                 "weights that the run started with, or start a new namespace"
             )
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(given[name])
+        overwrite(own, given)
         self._restore_optimizer(tensors)
         torch.set_rng_state(tensors["random"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
@@ -188,8 +180,10 @@ class Learner:
                 state.setdefault(int(index), {})[field] = tensor.clone()
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
-    def _pack(self, update: UpdateBatch) -> list[list[int]]:
-        return pack([len(one.tokens) for one in update.sequences], self._settings.max_tokens)
+    def _pack(self, update: UpdateBatch) -> list[list[TokenSequence]]:
+        lengths = [len(one.tokens) for one in update.sequences]
+        packed = pack(lengths, self._settings.max_tokens)
+        return [[update.sequences[index] for index in chosen] for chosen in packed]
 
     def _proximal(
         self, update: UpdateBatch, stop: threading.Event | None
@@ -203,10 +197,9 @@ class Learner:
             return [None] * len(packed)
         proximal: list[Tensor] = []
         with torch.no_grad():
-            for chosen in packed:
+            for sequences in packed:
                 _check(stop)
-                inputs = self._collate([update.sequences[index] for index in chosen])
-                proximal.append(self._logprobs(inputs)[0])
+                proximal.append(self._logprobs(self._collate(sequences))[0])
         return proximal
 
     def _collate(self, sequences: Sequence[TokenSequence]) -> Inputs:
@@ -216,7 +209,9 @@ class Learner:
         """Returns logprobs [N] of the trained tokens and entropies [N] of their distributions."""
         reduced = self._dtype != torch.float32
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=reduced):
-            logits = self._logits_of(inputs)
+            logits = self._logits_at(
+                inputs.rows, inputs.before, input_ids=inputs.ids, use_cache=False
+            )
         distribution = processed_distribution(logits, inputs)
         # The gradient of the entropy needs memory for [N, V], so compute it only if it is used.
         spread = distribution if self._settings.entropy_bonus else distribution.detach()
@@ -290,6 +285,7 @@ class Learner:
             self._optimizer.zero_grad(set_to_none=True)
             if saved is not None and self.updates_done > done:
                 self._restore(saved)
+            self.updates_done = done
             # torch has a class for a GPU that is out of memory; on a CPU only the text says it.
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise UnusableBatch(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.schemas.events import BatchAssembled, Event, TrajectoryRecorded
+from headrace.schemas.events import BatchAssembled, BatchSample, Event, TrajectoryRecorded
 from headrace.schemas.packed import unpack_f32
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.trainer.sequences import TokenSequence, UnusableBatch, UpdateBatch, token_sequences
@@ -65,31 +65,33 @@ def build_updates(
             f"batch {batch.version} states {batch.sampled_tokens} trainable tokens, but its "
             f"samples have {counted}"
         )
-    by_sample = [_sequences(batch, index, event, vocabulary) for index, event in enumerate(events)]
+    by_sample = []
+    for sample, event in zip(batch.samples, events, strict=False):
+        try:
+            by_sample.append(_sequences(batch.policy, sample, event, vocabulary))
+        except ValueError as error:
+            raise UnusableBatch(
+                f"batch {batch.version}, task {sample.task} sample {sample.sample}: {error}"
+            ) from error
     parts = (by_sample[number::updates] for number in range(updates))
     divided = ([one for sequences in part for one in sequences] for part in parts)
     return [UpdateBatch(sequences) for sequences in divided if sequences]
 
 
 def _sequences(
-    batch: BatchAssembled, index: int, event: Event, vocabulary: int
+    policy: str, sample: BatchSample, event: Event, vocabulary: int
 ) -> list[TokenSequence]:
-    sample = batch.samples[index]
-    name = f"batch {batch.version}, task {sample.task} sample {sample.sample}"
+    """Returns a sample's sequences. Raises ValueError if they are not what the batch states."""
     if not isinstance(event, TrajectoryRecorded):
-        raise UnusableBatch(f"{name}: its reference names a {type(event).__name__}")
+        raise ValueError(f"its reference names a {type(event).__name__}")
     if (event.task, event.sample) != (sample.task, sample.sample):
-        raise UnusableBatch(f"{name}: its reference names task {event.task} sample {event.sample}")
-    try:
-        advantages = unpack_f32(sample.advantages)
-    except ValueError as error:
-        raise UnusableBatch(f"{name}: {error}") from error
-    sequences = token_sequences(event, batch.policy, advantages, sample.weight, vocabulary)
+        raise ValueError(f"its reference names task {event.task} sample {event.sample}")
+    advantages = unpack_f32(sample.advantages)
+    sequences = token_sequences(event, policy, advantages, sample.weight, vocabulary)
     tokens = sum(len(one.positions) for one in sequences)
     if tokens != sample.tokens:
-        raise UnusableBatch(
-            f"{name}: the trajectory has {tokens} trainable tokens, the batch states "
-            f"{sample.tokens}"
+        raise ValueError(
+            f"the trajectory has {tokens} trainable tokens, the batch states {sample.tokens}"
         )
     return sequences
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from headrace.errors import DecodeError, DependencyError, RecordsLost, UnknownSchema
@@ -25,7 +23,7 @@ from headrace.services.log.log_reader import CaughtUp, EventStream, follow_event
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 from headrace.trainer.loader import PreparedBatch, load_batch
-from headrace.trainer.publish import CHECK_S, History, Publisher, Status
+from headrace.trainer.publish import CHECK_S, Publisher, Status
 from headrace.trainer.sequences import Stopped, UnusableBatch
 from headrace.trainer.versions import StoredVersion
 
@@ -40,17 +38,6 @@ FINISH_S = 4.0
 """How long the current version may still take after the process was asked to stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class _TrainingResult:
-    """The result of training on a batch."""
-
-    status: Status
-    updates: int
-    """Optimizer updates that were made; 0 leaves the weights as they were."""
-    step_s: float
-    metrics: dict[str, float]
-
-
 class Trainer:
     """One policy's training, for the life of this process."""
 
@@ -58,7 +45,6 @@ class Trainer:
         self,
         context: ServiceContext,
         publisher: Publisher,
-        history: History,
         learner: Learner,
         torch_thread: ThreadPoolExecutor,
     ) -> None:
@@ -67,7 +53,6 @@ class Trainer:
         self._settings = settings
         self._context = context
         self._publisher = publisher
-        self._history = history
         self._learner = learner
         self._torch_thread = torch_thread
         self._checkpoints = Checkpoints(
@@ -88,7 +73,7 @@ class Trainer:
 
     async def run(self) -> None:
         """Resumes, then trains on one batch after the other until the process is to stop."""
-        if self._history.newest is None:
+        if self._publisher.history.newest is None:
             self._silent = False
             await self._publish("initial")
         else:
@@ -98,8 +83,7 @@ class Trainer:
         partition = self._context.log.topics.partition(BATCHES, self._publisher.policy)
         reader = follow_events(self._context.log, {partition: self._offset or "first"})
         try:
-            async with aclosing(_batches(reader)) as batches:
-                await self._train_all(batches, stopping)
+            await self._train_all(reader, stopping)
             await self._save()
         finally:
             stopping.cancel()
@@ -109,7 +93,7 @@ class Trainer:
             await reader.aclose()
 
     async def _load_checkpoint(self) -> None:
-        digests = self._history.digests
+        digests = self._publisher.history.digests
         found = await asyncio.to_thread(
             self._checkpoints.newest, lambda c: c.digest in digests.get(c.version, ())
         )
@@ -122,19 +106,17 @@ class Trainer:
 
     async def _publish_if_resumed(self) -> None:
         """At the newest published version: compares the weights, and ends the silent training."""
-        newest = self._history.newest
+        newest = self._publisher.history.newest
         if newest is None or self._version < newest.version:
             return
         self._silent = False
         weights = await self._in_thread(self._learner.weights)
         self._stored = await self._publisher.resume(newest, weights)
 
-    async def _train_all(
-        self, batches: AsyncGenerator[Delivery[BatchAssembled]], stopping: asyncio.Task[bool]
-    ) -> None:
+    async def _train_all(self, reader: EventStream, stopping: asyncio.Task[bool]) -> None:
         """Trains on one batch and fetches the next one meanwhile."""
         loop = asyncio.get_running_loop()
-        fetching = asyncio.create_task(self._fetch(batches, self._version + 1))
+        fetching = asyncio.create_task(self._fetch(reader, self._version + 1))
         try:
             while True:
                 started = loop.time()
@@ -142,25 +124,33 @@ class Trainer:
                 if stopping.done():
                     return
                 prepared = fetching.result()
-                wait_s = loop.time() - started
-                fetching = asyncio.create_task(self._fetch(batches, self._version + 2))
+                began, done = loop.time(), self._learner.updates_done
+                fetching = asyncio.create_task(self._fetch(reader, self._version + 2))
                 try:
-                    result = await self._train(prepared, stopping)
+                    status, metrics = await self._train(prepared, stopping)
                 except Stopped:
                     return
-                await self._advance(prepared, result, wait_s)
+                await self._advance(
+                    prepared,
+                    status,
+                    metrics,
+                    updates=self._learner.updates_done - done,
+                    wait_s=began - started,
+                    step_s=loop.time() - began,
+                )
         finally:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
 
-    async def _fetch(
-        self, batches: AsyncGenerator[Delivery[BatchAssembled]], version: int
-    ) -> PreparedBatch:
+    async def _fetch(self, reader: EventStream, version: int) -> PreparedBatch:
         """Returns the batch that trains `version`, with its trajectories. Skips earlier batches.
 
         Raises RecordsLost if the log has a later batch instead.
         """
-        async for delivery in batches:
+        async for item in reader:
+            if isinstance(item, CaughtUp) or not isinstance(item.event, BatchAssembled):
+                continue
+            delivery = cast("Delivery[BatchAssembled]", item)
             if delivery.event.version > version:
                 raise RecordsLost(
                     f"{delivery.partition.topic} has batch {delivery.event.version}, but batch "
@@ -178,8 +168,8 @@ class Trainer:
         trained on before, its version would now come out different, so that raises RecordsLost. An
         unknown schema raises DependencyError, so that the batch waits until the registry has it.
         """
-        version, newest = delivery.event.version, self._history.newest
-        if version in self._history.skipped:
+        version, newest = delivery.event.version, self._publisher.history.newest
+        if version in self._publisher.history.skipped:
             return PreparedBatch(delivery, unusable="it was skipped when it was first published")
         try:
             return await load_batch(
@@ -201,16 +191,13 @@ class Trainer:
 
     async def _train(
         self, prepared: PreparedBatch, stopping: asyncio.Task[bool]
-    ) -> _TrainingResult:
+    ) -> tuple[Status, dict[str, float]]:
         """Trains on a batch. Raises Stopped if the process is to stop and it takes too long."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         metrics = prepared.metrics()
         try:
             if prepared.unusable:
                 raise UnusableBatch(prepared.unusable)
             stop = threading.Event()
-            done = self._learner.updates_done
             training = asyncio.ensure_future(
                 self._in_thread(lambda: self._learner.train(prepared.updates, stop))
             )
@@ -222,27 +209,22 @@ class Trainer:
         except UnusableBatch as error:
             version = prepared.delivery.event.version
             logger.error("batch %d is skipped and the weights stay as they are: %s", version, error)
-            return _TrainingResult("skipped", 0, loop.time() - started, metrics)
-        updates = self._learner.updates_done - done
-        return _TrainingResult("trained", updates, loop.time() - started, metrics)
+            return "skipped", metrics
+        return "trained", metrics
 
     async def _advance(
-        self, prepared: PreparedBatch, result: _TrainingResult, wait_s: float
+        self, prepared: PreparedBatch, status: Status, metrics: dict[str, float], **fields: Any
     ) -> None:
-        """Makes the batch's version the current one, and publishes it if it is new."""
+        """Makes the batch's version the current one, and publishes it if it is new.
+
+        `fields` are those of `Publisher.publish`, except `batch`.
+        """
         self._version = prepared.delivery.event.version
         self._offset = prepared.delivery.offset + 1
         if self._silent:
             await self._publish_if_resumed()
             return
-        await self._publish(
-            result.status,
-            result.metrics,
-            batch=prepared.delivery.ref,
-            updates=result.updates,
-            wait_s=wait_s,
-            step_s=result.step_s,
-        )
+        await self._publish(status, metrics, batch=prepared.delivery.ref, **fields)
         if self._version - self._saved >= self._settings.checkpoint_every:
             await self._save()
 
@@ -296,9 +278,3 @@ class Trainer:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._torch_thread, work)
-
-
-async def _batches(reader: EventStream) -> AsyncGenerator[Delivery[BatchAssembled]]:
-    async for item in reader:
-        if not isinstance(item, CaughtUp) and isinstance(item.event, BatchAssembled):
-            yield cast("Delivery[BatchAssembled]", item)

@@ -1,4 +1,4 @@
-"""Loads a causal language model from a folder, adds adapters, and computes the needed logits."""
+"""Loads a causal language model from a folder, adds adapters, and writes the weights that learn."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from headrace.errors import UsageError
-from headrace.schemas.recipe.policy import Lora
+from headrace.errors import BlobError, UsageError
+from headrace.schemas.recipe.policy import Lora, Policy
 from headrace.services.models.lora import adapter_tensors, attach, base_tensors, start
+from headrace.services.models.torch_models import DTYPES, overwrite, read_config
 from headrace.services.models.weights import ADAPTER, weights_digest
-from headrace.trainer.collate import Inputs
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""By the recipe's name."""
 
 
 def load_model(folder: Path, seed: int) -> Any:
@@ -56,9 +53,8 @@ def import_model(folder: Path) -> None:
 
     Does nothing if transformers does not have such a model: `load_model` reports that.
     """
-    with suppress(OSError, ValueError, KeyError):
-        configuration = AutoConfig.from_pretrained(folder, local_files_only=True)
-        MODEL_FOR_CAUSAL_LM_MAPPING[type(configuration)]
+    with suppress(UsageError, KeyError):
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(read_config(folder))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +92,26 @@ def add_adapter(model: Any, folder: Path, lora: Lora, seed: int, dtype: torch.dt
 
 
 def _read_adapter(model: Any, path: Path) -> None:
-    own, given = adapter_tensors(model), load_file(path)
-    if {name: one.shape for name, one in own.items()} != {n: one.shape for n, one in given.items()}:
+    try:
+        overwrite(adapter_tensors(model), load_file(path))
+    except BlobError as error:
         raise ValueError(
             f"{path.name} has other layers, or another rank, than the recipe's `lora`. Change "
-            f"`lora.targets` or `lora.rank`"
-        )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(given[name])
+            f"`lora.targets` or `lora.rank`: {error}"
+        ) from error
+
+
+def load_policy(folder: Path, policy: Policy) -> tuple[Any, FrozenBase | None]:
+    """Loads version 0 of a policy: its model, and its frozen base if it has an adapter."""
+    model = load_model(folder, policy.seed)
+    if policy.lora is None:
+        return model, None
+    return model, add_adapter(model, folder, policy.lora, policy.seed, DTYPES[policy.dtype])
+
+
+def trained_weights(model: Any, dtype: torch.dtype) -> bytes:
+    """Returns a model's adapter, or else the whole model, as `weights_file`."""
+    return weights_file(adapter_tensors(model) or model.state_dict(), dtype)
 
 
 def weights_file(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
@@ -120,47 +127,3 @@ def weights_file(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
             kept = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
             written[name] = kept.contiguous().cpu()
     return save(written, metadata={"format": "pt"})
-
-
-def pick_device(name: str) -> torch.device:
-    """Returns the device of that name; `auto` is a GPU if there is one, else the CPU.
-
-    Raises UsageError if torch has no such device.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(
-            f"training.device {name!r} is not a device of torch; use `cpu`, `cuda` or `auto`: "
-            f"{error}"
-        ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"training.device {name!r}: torch finds no GPU; use `cpu` or `auto`")
-    return device
-
-
-class ChosenLogits:
-    """Runs a causal LM and computes logits only at the positions that predict a trained token.
-
-    The output head is by far the widest layer, and most positions are not trained.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._inputs: Inputs | None = None
-        model.get_output_embeddings().register_forward_pre_hook(self._choose)
-
-    def __call__(self, inputs: Inputs) -> Tensor:
-        """Returns logits [N, V]: the model's prediction for each trained token."""
-        self._inputs = inputs
-        try:
-            logits: Tensor = self._model(input_ids=inputs.ids, use_cache=False).logits
-        finally:
-            self._inputs = None
-        return logits.squeeze(0)
-
-    def _choose(self, module: Any, hidden: tuple[Tensor]) -> tuple[Tensor] | None:
-        inputs = self._inputs
-        return None if inputs is None else (hidden[0][inputs.rows, inputs.before].unsqueeze(0),)

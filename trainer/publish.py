@@ -88,10 +88,11 @@ class Publisher:
     context: int
     """Context length in tokens."""
     tokenizer: Blob
+    history: History
     adapter: Adapter | None = None
     """What the versions are adapters of; None if they are whole models."""
 
-    def with_base(self, base: FrozenBase | None, lora: Lora | None, history: History) -> Publisher:
+    def with_base(self, base: FrozenBase | None, lora: Lora | None) -> Publisher:
         """Returns a publisher of adapters, after it has stored their base. Blocks.
 
         Returns this publisher if `base` or `lora` is None. Raises UsageError if the versions so far
@@ -99,7 +100,7 @@ class Publisher:
         """
         if base is None or lora is None:
             return self
-        newest = history.newest
+        newest = self.history.newest
         if newest is not None and (
             newest.adapter is None or newest.adapter.base_digest != base.digest
         ):
@@ -197,9 +198,7 @@ class Publisher:
 
 
 @asynccontextmanager
-async def sole_publisher(
-    context: ServiceContext, policy: str
-) -> AsyncIterator[tuple[Publisher, History]]:
+async def sole_publisher(context: ServiceContext, policy: str) -> AsyncIterator[Publisher]:
     """Fences the policy's previous trainer, and then reads the history, which is now complete."""
     settings = context.recipe.policies[policy]
     training = settings.training
@@ -208,21 +207,19 @@ async def sole_publisher(
     try:
         history = await read_history(context.log, policy)
         tokenizer = await asyncio.to_thread(
-            context.blobs.put, folder / "tokenizer.json", "application/json"
+            context.blobs.put, (folder / "tokenizer.json").read_bytes(), "application/json"
         )
         configuration = json.loads((folder / "config.json").read_text())
-        yield (
-            Publisher(
-                context.log,
-                writer,
-                policy,
-                VersionStore(context.blobs, training.full_every if training else 1),
-                base=settings.model,
-                dtype=settings.dtype,
-                context=int(configuration.get("max_position_embeddings", 0)),
-                tokenizer=tokenizer,
-            ),
-            history,
+        yield Publisher(
+            context.log,
+            writer,
+            policy,
+            VersionStore(context.blobs, training.full_every if training else 1),
+            base=settings.model,
+            dtype=settings.dtype,
+            context=int(configuration.get("max_position_embeddings", 0)),
+            tokenizer=tokenizer,
+            history=history,
         )
     finally:
         await writer.close()

@@ -87,10 +87,12 @@ def token_sequences(
         )
     spread = list(advantages) * len(own) if len(advantages) == 1 else advantages
     by_turn = dict(zip(own, spread, strict=True))
-    turns = [
-        _read_turn(trajectory, index, by_turn.get(index), weight, vocabulary, name)
-        for index in range(len(trajectory.turns))
-    ]
+    turns: list[_UnpackedTurn] = []
+    for index in range(len(trajectory.turns)):
+        try:
+            turns.append(_read_turn(trajectory, index, by_turn.get(index), weight, vocabulary))
+        except ValueError as error:
+            raise UnusableBatch(f"{name}, turn {index}: {error}") from error
     sequences, trained = [], set[int]()
     for path in _paths(trajectory.turns):
         new = {index for index in path if turns[index].sampling is not None} - trained
@@ -104,8 +106,6 @@ def token_sequences(
 
 @dataclass(frozen=True, slots=True)
 class _UnpackedTurn:
-    """The arrays of a turn."""
-
     context: Ints
     tokens: Ints
     behaviour: Floats
@@ -122,33 +122,27 @@ def _read_turn(
     advantage: float | None,
     weight: float,
     vocabulary: int,
-    name: str,
 ) -> _UnpackedTurn:
-    """Unpacks and checks a turn. `advantage` is None if the turn is another policy's."""
+    """Unpacks a turn. `advantage` is None if the turn is another policy's.
+
+    Raises ValueError if the turn contradicts itself or can't be trained on.
+    """
     turn = trajectory.turns[index]
-    name = f"{name}, turn {index}"
     if not -1 <= turn.parent < index:
-        raise UnusableBatch(
-            f"{name}: its parent is turn {turn.parent}, which is not an earlier one"
-        )
-    try:
-        context, tokens = _ids(turn.context), _ids(turn.tokens)
-        logprobs, versions = _logprobs_and_versions(turn, len(tokens))
-    except ValueError as error:
-        raise UnusableBatch(f"{name}: {error}") from error
+        raise ValueError(f"its parent is turn {turn.parent}, which is not an earlier one")
+    context, tokens = _ids(turn.context), _ids(turn.tokens)
+    logprobs, versions = _logprobs_and_versions(turn, len(tokens))
     sampling = None
     if advantage is not None:
         for ids in (context, tokens):
             if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
-                raise UnusableBatch(
-                    f"{name}: a token id is outside of the model's {vocabulary} ids"
-                )
+                raise ValueError(f"a token id is outside of the model's {vocabulary} ids")
     if advantage is not None and turn.trainable and len(tokens):
         if len(logprobs) != len(tokens):
-            raise UnusableBatch(f"{name}: {len(logprobs)} logprobs for {len(tokens)} tokens")
+            raise ValueError(f"{len(logprobs)} logprobs for {len(tokens)} tokens")
         if not np.all((logprobs > -np.inf) & (logprobs <= LOGPROB_TOLERANCE)):
-            raise UnusableBatch(f"{name}: a logprob is above 0, infinite or not a number")
-        sampling = _checked_sampling(trajectory.samplings, turn, tokens, name)
+            raise ValueError("a logprob is above 0, infinite or not a number")
+        sampling = _checked_sampling(trajectory.samplings, turn, tokens)
     factor = weight if turn.demonstrated else (advantage or 0.0) * weight
     return _UnpackedTurn(context, tokens, logprobs, versions, factor, turn.demonstrated, sampling)
 
@@ -167,24 +161,20 @@ def _ids(data: bytes) -> Ints:
     return np.frombuffer(data, "<i4").astype(np.int64)
 
 
-def _checked_sampling(
-    samplings: Sequence[Sampling], turn: Turn, tokens: Ints, name: str
-) -> Sampling:
-    """Returns the turn's sampling. Raises UnusableBatch if its logprobs can't be recomputed."""
+def _checked_sampling(samplings: Sequence[Sampling], turn: Turn, tokens: Ints) -> Sampling:
+    """Returns the turn's sampling. Raises ValueError if its logprobs can't be recomputed."""
     if not 0 <= turn.sampling < len(samplings):
-        raise UnusableBatch(
-            f"{name}: it names sampling {turn.sampling} of {len(samplings)} samplings"
-        )
+        raise ValueError(f"it names sampling {turn.sampling} of {len(samplings)} samplings")
     sampling = samplings[turn.sampling]
     truncated = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
     if sampling.temperature <= 0 or truncated:
-        raise UnusableBatch(
-            f"{name}: it was sampled greedily or with top-p, top-k or min-p. The log does not "
-            f"record which tokens these left, so the logprobs can't be recomputed. Train on plain "
-            f"temperature sampling"
+        raise ValueError(
+            "it was sampled greedily or with top-p, top-k or min-p. The log does not record which "
+            "tokens these left, so the logprobs can't be recomputed. Train on plain temperature "
+            "sampling"
         )
     if sampling.allowed and not np.isin(tokens, _ids(sampling.allowed)).all():
-        raise UnusableBatch(f"{name}: it has a token that its sampling does not allow")
+        raise ValueError("it has a token that its sampling does not allow")
     if turn.demonstrated and sampling.json_schema:
         # Its tokens need not follow the schema.
         return sampling.model_copy(update={"json_schema": ""})
@@ -208,7 +198,6 @@ def _paths(turns: Sequence[Turn]) -> list[list[int]]:
 
 def _join(turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str) -> TokenSequence:
     """Joins a path's turns up to its last trained one. `new` are the turns that it trains."""
-    tokens: list[Ints] = []
     positions: list[Ints] = []
     trained: list[_UnpackedTurn] = []
     samplings: list[tuple[Sampling, int]] = []
@@ -216,16 +205,15 @@ def _join(turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str)
     for index, turn in zip(path, turns, strict=False):
         start = length + len(turn.context)
         length = start + len(turn.tokens)
-        tokens += (turn.context, turn.tokens)
         if index in new and turn.sampling is not None:
             if start == 0:
                 raise UnusableBatch(f"{name}, turn {index}: its first token has no context")
             positions.append(np.arange(start, length))
             trained.append(turn)
             samplings.append((turn.sampling, len(turn.tokens)))
-    counts = [len(turn.tokens) for turn in trained]
+    counts = [count for _, count in samplings]
     return TokenSequence(
-        tokens=np.concatenate(tokens),
+        tokens=np.concatenate([ids for turn in turns for ids in (turn.context, turn.tokens)]),
         positions=np.concatenate(positions),
         behaviour=np.concatenate([turn.behaviour for turn in trained]),
         advantages=np.repeat(np.array([t.advantage for t in trained], dtype=np.float32), counts),

@@ -12,20 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from headrace.errors import UsageError
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.models.lora import adapter_tensors
+from headrace.services.models.torch_models import DTYPES
 from headrace.services.models.weights import model_folder
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.learner import Learner
 from headrace.trainer.loop import Trainer
-from headrace.trainer.model_loading import (
-    DTYPES,
-    FrozenBase,
-    add_adapter,
-    import_model,
-    load_model,
-    weights_file,
-)
-from headrace.trainer.publish import CHECK_S, History, Publisher, sole_publisher
+from headrace.trainer.model_loading import import_model, load_policy, trained_weights
+from headrace.trainer.publish import CHECK_S, Publisher, sole_publisher
 
 
 async def run(
@@ -40,20 +33,18 @@ async def run(
     name = _policy_name(context, policy)
     settings = context.recipe.policies[name]
     folder = model_folder(settings.model, weights=True)
-    async with sole_publisher(context, name) as (publisher, history):
-        history.skipped.update(skipped)
+    async with sole_publisher(context, name) as publisher:
+        publisher.history.skipped.update(skipped)
         if settings.training is None:
-            await _serve_untrained(context, publisher, history, settings)
+            await _serve_untrained(context, publisher, settings)
             return
         # All work with torch happens in one thread: the asyncio loop stays responsive, and no two
         # calls run in parallel.
         with ThreadPoolExecutor(1, thread_name_prefix="torch") as torch_thread:
             loop = asyncio.get_running_loop()
             learner = await loop.run_in_executor(torch_thread, Learner, folder, settings)
-            publisher = await asyncio.to_thread(
-                publisher.with_base, learner.base, settings.lora, history
-            )
-            await Trainer(context, publisher, history, learner, torch_thread).run()
+            publisher = await asyncio.to_thread(publisher.with_base, learner.base, settings.lora)
+            await Trainer(context, publisher, learner, torch_thread).run()
 
 
 def prepare(recipe: Recipe) -> None:
@@ -77,16 +68,16 @@ def _policy_name(context: ServiceContext, policy: str | None) -> str:
     return policy
 
 
-async def _serve_untrained(
-    context: ServiceContext, publisher: Publisher, history: History, settings: Policy
-) -> None:
+async def _serve_untrained(context: ServiceContext, publisher: Publisher, settings: Policy) -> None:
     """Publishes version 0, the only one, and keeps its weights in the blob store."""
-    weights, base = await asyncio.to_thread(_initial_weights, settings)
-    publisher = await asyncio.to_thread(publisher.with_base, base, settings.lora, history)
-    if history.newest is None:
+    folder = model_folder(settings.model, weights=True)
+    model, base = await asyncio.to_thread(load_policy, folder, settings)
+    weights = await asyncio.to_thread(trained_weights, model, DTYPES[settings.dtype])
+    publisher = await asyncio.to_thread(publisher.with_base, base, settings.lora)
+    if publisher.history.newest is None:
         await publisher.publish(0, "initial", weights)
     else:
-        await publisher.resume(history.newest, weights)
+        await publisher.resume(publisher.history.newest, weights)
     while True:
         try:
             async with asyncio.timeout(CHECK_S):
@@ -94,13 +85,3 @@ async def _serve_untrained(
             return
         except TimeoutError:
             await publisher.repair(0)
-
-
-def _initial_weights(settings: Policy) -> tuple[bytes, FrozenBase | None]:
-    """Returns version 0 as a safetensors file, and its base if it is an adapter."""
-    folder, dtype = model_folder(settings.model, weights=True), DTYPES[settings.dtype]
-    model = load_model(folder, settings.seed)
-    if settings.lora is None:
-        return weights_file(model.state_dict(), dtype), None
-    base = add_adapter(model, folder, settings.lora, settings.seed, dtype)
-    return weights_file(adapter_tensors(model), dtype), base

@@ -74,9 +74,7 @@ class VersionStore:
         """Stores the next version. `weights` is a safetensors file."""
         digest = weights_digest(weights)
         stored = self._following(version, weights, digest)
-        if stored is None:
-            stored = self._in_full(version, weights, digest)
-        return self._keep(version, weights, stored)
+        return self._keep(version, weights, stored or self._in_full(version, weights, digest))
 
     def resume(self, newest: PolicyPublished, weights: bytes) -> StoredVersion:
         """Continues from a published version with these weights, and stores them if need be.

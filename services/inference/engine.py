@@ -36,7 +36,7 @@ class EngineSetup:
 class AdapterWeights:
     """Describes weights that are a LoRA adapter: pairs of matrices added to a frozen base."""
 
-    base: Path
+    base: Path = field(compare=False)
     """A safetensors file of the frozen model, verified."""
     digest: bytes
     """Digest of the base. An engine keeps one copy of bases with equal digests."""
@@ -84,6 +84,10 @@ class EnginePrompt:
     """If prompts wait for a slot, the highest priority goes first. It has no other effect."""
 
 
+Finish = Literal["stop", "length", "overflow", "interrupted"]
+"""`overflow`: the context is full. `interrupted`: the engine closed before the end."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
     """The tokens that an engine drew."""
@@ -93,8 +97,7 @@ class EngineOutput:
     """One for each token: in nats, float32, after temperature and masks."""
     versions: list[int]
     """One for each token: the version whose weights drew it."""
-    finish: Literal["stop", "length", "overflow", "interrupted"]
-    """`overflow`: the context is full. `interrupted`: the engine closed before the end."""
+    finish: Finish
     mixed: bool = False
     """True if an older version than the last token's computed a part of the KV cache."""
     cached_tokens: int = 0

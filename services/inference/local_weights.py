@@ -7,14 +7,14 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.errors import BlobError, DependencyError
-from headrace.schemas import events
-from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
+from headrace.errors import BlobError
+from headrace.schemas.events import Adapter, Blob, PolicyPublished, WeightsDelta
 from headrace.services.inference.engine import AdapterWeights, Weights
-from headrace.services.models.blobs import BlobStore
+from headrace.services.models.blobs import BlobStore, disk_errors
 from headrace.services.models.deltas import apply
 from headrace.services.models.weights import weights_digest
 
@@ -40,9 +40,13 @@ class LocalWeights:
         if published.adapter is None:
             return Weights(published.policy, published.version, path)
         adapter = published.adapter
-        base = self._base_of(adapter, published)
-        rank, alpha, targets = adapter.rank, adapter.alpha, adapter.targets
-        weights = AdapterWeights(base, adapter.base_digest, rank, alpha, targets)
+        weights = AdapterWeights(
+            base=self._base_of(adapter, published),
+            digest=adapter.base_digest,
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+            targets=adapter.targets,
+        )
         return Weights(published.policy, published.version, path, weights)
 
     def fetch(self, published: PolicyPublished) -> Path:
@@ -61,7 +65,7 @@ class LocalWeights:
             return self._path
         if not published.deltas:
             path = self._blobs.get(published.full)
-            _verify(path, published)
+            _verify(path, published.digest, f"{_name(published)} was published as")
             return path
         missing = self._missing(published)
         if missing:
@@ -77,17 +81,11 @@ class LocalWeights:
         self._begin(published.full)
         return self._build(published.deltas, published)
 
-    def _base_of(self, adapter: events.Adapter, published: PolicyPublished) -> Path:
+    def _base_of(self, adapter: Adapter, published: PolicyPublished) -> Path:
         """The verified file of the base. It is fetched only if it changed or is gone."""
         if self._base is None or self._base[0] != adapter.base or not self._base[1].exists():
             path = self._blobs.get(adapter.base)
-            digest = weights_digest(path)
-            if digest != adapter.base_digest:
-                raise BlobError(
-                    f"the base in {path} has the digest {digest.hex()}, but version "
-                    f"{published.version} of policy {published.policy!r} is an adapter of "
-                    f"{adapter.base_digest.hex()}"
-                )
+            _verify(path, adapter.base_digest, f"{_name(published)} is an adapter of")
             self._base = adapter.base, path
         return self._base[1]
 
@@ -99,69 +97,63 @@ class LocalWeights:
         return published.deltas[starts.index(self._version) :]
 
     def _begin(self, full: Blob) -> None:
-        """Replaces the file by the whole weights."""
         self._version = -1
         whole = self._blobs.get(full)
-        try:
+        with disk_errors(f"write weights to {self._path}"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(whole, self._path)
-        except OSError as error:
-            raise DependencyError(
-                f"can't write weights to {self._path}: {error}. Free some space, or repair the disk"
-            ) from error
 
     def _build(self, deltas: Sequence[WeightsDelta], published: PolicyPublished) -> Path:
         self._version = -1  # until it is verified: a delta that fails damages the file
         for delta in deltas:
             apply(self._path, self._blobs.get(delta.blob))
-        _verify(self._path, published)
+        _verify(self._path, published.digest, f"{_name(published)} was published as")
         self._version, self._digest = deltas[-1].to_version, published.digest
         return self._path
 
 
-def _verify(path: Path, published: PolicyPublished) -> None:
-    digest = weights_digest(path)
-    if digest != published.digest:
+def _verify(path: Path, digest: bytes, expected: str) -> None:
+    """Raises BlobError if the weights in a file have another digest."""
+    found = weights_digest(path)
+    if found != digest:
         raise BlobError(
-            f"the weights in {path} have the digest {digest.hex()}, but version "
-            f"{published.version} of policy {published.policy!r} was published as "
-            f"{published.digest.hex()}"
+            f"the weights in {path} have the digest {found.hex()}, but {expected} {digest.hex()}"
         )
 
 
-class ScratchFolder:
-    """A folder of one process. If the process dies, the next one removes the folder."""
+def _name(published: PolicyPublished) -> str:
+    return f"version {published.version} of policy {published.policy!r}"
 
-    def __init__(self, parent: Path) -> None:
-        """Makes the folder in `parent`, and removes the folders that dead processes left there.
 
-        Raises DependencyError if the disk can't take it.
-        """
-        try:
-            self._handle = self._make(parent)
-        except OSError as error:
-            raise DependencyError(
-                f"can't make a folder in {parent}: {error}. Free some space, or repair the disk"
-            ) from error
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Makes a folder in `parent` for this process, and removes it at the end.
 
-    def _make(self, parent: Path) -> int:
-        """Returns the handle that locks the folder."""
-        parent.mkdir(parents=True, exist_ok=True)
-        for left in parent.glob("at-*"):
-            handle = _locked(left)
-            if handle is not None:
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(handle)
-        while True:
-            self.path = Path(tempfile.mkdtemp(dir=parent, prefix="at-"))
-            handle = _locked(self.path)
-            if handle is not None and self.path.is_dir():
-                return handle
+    Also removes the folders that dead processes left in `parent`. Raises DependencyError if the
+    disk can't take the folder.
+    """
+    with disk_errors(f"make a folder in {parent}"):
+        folder, handle = _make_scratch(parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
 
-    def remove(self) -> None:
-        """Removes the folder and its content."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._handle)
+
+def _make_scratch(parent: Path) -> tuple[Path, int]:
+    """Returns a new folder, and the handle that locks it."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for left in parent.glob("at-*"):
+        handle = _locked(left)
+        if handle is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(handle)
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix="at-"))
+        handle = _locked(folder)
+        if handle is not None and folder.is_dir():
+            return folder, handle
 
 
 def _locked(folder: Path) -> int | None:

@@ -8,7 +8,8 @@ prompt for another version waits until the prompts in flight are done, so no pro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from headrace.errors import BlobError, DependencyError, InfrastructureError
 from headrace.schemas.events import GenerationRequested, PolicyPublished
@@ -43,11 +44,22 @@ class PinnedVersions:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def take(self, request: GenerationRequested) -> tuple[ServedPolicy, Slot]:
-        """Waits for the request's version and a free slot. The caller must call `done` later.
+    @asynccontextmanager
+    async def take(self, request: GenerationRequested) -> AsyncIterator[tuple[ServedPolicy, Slot]]:
+        """Waits for the request's version and a free slot, and holds both.
 
         Raises InfrastructureError if the version can't be served, or if the request expires first.
         """
+        served, slot = await self._take(request)
+        try:
+            yield served, slot
+        finally:
+            slot.free()
+            self._in_flight -= 1
+            if self._in_flight == 0:
+                self._idle.set()
+
+    async def _take(self, request: GenerationRequested) -> tuple[ServedPolicy, Slot]:
         assert request.pinned is not None
         try:
             async with asyncio.timeout(max(0.0, request.expires_at / 1000 - clock.now())):
@@ -60,12 +72,6 @@ class PinnedVersions:
         except TimeoutError:
             reason = f"version {request.pinned} could not be served before the request expired"
             raise InfrastructureError("expired", reason, retryable=False) from None
-
-    def done(self) -> None:
-        """Records that a prompt for which `take` returned has ended."""
-        self._in_flight -= 1
-        if self._in_flight == 0:
-            self._idle.set()
 
     async def close(self) -> None:
         """Closes the engine, if there is one."""
@@ -91,7 +97,6 @@ class PinnedVersions:
         return self._served
 
     async def _change(self, version: int) -> None:
-        """Loads `version` into the engine."""
         try:
             published = await self._find(self._name, version)
             if published is None:

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.events import PolicyPublished
@@ -21,7 +21,7 @@ from headrace.schemas.topics import POLICIES, PROMPTS
 from headrace.services.base.concurrency import until_first
 from headrace.services.base.plugins import Loader, load
 from headrace.services.inference.engine import Engine, EngineSetup
-from headrace.services.inference.local_weights import LocalWeights, ScratchFolder
+from headrace.services.inference.local_weights import LocalWeights, scratch_folder
 from headrace.services.inference.pinned import PinnedVersions
 from headrace.services.inference.serving import ServedPolicy, Slots
 from headrace.services.inference.shard import PromptShard
@@ -34,29 +34,12 @@ from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker
 
-
-def _torch() -> Any:
-    from headrace.services.inference.engines.torch_engine import TorchEngine
-
-    return TorchEngine
-
-
-def _vllm() -> Any:
-    from headrace.services.inference.engines.vllm_engine import VllmEngine
-
-    return VllmEngine
-
-
-def _scripted() -> Any:
-    from headrace.services.inference.engines.scripted import ScriptedEngine
-
-    return ScriptedEngine
-
-
 BUILTIN: dict[str, Loader] = {
-    "torch": _torch,
-    "vllm": _vllm,
-    "scripted": _scripted,
+    "torch": lambda: import_module("headrace.services.inference.engines.torch_engine").TorchEngine,
+    "vllm": lambda: import_module("headrace.services.inference.engines.vllm_engine").VllmEngine,
+    "scripted": lambda: (
+        import_module("headrace.services.inference.engines.scripted").ScriptedEngine
+    ),
 }
 
 
@@ -64,24 +47,23 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
     """Serves one policy, or all policies of the recipe, until `context.stopping` is set."""
     names = tuple(context.recipe.policies) if policy is None else (policy,)
     engines = await asyncio.to_thread(make_engines, context.recipe, names)
-    slots = {id(engine): Slots(engine) for engine in engines.values()}
-    served = {
-        name: _served(context, name, engine, slots[id(engine)]) for name, engine in engines.items()
-    }
-    scratch = ScratchFolder(context.state / "weights")
-    pinned = {
-        name: _pinned(context, name, scratch.path)
-        for name in names
-        if context.recipe.policies[name].training is not None
-    }
-    try:
-        await _serve(context, served, pinned, scratch.path)
-    finally:
-        for versions in pinned.values():
-            await versions.close()
-        scratch.remove()
-        for engine in {id(engine): engine for engine in engines.values()}.values():
-            await engine.close(drain_s=0)
+    served: dict[str, ServedPolicy] = {}
+    for engine, sharing in engines:
+        slots = Slots(engine)
+        served |= {name: _served(context, name, engine, slots) for name in sharing}
+    with scratch_folder(context.state / "weights") as scratch:
+        pinned = {
+            name: _pinned(context, name, scratch)
+            for name in names
+            if context.recipe.policies[name].training is not None
+        }
+        try:
+            await _serve(context, served, pinned, scratch)
+        finally:
+            for versions in pinned.values():
+                await versions.close()
+            for engine, _ in engines:
+                await engine.close(drain_s=0)
 
 
 def _served(context: ServiceContext, name: str, engine: Engine, slots: Slots) -> ServedPolicy:
@@ -118,8 +100,8 @@ def prepare(recipe: Recipe) -> None:
         load("engine", policy.engine.use, BUILTIN)
 
 
-def make_engines(recipe: Recipe, names: Sequence[str]) -> dict[str, Engine]:
-    """Makes the engine of each policy. Policies with equal settings share one. Blocks.
+def make_engines(recipe: Recipe, names: Sequence[str]) -> list[tuple[Engine, list[str]]]:
+    """Makes the engines of policies, each with the names of the policies that share it. Blocks.
 
     Raises UsageError if a policy is unknown, or if its model or engine can't be used.
     """
@@ -131,10 +113,10 @@ def make_engines(recipe: Recipe, names: Sequence[str]) -> dict[str, Engine]:
         trains = "weights" if policy.lora is None else "an adapter"
         kind = f"{policy.model} {policy.dtype} {trains} {policy.engine.model_dump_json()}"
         alike.setdefault(kind, []).append(name)
-    engines: dict[str, Engine] = {}
-    for group in alike.values():
-        engines |= dict.fromkeys(group, _make_engine([recipe.policies[name] for name in group]))
-    return engines
+    return [
+        (_make_engine([recipe.policies[name] for name in sharing]), sharing)
+        for sharing in alike.values()
+    ]
 
 
 def _make_engine(policies: Sequence[Policy]) -> Engine:

@@ -16,7 +16,6 @@ from headrace.services.inference.demonstration import demonstrate
 from headrace.services.inference.engine import Engine, EngineOutput, EnginePrompt
 from headrace.services.inference.inference_metrics import PolicyMetrics
 from headrace.services.inference.tokenizer import Tokenizer
-from headrace.services.models.tokens import single_ids
 
 RECHECK_S = 1.0
 """After this time an engine's capacity is read again: it may change without a notification."""
@@ -82,7 +81,6 @@ class ServedPolicy:
     version: int = -1
     """The version that the engine draws with; -1 before the first load."""
     metrics: PolicyMetrics = field(init=False)
-    _stops: dict[tuple[str, ...], tuple[int, ...]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.metrics = PolicyMetrics(self.name)
@@ -133,7 +131,10 @@ class ServedPolicy:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
-            stop_ids=(*packed.unpack_i32(sampling.stop_ids), *self._stop_ids(sampling.stop)),
+            stop_ids=(
+                *packed.unpack_i32(sampling.stop_ids),
+                *self.tokenizer.stop_ids(sampling.stop),
+            ),
             allowed=packed.unpack_i32(sampling.allowed),
             seed=sampling.seed,
             json_schema=sampling.json_schema,
@@ -149,17 +150,6 @@ class ServedPolicy:
         if request.chat:
             return self.tokenizer.chat(request.chat, context)
         return self.tokenizer.encode(request.text) if request.text else []
-
-    def _stop_ids(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        """Returns the ids of stop texts. Raises ValueError if one is not exactly one token."""
-        if not texts:
-            return ()
-        if texts not in self._stops:
-            ids = single_ids(self.tokenizer, texts)
-            if len(self._stops) >= 64:
-                self._stops.clear()
-            self._stops[texts] = ids
-        return self._stops[texts]
 
     async def _generate(self, prompt: EnginePrompt, expires_at: int, slot: Slot) -> EngineOutput:
         left_s = expires_at / 1000 - clock.now()

@@ -82,17 +82,12 @@ class PromptShard:
         """Answers with the pinned version. The limit of live episodes bounds how many wait."""
         loop = asyncio.get_running_loop()
         arrived = loop.time()
+        answer: GenerationCompleted | None
         try:
-            served, slot = await pinned.take(request)
+            async with pinned.take(request) as (served, slot):
+                answer = await served.complete(request, slot, loop.time() - arrived)
         except InfrastructureError as error:
-            failed = self._policy.failed(request, error, loop.time() - arrived)
-            await self._deliver(prompt_id, failed)
-            return
-        try:
-            answer = await served.complete(request, slot, loop.time() - arrived)
-        finally:
-            slot.free()
-            pinned.done()
+            answer = self._policy.failed(request, error, loop.time() - arrived)
         await self._deliver(prompt_id, answer)
 
     async def _deliver(self, prompt_id: str, answer: GenerationCompleted | None) -> None:

@@ -1,12 +1,26 @@
-"""Turns text into token ids and back, with the `tokenizer.json` of a model's folder."""
+"""Turns text and messages into token ids, with the tokenizer and chat template of a model's folder.
+
+Earlier messages are never rendered again, so they are never retokenized. A template may rewrite
+history (drop earlier reasoning, shorten old turns), but the ids that the policy has seen and drawn
+must not change. So new messages are rendered after a marker that represents everything before them,
+and the text after the marker is appended.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import UsageError
-from headrace.services.inference.chat import ChatTemplate
+from headrace.services.models.tokens import encode, single_ids
+
+SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""The tokens of `tokenizer_config.json` that templates use by name."""
 
 
 class Tokenizer:
@@ -26,30 +40,133 @@ class Tokenizer:
         except Exception as error:
             # The library raises a plain Exception for any problem with the file.
             raise UsageError(f"{folder} has no usable tokenizer.json: {error}") from error
-        self._chat = ChatTemplate(folder, self.encode)
+        self.chat = ChatTemplate(folder, self.encode).ids
+        """Returns the ids that new messages add to a context, by the model's chat template."""
+        self.stop_ids = lru_cache(maxsize=64)(partial(single_ids, self._library))
+        """Returns the ids of a tuple of stop texts, as `single_ids` does."""
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without special tokens. Raises ValueError if it has no ids."""
-        try:
-            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        except Exception as error:
-            # The library raises a plain Exception, for example for a word outside the vocabulary.
-            raise ValueError(f"can't tokenize {text[:80]!r}: {error}") from error
-        return ids
-
-    def chat(self, chat: str, context: Sequence[int]) -> list[int]:
-        """Returns the ids that new messages add to a context, by the model's chat template.
-
-        Raises ValueError if the model has no template or if it can't render them. See `chat.py`.
-        """
-        return self._chat.ids(chat, context)
+        return encode(self._library, text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, with special tokens. Ids outside the vocabulary are left out."""
         text: str = self._library.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def token_id(self, spelling: str) -> int | None:
-        """Returns the id of a token as the vocabulary spells it, None if there is no such token."""
-        found: int | None = self._library.token_to_id(spelling)
-        return found
+
+class ChatTemplate:
+    """A Jinja chat template of a Hugging Face model. It runs in a sandbox."""
+
+    def __init__(self, folder: Path, encode: Callable[[str], list[int]]) -> None:
+        """`encode` tokenizes text. Raises UsageError if the template has a syntax error."""
+        self._encode = encode
+        self._folder = folder
+        configuration = _configuration(folder)
+        self._special = {name: _spelling(configuration.get(name)) for name in SPECIAL}
+        source = _source(folder, configuration)
+        self._template = None if source is None else _compile(folder, source)
+
+    def ids(self, chat: str, context: Sequence[int]) -> list[int]:
+        """Returns the ids that new messages add to a context, including the generation prompt.
+
+        `chat` is JSON: `messages`, and optionally `tools`, which are used only if the context is
+        empty. Raises ValueError if the model has no template or if it can't render the messages.
+        """
+        messages, tools = _parse(chat)
+        if not context:
+            return self._encode(self._render(messages, tools))
+        marker = f"said-{hashlib.sha256(chat.encode()).hexdigest()[:24]}"
+        before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
+        _, *after = self._render([*before, *messages], ()).split(marker)
+        if len(after) != 1:
+            raise ValueError(
+                f"the chat template of {self._folder} renders an assistant's message {len(after)} "
+                "times, so messages can't be appended to a context: append text instead"
+            )
+        ids = self._encode(after[0])
+        # The policy may have drawn the token with which the template ends its turn.
+        return ids[1:] if ids and ids[0] == context[-1] else ids
+
+    def _render(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
+        if self._template is None:
+            raise ValueError(
+                f"model {self._folder} has no chat template. Add chat_template.jinja, or "
+                "chat_template in tokenizer_config.json, to its folder, or send text instead"
+            )
+        try:
+            text: str = self._template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=True, **self._special
+            )
+        except Exception as error:
+            # A template is code and may raise anything.
+            raise ValueError(f"the chat template can't render these messages: {error}") from error
+        return text
+
+
+def _parse(chat: str) -> tuple[list[Any], list[Any]]:
+    tree = json.loads(chat)
+    if not isinstance(tree, dict) or set(tree) - {"messages", "tools"}:
+        raise ValueError("a chat needs `messages`, may have `tools`, and nothing else")
+    messages, tools = tree.get("messages"), tree.get("tools", [])
+    if not isinstance(messages, list) or not messages or not isinstance(tools, list):
+        raise ValueError("`messages` must be a list that is not empty, and `tools` must be a list")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError("each message must be an object with a role")
+    return messages, tools
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        tree = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"can't read {path}: {error}") from error
+    return tree if isinstance(tree, dict) else {}
+
+
+def _source(folder: Path, configuration: dict[str, Any]) -> str | None:
+    """The template's text. If the configuration names several, the one named `default`."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    match configuration.get("chat_template"):
+        case str() as text:
+            return text
+        case list() as named:
+            found = [one["template"] for one in named if one.get("name") == "default"]
+            return str(found[0]) if found else None
+    return None
+
+
+def _spelling(token: Any) -> str:
+    """The text of a token. The configuration holds the text or an object that contains it."""
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _compile(folder: Path, source: str) -> Any:
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    # Give templates what transformers gives them, so that they render the same text.
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise UsageError(f"the chat template of {folder} has a syntax error: {error}") from error
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from headrace.errors import BlobError, DependencyError
 from headrace.schemas.events import Blob
 from headrace.services.base.files import file_digest, sync_folder
 
-CHUNK_BYTES = 1 << 20
 _HEX = "[0-9a-f]"
 
 
@@ -39,8 +38,8 @@ class StoredBlob:
 class BlobStore(Protocol):
     """A store of blobs."""
 
-    def put(self, data: bytes | Path, media: str = "") -> Blob:
-        """Stores bytes, or the content of a file. To store the same content again is harmless.
+    def put(self, data: bytes, media: str = "") -> Blob:
+        """Stores bytes. To store the same content again is harmless.
 
         `media` is the media type that the returned Blob carries. The blob is durable on return.
         Raises DependencyError if the store can't take the blob; then no part of it remains.
@@ -75,16 +74,17 @@ class LocalBlobStore(BlobStore):
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
 
-    def put(self, data: bytes | Path, media: str = "") -> Blob:
-        with _dependency_errors(f"write a blob to {self._root}"):
+    def put(self, data: bytes, media: str = "") -> Blob:
+        blob = describe(data, media)
+        with disk_errors(f"write a blob to {self._root}"):
+            if self._touch(blob):
+                return blob
             self._root.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._root, prefix="put-")
             temporary = Path(name)
             try:
                 with os.fdopen(handle, "wb") as file:
-                    blob = _copy(data, file, media)
-                    if self._holds_whole(blob) and self._touch(blob):
-                        return blob
+                    file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 self._move_in(temporary, self._path(blob))
@@ -128,7 +128,7 @@ class LocalBlobStore(BlobStore):
                 yield StoredBlob(name, stat.st_size, stat.st_mtime, path)
 
     def remove(self, blob: StoredBlob, put_before: float) -> bool:
-        with _dependency_errors(f"remove {blob.path}"):
+        with disk_errors(f"remove {blob.path}"):
             path, aside = Path(blob.path), self._root / f"gone-{blob.path.name}"
             try:
                 if path.stat().st_mtime >= put_before:
@@ -143,20 +143,19 @@ class LocalBlobStore(BlobStore):
             return True
 
     def _touch(self, blob: Blob) -> bool:
-        """Records that a blob was put again. Returns False if it was removed meanwhile."""
+        """Records that a blob was put again. Returns False if it is absent or damaged."""
+        path = self._path(blob)
         try:
-            os.utime(self._path(blob))
-        except FileNotFoundError:
+            whole = file_digest(path) == blob.sha256
+            if whole:
+                os.utime(path)
+        except FileNotFoundError:  # it may also be removed in between
             return False
-        return True
+        return whole
 
     def _path(self, blob: Blob) -> Path:
         name = blob.sha256.hex()
         return self._root / name[:2] / name[2:]
-
-    def _holds_whole(self, blob: Blob) -> bool:
-        """Whether the blob is there and undamaged. A damaged blob is written again."""
-        return self.holds(blob) and file_digest(self._path(blob)) == blob.sha256
 
     def _move_in(self, temporary: Path, path: Path) -> None:
         new_folder = not path.parent.is_dir()
@@ -167,6 +166,11 @@ class LocalBlobStore(BlobStore):
             sync_folder(self._root)
 
 
+def describe(data: bytes, media: str) -> Blob:
+    """Returns the reference to a blob with these bytes."""
+    return Blob(sha256=hashlib.sha256(data).digest(), size=len(data), media=media)
+
+
 def absent(blob: Blob, store: object) -> BlobError:
     """The error of a blob that a store does not have."""
     return BlobError(
@@ -175,24 +179,9 @@ def absent(blob: Blob, store: object) -> BlobError:
     )
 
 
-def _copy(data: bytes | Path, target: BinaryIO, media: str) -> Blob:
-    sha256, size = hashlib.sha256(), 0
-    for chunk in [data] if isinstance(data, bytes) else _chunks(data):
-        sha256.update(chunk)
-        target.write(chunk)
-        size += len(chunk)
-    return Blob(sha256=sha256.digest(), size=size, media=media)
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk
-
-
 @contextmanager
-def _dependency_errors(action: str) -> Iterator[None]:
-    """Raises DependencyError if the file system fails at `action`."""
+def disk_errors(action: str) -> Iterator[None]:
+    """Raises DependencyError if the file system fails at `action`, for example a full disk."""
     try:
         yield
     except OSError as error:

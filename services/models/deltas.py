@@ -14,7 +14,6 @@ NaNs keep their payload, and zeros keep their sign. All functions block.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import BlobError
-from headrace.services.models.weights import DTYPE_BYTES, TensorEntry, read_entries, read_header
+from headrace.services.models.weights import DTYPE_BYTES, TensorEntry, read_entries
 
 Bytes = NDArray[np.uint8]
 
@@ -40,7 +39,7 @@ def diff(before: bytes, after: bytes, limit: int) -> bytes | None:
     Returns None if their tensors differ in name, dtype or shape, or if the delta would have `limit`
     bytes or more.
     """
-    old, new = (read_header(io.BytesIO(data), "in memory") for data in (before, after))
+    old, new = (list(read_entries(data).values()) for data in (before, after))
     if [_kind(entry) for entry in old] != [_kind(entry) for entry in new]:
         return None
     parts: dict[str, tuple[str, bytes]] = {}

@@ -38,23 +38,15 @@ class Schemas:
         self._library: Any = xgrammar
         self.vocabulary = vocabulary
         make: Any = PreTrainedTokenizerFast
-        self._tokenizer = make(tokenizer_file=str(folder / "tokenizer.json"))
+        tokenizer = make(tokenizer_file=str(folder / "tokenizer.json"))
+        self.tokenizer = tokenizer.backend_tokenizer
+        """A `tokenizers.Tokenizer`."""
         information = xgrammar.TokenizerInfo.from_huggingface(
-            self._tokenizer, vocab_size=vocabulary, stop_token_ids=end_ids(folder)
+            tokenizer, vocab_size=vocabulary, stop_token_ids=end_ids(folder)
         )
         self._compiler = xgrammar.GrammarCompiler(
             information, max_threads=1, cache_limit_bytes=CACHE_BYTES
         )
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without special tokens around it."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    def token_id(self, spelling: str) -> int | None:
-        """Returns the id of a token as the vocabulary spells it, None if there is no such token."""
-        found: int | None = self._tokenizer.backend_tokenizer.token_to_id(spelling)
-        return found
 
     def begin(
         self, schema: str, stop_ids: Sequence[int], around: tuple[str, str] = ("", "")

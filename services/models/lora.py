@@ -8,13 +8,17 @@ base keeps its names, and the adapter's names are PEFT's without a prefix (docs/
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from headrace.errors import BlobError
 
 PREFIX = "base_model.model."
 """PEFT puts this before a model's own names in an adapter's file."""
@@ -38,21 +42,32 @@ def attach(
         layer.lora_B = unfilled(nn.Linear, rank, outside, **kind)
         for linear in (layer.lora_A, layer.lora_B):
             nn.init.zeros_(linear.weight)
-        layer.register_forward_hook(_AddPair(alpha / rank))
+        layer.register_forward_hook(partial(_add_pair, alpha / rank))
     return tuple(chosen)
 
 
+def adapted(base: Any, targets: Sequence[str], rank: int, alpha: float, dtype: torch.dtype) -> Any:
+    """Returns a model with an empty adapter. It shares the tensors of `base`.
+
+    The model has its own modules and hooks. Raises BlobError if the adapter does not fit it.
+    """
+    shared = [*base.parameters(), *base.buffers()]
+    model = copy.deepcopy(base, {id(tensor): tensor for tensor in shared})
+    try:
+        attach(model, targets, rank, alpha, dtype)
+    except ValueError as error:
+        raise BlobError(f"the adapter does not fit the model: {error}") from error
+    return model
+
+
 def start(model: Any, seed: int) -> None:
-    """Initializes an attached adapter as the paper does: A at random from `seed`, B zero."""
+    """Initializes a newly attached adapter as the paper does: A at random from `seed`, B zero."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in adapter_tensors(model).items():
-        with torch.no_grad():
-            if ".lora_A." in name:
-                drawn = torch.empty(tensor.shape)
-                nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
-                tensor.copy_(drawn)
-            else:
-                tensor.zero_()
+        if ".lora_A." in name:
+            drawn = torch.empty(tensor.shape)
+            nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+            tensor.data.copy_(drawn)
 
 
 def adapter_tensors(model: Any) -> dict[str, Tensor]:
@@ -90,15 +105,10 @@ def _chosen(model: Any, targets: Sequence[str]) -> dict[str, Any]:
     return {name: module for name, module in linear.items() if name in chosen}
 
 
-class _AddPair:
+def _add_pair(scale: float, layer: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
     """A forward hook that adds the output of a layer's adapter to the layer's own output."""
-
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
-
-    def __call__(self, layer: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        added: Tensor = layer.lora_B(layer.lora_A(inputs[0]))
-        return output + added * self._scale
+    added: Tensor = layer.lora_B(layer.lora_A(inputs[0]))
+    return output + added * scale
 
 
 def _width(layer: nn.Linear | Conv1D) -> tuple[int, int]:

@@ -11,7 +11,6 @@ fsspec (https://filesystem-spec.readthedocs.io/en/latest/features.html#configura
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import time
@@ -20,12 +19,20 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.schemas.events import Blob
 from headrace.services.base.concurrency import in_daemon_thread
 from headrace.services.base.files import file_digest
-from headrace.services.models.blobs import BlobStore, StoredBlob, absent
+from headrace.services.models.blobs import (
+    BlobStore,
+    LocalBlobStore,
+    StoredBlob,
+    absent,
+    describe,
+    disk_errors,
+)
 
 T = TypeVar("T")
 
@@ -38,6 +45,22 @@ SLOWEST_BYTES_PER_S = 1_000_000
 """A slower transfer fails."""
 UNUSED_S = 3600.0
 """A blob that was not read for this long is removed from the local folder."""
+
+
+def open_blob_store(url: str, cache: Path) -> BlobStore:
+    """Opens the store at a path, a `file://` URL, or any URL that fsspec serves.
+
+    `cache` is a local folder for the blobs that a remote store sent. Raises UsageError if no store
+    serves the URL.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
+        return LocalBlobStore(Path(unquote(parts.path)))
+    if not url or parts.scheme == "file":
+        raise UsageError(f"blob store {url!r}: give a folder, as a path or as file:///path")
+    if "://" in url:
+        return RemoteBlobStore(url, cache)
+    return LocalBlobStore(Path(url).expanduser())
 
 
 class RemoteBlobStore(BlobStore):
@@ -60,20 +83,14 @@ class RemoteBlobStore(BlobStore):
         except ValueError as error:
             raise UsageError(f"blob store {url!r}: {error}") from error
 
-    def put(self, data: bytes | Path, media: str = "") -> Blob:
+    def put(self, data: bytes, media: str = "") -> Blob:
         """Always uploads: an existing blob may be damaged, or about to be pruned."""
-        if isinstance(data, bytes):
-            blob = Blob(sha256=hashlib.sha256(data).digest(), size=len(data), media=media)
-        else:
-            blob = Blob(sha256=file_digest(data), size=data.stat().st_size, media=media)
+        blob = describe(data, media)
         key = self._key(blob)
 
         def upload() -> None:
             self._files.makedirs(key.rpartition("/")[0], exist_ok=True)
-            if isinstance(data, bytes):
-                self._files.pipe_file(key, data)
-            else:
-                self._files.put_file(str(data), key)
+            self._files.pipe_file(key, data)
             if (size := self._size(key)) != blob.size:
                 raise OSError(f"{size} of {blob.size} bytes arrived")
 
@@ -106,13 +123,11 @@ class RemoteBlobStore(BlobStore):
         return path
 
     def holds(self, blob: Blob) -> bool:
-        key = self._key(blob)
-        return self._call(f"look for blob {key}", lambda: self._size(key)) == blob.size
+        return self._stored_size(blob) == blob.size
 
     def verify(self, blob: Blob) -> None:
         """Compares name and size, and transfers no bytes."""
-        key = self._key(blob)
-        size = self._call(f"look for blob {key}", lambda: self._size(key))
+        key, size = self._key(blob), self._stored_size(blob)
         if size is None:
             raise absent(blob, self._url)
         if size != blob.size:
@@ -164,6 +179,10 @@ class RemoteBlobStore(BlobStore):
         name = blob.sha256.hex()
         return f"{self._root.rstrip('/')}/{name[:2]}/{name[2:]}"
 
+    def _stored_size(self, blob: Blob) -> int | None:
+        key = self._key(blob)
+        return self._call(f"look for blob {key}", lambda: self._size(key))
+
     def _size(self, key: str) -> int | None:
         """Bytes of an object, None if it does not exist. Ignores listings that fsspec cached."""
         self._files.invalidate_cache()
@@ -174,16 +193,12 @@ class RemoteBlobStore(BlobStore):
 
     def _remove_unused(self) -> None:
         """Removes blobs from the local folder that were not read for UNUSED_S."""
-        try:
+        with disk_errors(f"keep blobs in {self._cache}"):
             self._cache.mkdir(parents=True, exist_ok=True)
             for path in self._cache.iterdir():
                 with suppress(FileNotFoundError):  # another process removed it
                     if path.stat().st_mtime < time.time() - UNUSED_S:
                         path.unlink()
-        except OSError as error:
-            raise DependencyError(
-                f"can't keep blobs in {self._cache}: {error}. Free some space, or repair the disk"
-            ) from error
 
     def _call(self, action: str, work: Callable[[], T], moves: int = 0) -> T:
         """Runs `work`, which transfers `moves` bytes. If it fails, tries again a few times."""

@@ -1,4 +1,4 @@
-"""Reads token ids and digests from a model folder, without a tokenizer library."""
+"""Reads token ids and digests from a model folder, and tokenizes texts with a loaded tokenizer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from headrace.errors import UsageError
 
@@ -37,22 +37,28 @@ def end_ids(folder: Path) -> list[int]:
     return list(end) if isinstance(end, list) else [end]
 
 
-class TokenEncoder(Protocol):
-    """The part of a tokenizer that `single_ids` needs."""
+def encode(library: Any, text: str) -> list[int]:
+    """Returns the ids of a text, without special tokens. Raises ValueError if it has no ids.
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text."""
+    `library` is a `tokenizers.Tokenizer`.
+    """
+    try:
+        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+    except Exception as error:
+        # The library raises a plain Exception, for example for a word outside the vocabulary.
+        raise ValueError(f"can't tokenize {text[:80]!r}: {error}") from error
+    return ids
 
-    def token_id(self, spelling: str) -> int | None:
-        """Returns the id of the token that is spelled so, or None."""
 
+def single_ids(library: Any, texts: Sequence[str]) -> tuple[int, ...]:
+    """The token id of each stop text. Raises ValueError if a text is not exactly one token.
 
-def single_ids(tokenizer: TokenEncoder, texts: Sequence[str]) -> tuple[int, ...]:
-    """The token id of each stop text. Raises ValueError if a text is not exactly one token."""
+    `library` is a `tokenizers.Tokenizer`.
+    """
     ids: list[int] = []
     for text in texts:
-        token = tokenizer.token_id(text)
-        spelled = [token] if token is not None else tokenizer.encode(text)
+        token = library.token_to_id(text)
+        spelled = [token] if token is not None else encode(library, text)
         if len(spelled) != 1:
             raise ValueError(f"stop text {text!r} has {len(spelled)} tokens, but must be one token")
         ids += spelled

@@ -11,6 +11,8 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from math import prod
@@ -27,21 +29,10 @@ MAX_DIMENSIONS = 16
 CHUNK_BYTES = 1 << 20
 MAX_INT = 2**63 - 1
 DTYPE_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
 """Bytes of one element."""
 
@@ -57,11 +48,7 @@ class TensorEntry:
     end: int
 
 
-def read_header(file: BinaryIO, name: str) -> list[TensorEntry]:
-    """Returns the tensors of a safetensors file, sorted by name.
-
-    Raises BlobError if the file is damaged. The message calls the file `name`.
-    """
+def _read_header(file: BinaryIO, name: str) -> dict[str, TensorEntry]:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
@@ -69,19 +56,16 @@ def read_header(file: BinaryIO, name: str) -> list[TensorEntry]:
         raise _damaged(name, f"its header says {length} bytes, but the file has {size} bytes")
     entries = _parse(name, file.read(length), first=8 + length)
     _check_cover(name, entries, first=8 + length, size=size)
-    return sorted(entries, key=lambda entry: entry.name)
+    return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
-def read_entries(path: Path) -> dict[str, TensorEntry]:
-    """Returns the tensors of a safetensors file by name.
+def read_entries(source: Path | bytes) -> dict[str, TensorEntry]:
+    """Returns the tensors of a safetensors file by name, sorted by name.
 
     Raises BlobError if the file can't be read or is damaged.
     """
-    try:
-        with path.open("rb") as file:
-            return {entry.name: entry for entry in read_header(file, str(path))}
-    except OSError as error:
-        raise BlobError(f"can't read weights {path}: {error}") from error
+    with _opened(source) as (file, name):
+        return _read_header(file, name)
 
 
 def weights_digest(source: Path | bytes) -> bytes:
@@ -90,29 +74,33 @@ def weights_digest(source: Path | bytes) -> bytes:
     The digest does not depend on the layout of the file. Raises BlobError if the file can't be
     read or is damaged.
     """
+    sha256 = hashlib.sha256()
+    with _opened(source) as (file, name):
+        for entry in _read_header(file, name).values():
+            head = json.dumps([entry.name, entry.dtype, entry.shape]).encode()
+            sha256.update(len(head).to_bytes(8, "little") + head)
+            file.seek(entry.start)
+            left = entry.end - entry.start
+            while left:
+                chunk = file.read(min(left, CHUNK_BYTES))
+                if not chunk:
+                    raise _damaged(name, f"it ends inside tensor {entry.name!r}")
+                sha256.update(chunk)
+                left -= len(chunk)
+    return sha256.digest()
+
+
+@contextmanager
+def _opened(source: Path | bytes) -> Iterator[tuple[BinaryIO, str]]:
+    """Opens a file, or bytes as a file, with the name that messages call it by."""
     if isinstance(source, bytes):
-        return _tensors_digest(io.BytesIO(source), "in memory")
+        yield io.BytesIO(source), "in memory"
+        return
     try:
         with source.open("rb") as file:
-            return _tensors_digest(file, str(source))
+            yield file, str(source)
     except OSError as error:
         raise BlobError(f"can't read weights {source}: {error}") from error
-
-
-def _tensors_digest(file: BinaryIO, name: str) -> bytes:
-    sha256 = hashlib.sha256()
-    for entry in read_header(file, name):
-        head = json.dumps([entry.name, entry.dtype, entry.shape]).encode()
-        sha256.update(len(head).to_bytes(8, "little") + head)
-        file.seek(entry.start)
-        left = entry.end - entry.start
-        while left:
-            chunk = file.read(min(left, CHUNK_BYTES))
-            if not chunk:
-                raise _damaged(name, f"it ends inside tensor {entry.name!r}")
-            sha256.update(chunk)
-            left -= len(chunk)
-    return sha256.digest()
 
 
 def model_folder(model: str, *, weights: bool = False) -> Path:

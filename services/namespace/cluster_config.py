@@ -12,8 +12,8 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.read_recipe import load_recipe, parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import NAME
-from headrace.services.models.blob_url import open_blob_store
 from headrace.services.models.blobs import BlobStore
+from headrace.services.models.remote_blobs import open_blob_store
 
 RECIPES = Path(__file__).parents[2] / "infra" / "recipes"
 """The folder of the recipes that ship with Headrace."""

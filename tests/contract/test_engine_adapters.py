@@ -26,9 +26,10 @@ from headrace.services.inference.engine import (
 )
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.models.lora import adapter_tensors
+from headrace.services.models.torch_models import ChosenLogits
 from headrace.services.models.weights import weights_digest
 from headrace.trainer.collate import collate, processed_distribution, target_logprobs
-from headrace.trainer.model_loading import ChosenLogits, add_adapter, load_model
+from headrace.trainer.model_loading import add_adapter, load_model
 from headrace.trainer.sequences import TokenSequence
 from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
 
@@ -107,9 +108,8 @@ def expected(model: Path, version: int, prompt: EnginePrompt, drawn: Sequence[in
     )
     inputs = collate([sequence], VOCABULARY, torch.device("cpu"))
     with torch.no_grad():
-        return target_logprobs(
-            processed_distribution(ChosenLogits(network)(inputs), inputs), inputs
-        )
+        logits = ChosenLogits(network)(inputs.rows, inputs.before, input_ids=inputs.ids)
+        return target_logprobs(processed_distribution(logits, inputs), inputs)
 
 
 def assert_close(generation: EngineOutput, logprobs: Any, first: int = 0) -> None:

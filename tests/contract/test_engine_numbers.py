@@ -24,10 +24,15 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.torch_models import ChosenLogits
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer.collate import collate, processed_distribution, target_logprobs
-from headrace.trainer.model_loading import ChosenLogits, load_model
-from headrace.trainer.schema_masks import SchemaMasks
+from headrace.trainer.collate import (
+    SchemaMasks,
+    collate,
+    processed_distribution,
+    target_logprobs,
+)
+from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import TokenSequence
 from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
 
@@ -106,9 +111,8 @@ def trainer_logprobs(
     masks = SchemaMasks(model, vocabulary)
     inputs = collate([sequence], vocabulary, torch.device("cpu"), masks)
     with torch.no_grad():
-        return target_logprobs(
-            processed_distribution(ChosenLogits(network)(inputs), inputs), inputs
-        )
+        logits = ChosenLogits(network)(inputs.rows, inputs.before, input_ids=inputs.ids)
+        return target_logprobs(processed_distribution(logits, inputs), inputs)
 
 
 def model_without_weights(model: Path) -> Path:
@@ -324,7 +328,7 @@ def published(
         version=version,
         status="trained",
         digest=weights_digest(digest_of),
-        full=store.put(path),
+        full=store.put(path.read_bytes()),
         full_version=version,
     )
     ref = Ref(topic="policies", partition=0, offset=0, digest=b"r" * 16)

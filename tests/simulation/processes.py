@@ -276,10 +276,10 @@ async def train(context: ServiceContext) -> None:
             owner.kill()
 
     learner = new_learner(run.scenario, on_saving)
-    async with sole_publisher(context, "default") as (publisher, history):
+    async with sole_publisher(context, "default") as publisher:
         thread = ThreadPoolExecutor(1)  # never used: the loop runs what it is given
         stand_in = cast("Any", learner)
-        await Trainer(context, publisher, history, stand_in, thread).run()
+        await Trainer(context, publisher, stand_in, thread).run()
 
 
 def new_learner(

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from headrace.errors import BlobError, HeadraceError, InfrastructureError
 from headrace.services.inference.engine import (
+    AdapterWeights,
     Capacity,
     Engine,
     EngineOutput,
@@ -56,8 +57,8 @@ class ThreadedEngine(Engine):
         self._context = 0
         """Maximum tokens of a sequence. Subclasses set it and `_vocabulary` in `__init__`."""
         self._vocabulary = 0
-        self._policies: dict[str, tuple[object, ...]] = {}
-        """The policies that have weights, and the kind of these weights."""
+        self._policies: dict[str, AdapterWeights | None] = {}
+        """The policies that have weights. None if these are a whole model."""
         self._grammars: GrammarCompiler | None = None
         self._in_flight: set[asyncio.Future[EngineOutput]] = set()
         self._loading = asyncio.Lock()
@@ -111,7 +112,7 @@ class ThreadedEngine(Engine):
             self._changing = asyncio.get_running_loop().create_future()
             self._put(WeightsChange(weights, state, self._changing))
             await self._changing
-            self._policies[weights.policy] = _kind(weights)
+            self._policies[weights.policy] = weights.adapter
 
     async def close(self, drain_s: float) -> None:
         self._closed = True
@@ -128,13 +129,12 @@ class ThreadedEngine(Engine):
             raise self._death
 
     def _check_kind(self, weights: Weights) -> None:
-        """Raises BlobError if a policy's weights are of another kind than before."""
-        was = self._policies.get(weights.policy, kind := _kind(weights))
-        if was != kind:
+        was = self._policies.get(weights.policy, weights.adapter)
+        if was != weights.adapter:
             raise BlobError(
-                f"version {weights.version} of policy {weights.policy!r} is {_describe(kind)}, but "
-                f"the versions before it are {_describe(was)}. A worker serves only one kind: "
-                "restart it"
+                f"version {weights.version} of policy {weights.policy!r} is "
+                f"{_describe(weights.adapter)}, but the versions before it are {_describe(was)}. "
+                "A worker serves only one kind: restart it"
             )
 
     def _put(self, item: Row | WeightsChange) -> None:
@@ -240,17 +240,11 @@ class ThreadedEngine(Engine):
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _kind(weights: Weights) -> tuple[object, ...]:
-    """What must be the same for all versions of a policy."""
-    one = weights.adapter
-    return () if one is None else (one.digest.hex(), one.rank, one.alpha, one.targets)
-
-
-def _describe(kind: tuple[object, ...]) -> str:
-    if not kind:
+def _describe(adapter: AdapterWeights | None) -> str:
+    if adapter is None:
         return "a whole model"
-    base, rank, alpha, _ = kind
-    return f"an adapter of base {base}, rank {rank}, alpha {alpha}"
+    base = adapter.digest.hex()
+    return f"an adapter of base {base}, rank {adapter.rank}, alpha {adapter.alpha}"
 
 
 def _deliver(outcomes: Sequence[Outcome]) -> None:

@@ -39,7 +39,7 @@ class GrammarCompiler:
         self._one_at_a_time = asyncio.Lock()
         self._too_slow: dict[tuple[str, tuple[str, str]], None] = {}
         self._abandoned: set[asyncio.Future[GrammarState]] = set()
-        self._beginning: set[asyncio.Task[GrammarState]] = set()
+        self._beginning: set[asyncio.Future[GrammarState]] = set()
 
     async def begin(self, prompt: EnginePrompt) -> GrammarState:
         """Returns the grammar state at the start of a prompt's answer.
@@ -50,7 +50,7 @@ class GrammarCompiler:
         """
         task = asyncio.create_task(self._begin(prompt))
         self._beginning.add(task)
-        task.add_done_callback(self._on_begun)
+        task.add_done_callback(partial(_forget, self._beginning))
         return await asyncio.shield(task)
 
     async def _begin(self, prompt: EnginePrompt) -> GrammarState:
@@ -85,16 +85,13 @@ class GrammarCompiler:
             del self._too_slow[next(iter(self._too_slow))]
         self._schemas = None  # the abandoned thread still uses it
         self._abandoned.add(grammar)
-        grammar.add_done_callback(self._on_abandoned_end)
+        grammar.add_done_callback(partial(_forget, self._abandoned))
 
-    def _on_abandoned_end(self, grammar: asyncio.Future[GrammarState]) -> None:
-        self._abandoned.discard(grammar)
-        grammar.exception()  # marks the error as retrieved
 
-    def _on_begun(self, task: asyncio.Task[GrammarState]) -> None:
-        self._beginning.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks the error as retrieved if the caller was cancelled
+def _forget(kept: set[asyncio.Future[GrammarState]], ended: asyncio.Future[GrammarState]) -> None:
+    kept.discard(ended)
+    if not ended.cancelled():
+        ended.exception()  # marks the error as retrieved: the caller may have been cancelled
 
 
 def _too_slow() -> ValueError:

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.errors import InfrastructureError
-from headrace.services.inference.engine import EngineOutput, EnginePrompt
+from headrace.services.inference.engine import EngineOutput, EnginePrompt, Finish
 from headrace.services.models.json_schema import GrammarState
-
-Finish = Literal["stop", "length", "overflow", "interrupted"]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Literal
+from typing import Any
 
 from headrace.errors import InfrastructureError, UsageError
 from headrace.services.inference.engine import (
@@ -16,6 +16,7 @@ from headrace.services.inference.engine import (
     EngineOutput,
     EnginePrompt,
     EngineSetup,
+    Finish,
     Weights,
     check_prompt,
 )
@@ -100,8 +101,7 @@ class ScriptedEngine(Engine):
     async def _continue(self, prompt: EnginePrompt) -> EngineOutput:
         room = self._context - len(prompt.tokens)
         limit = min(prompt.max_tokens, room)
-        finish: Literal["stop", "length", "overflow", "interrupted"]
-        finish = "overflow" if prompt.max_tokens > room else "length"
+        finish: Finish = "overflow" if prompt.max_tokens > room else "length"
         tokens: list[int] = []
         versions: list[int] = []
         while len(tokens) < limit:

@@ -21,6 +21,7 @@ from headrace.services.inference.engines.row import Outcome, Row
 from headrace.services.inference.engines.torch_cache import CacheTarget, SlotLayer
 from headrace.services.inference.engines.torch_sampling import SamplingPlan, draw, plan_sampling
 from headrace.services.models.json_schema import masked
+from headrace.services.models.torch_models import ChosenLogits
 
 PREFILL_TOKENS = {"cpu": 1_024, "cuda": 16_384}
 """Maximum tokens of one forward pass over prompts, with padding, unless a prompt is longer.
@@ -49,12 +50,7 @@ class PolicyBatch:
         self._layers = [SlotLayer(self._target) for _ in range(model.config.num_hidden_layers)]
         self._cache = Cache(layers=[*self._layers])
         self._plan: SamplingPlan | None = None
-        self._last: tuple[Tensor, Tensor] | None = None
-        # The output layer is the widest: only the last position of each prompt goes through it.
-        model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
-
-    def _keep_last(self, module: Any, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
-        return None if self._last is None else (inputs[0][self._last].unsqueeze(1),)
+        self._logits_at = ChosenLogits(model)
 
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
         """Copies checked weights into the model. The KV cache stays as it is."""
@@ -110,22 +106,20 @@ class PolicyBatch:
         ).logits
         if self._plan is None:
             self._plan = self._plan_of(rows)
-        return self._finish(self._draw(logits, self._plan, rows), rows)
+        return self._finish(self._draw(logits[:, -1], self._plan, rows), rows)
 
     def _read(self, rows: Sequence[Row], first: int) -> list[tuple[int, float]]:
         longest = max(len(row.prompt.tokens) for row in rows)
         padded = [[*row.prompt.tokens, *[0] * (longest - len(row.prompt.tokens))] for row in rows]
         ends = torch.tensor([len(row.prompt.tokens) - 1 for row in rows], device=self.device)
         self._target.rows, self._target.first = None, first
-        self._last = (torch.arange(len(rows), device=self.device), ends)
-        try:
-            logits = self.model(
-                input_ids=torch.tensor(padded, device=self.device),
-                past_key_values=self._cache,
-                use_cache=True,
-            ).logits
-        finally:
-            self._last = None
+        logits = self._logits_at(
+            torch.arange(len(rows), device=self.device),
+            ends,
+            input_ids=torch.tensor(padded, device=self.device),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
         return self._draw(logits, self._plan_of(rows), rows)
 
     def _plan_of(self, rows: Sequence[Row]) -> SamplingPlan:
@@ -134,7 +128,7 @@ class PolicyBatch:
     def _draw(
         self, logits: Tensor, plan: SamplingPlan, rows: Sequence[Row]
     ) -> list[tuple[int, float]]:
-        scores = masked(logits[:, -1], [row.grammar for row in rows])
+        scores = masked(logits, [row.grammar for row in rows])
         ids, logprobs = draw(scores, plan, [row.generator for row in rows])
         return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
@@ -150,13 +144,12 @@ class PolicyBatch:
                 if finish is not None:
                     outcomes.append((row, row.output(finish)))
         if outcomes:
-            ended = {id(row) for row, _ in outcomes}
-            self._keep([row for row in self.rows if id(row) not in ended])
+            ended = {row for row, _ in outcomes}
+            self._keep([row for row in self.rows if row not in ended])
         return outcomes
 
     def _clear(self, rows: Sequence[Row]) -> None:
-        ids = {id(row) for row in rows}
-        indices = [index for index, row in enumerate(self.rows) if id(row) in ids]
+        indices = [index for index, row in enumerate(self.rows) if row in rows]
         if indices:
             index = torch.tensor(indices, device=self.device)
             for layer in self._layers:
@@ -166,12 +159,12 @@ class PolicyBatch:
         """Drops all rows except `stay`. The last rows that stay move into the gaps."""
         if len(stay) == len(self.rows):
             return
-        indices = {id(row): index for index, row in enumerate(self.rows)}
-        staying = {id(row) for row in stay}
-        gaps = [i for i, row in enumerate(self.rows[: len(stay)]) if id(row) not in staying]
-        moved = [row for row in stay if indices[id(row)] >= len(stay)]
+        indices = {row: index for index, row in enumerate(self.rows)}
+        staying = set(stay)
+        gaps = [indices[row] for row in self.rows[: len(stay)] if row not in staying]
+        moved = [row for row in stay if indices[row] >= len(stay)]
         if moved:
-            sources = torch.tensor([indices[id(row)] for row in moved], device=self.device)
+            sources = torch.tensor([indices[row] for row in moved], device=self.device)
             targets = torch.tensor(gaps, device=self.device)
             for layer in self._layers:
                 layer.move(sources, targets)

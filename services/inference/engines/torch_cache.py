@@ -35,9 +35,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._target = target
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocates the blocks, like the first keys and values."""
-        self.keys = _grown(None, key_states, 0, 0)
-        self.values = _grown(None, value_states, 0, 0)
+        """Makes empty blocks, like the first keys and values."""
+        self.keys, self.values = (
+            like.new_zeros(0, like.shape[1], 0, like.shape[3])
+            for like in (key_states, value_states)
+        )
         self.is_initialized = True
 
     def update(
@@ -49,19 +51,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             return key_states, value_states
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if target.rows is None:
-            last, length = target.first + key_states.shape[0], key_states.shape[2]
-            self.keys = _grown(self.keys, key_states, last, length)
-            self.values = _grown(self.values, value_states, last, length)
-            self.keys[target.first : last, :, :length] = key_states
-            self.values[target.first : last, :, :length] = value_states
-            return key_states, value_states
-        count = key_states.shape[0]
-        self.keys = _grown(self.keys, key_states, count, target.length)
-        self.values = _grown(self.values, value_states, count, target.length)
-        self.keys[target.rows, :, target.positions] = key_states.squeeze(2)
-        self.values[target.rows, :, target.positions] = value_states.squeeze(2)
-        return self.keys[:count, :, : target.length], self.values[:count, :, : target.length]
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys, keys = _stored(self.keys, key_states, target)
+        self.values, values = _stored(self.values, value_states, target)
+        return keys, values
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copies the rows `sources` to the rows `targets`."""
@@ -92,13 +86,24 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
 
-def _grown(block: Tensor | None, like: Tensor, rows: int, length: int) -> Tensor:
+def _stored(block: Tensor, new: Tensor, target: CacheTarget) -> tuple[Tensor, Tensor]:
+    """Returns the block with new keys or values in it, and those that the attention reads."""
+    count = new.shape[0]
+    if target.rows is None:
+        last, length = target.first + count, new.shape[2]
+        block = _grown(block, last, length)
+        block[target.first : last, :, :length] = new
+        return block, new
+    block = _grown(block, count, target.length)
+    block[target.rows, :, target.positions] = new.squeeze(2)
+    return block, block[:count, :, : target.length]
+
+
+def _grown(block: Tensor, rows: int, length: int) -> Tensor:
     """Returns the block with room for `rows` and `length`, each doubled until it suffices.
 
     New memory is zeroed: even masked, a NaN would reach the weighted sum.
     """
-    if block is None:
-        return like.new_zeros(0, like.shape[1], 0, like.shape[3])
     if block.shape[0] >= rows and block.shape[2] >= length:
         return block
     size = [_doubled(block.shape[0], rows), _doubled(block.shape[2], length)]

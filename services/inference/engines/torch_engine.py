@@ -18,17 +18,17 @@ from headrace.services.inference.engine import AdapterWeights, EngineSetup, Weig
 from headrace.services.inference.engines.engine_thread import ThreadedEngine, WeightsChange
 from headrace.services.inference.engines.row import Outcome, Row
 from headrace.services.inference.engines.torch_batch import PolicyBatch
-from headrace.services.inference.engines.torch_weights import (
-    adapted,
+from headrace.services.models.lora import adapted, adapter_tensors
+from headrace.services.models.torch_models import (
+    DTYPES,
     check_fit,
+    overwrite,
+    pick_device,
     read_config,
     read_file,
 )
-from headrace.services.models.lora import adapter_tensors
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchEngine(ThreadedEngine):
@@ -50,7 +50,7 @@ class TorchEngine(ThreadedEngine):
         self._config = _config(setup)
         self._context = _context(setup, self._config)
         self._vocabulary = int(self._config.vocab_size)
-        self._device = _device(setup.device)
+        self._device = pick_device(setup.device)
         self._batches: dict[str, PolicyBatch] = {}
         self._bases: dict[bytes, Any] = {}
         """Frozen models by their digest. The models of the policies share their tensors."""
@@ -71,13 +71,11 @@ class TorchEngine(ThreadedEngine):
         """Makes a policy's model on its base. Reads the base if no policy has used it before."""
         base = self._bases.get(adapter.digest)
         if base is None:
-            base, state = self._model(), read_file(adapter.base)
-            own = base.state_dict()
-            check_fit(base.state_dict(keep_vars=True), state)
-            for name, value in state.items():
-                own[name].copy_(value)
+            base = self._model()
+            overwrite(base.state_dict(keep_vars=True), read_file(adapter.base))
             self._bases[adapter.digest] = base
-        model = adapted(base, adapter, DTYPES[self._setup.dtype])
+        dtype = DTYPES[self._setup.dtype]
+        model = adapted(base, adapter.targets, adapter.rank, adapter.alpha, dtype)
         return PolicyBatch(model, adapter_tensors(model))
 
     def _model(self) -> Any:
@@ -119,8 +117,7 @@ class TorchEngine(ThreadedEngine):
                 # get the error, and the engine goes on.
                 logger.exception("policy %s: a step failed", policy)
                 failure = InfrastructureError("engine_failed", f"{type(error).__name__}: {error}")
-                rows = {id(row): row for row in (*batch.take_all(), *prompts)}
-                outcomes += [(row, failure) for row in rows.values()]
+                outcomes += [(row, failure) for row in {*batch.take_all(), *prompts}]
         return outcomes
 
 
@@ -150,12 +147,3 @@ def _context(setup: EngineSetup, config: Any) -> int:
             "tokens. It is required if config.json has no max_position_embeddings"
         )
     return wanted if longest is None else min(wanted, int(longest))
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"this machine has no device {name!r}: {error}") from error

@@ -1,10 +1,15 @@
-"""The arguments that vLLM runs with.
+"""The arguments that vLLM runs with, and the folders from which it reads models and adapters.
 
 Import this module after the environment variables that vLLM reads are set, as `vllm_engine` does.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from vllm.config.lora import MaxLoRARanks
@@ -12,8 +17,9 @@ from vllm.platforms import current_platform
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.policy import VllmOptions
-from headrace.services.inference.engine import EngineSetup
+from headrace.services.inference.engine import AdapterWeights, EngineSetup
 from headrace.services.inference.engines.vllm_masks import VllmSchemaMasks
+from headrace.services.models.weights import ADAPTER
 
 ADAPTING = ("enable_lora", "max_loras", "max_lora_rank", "load_format")
 CPU_KV_BYTES = 1 << 30
@@ -62,3 +68,29 @@ def _adapting(setup: EngineSetup) -> dict[str, Any]:
             f"lora.rank {setup.rank}: vLLM serves ranks up to {max(get_args(MaxLoRARanks))}"
         )
     return dict(zip(ADAPTING, (True, setup.adapters, min(ranks), "safetensors"), strict=True))
+
+
+@contextmanager
+def model_folder(model: Path, base: Path) -> Iterator[dict[str, Any]]:
+    """A temporary folder with a model and the weights `base`. Yields arguments of vLLM."""
+    with TemporaryDirectory(prefix="headrace-base-") as folder:
+        for file in model.iterdir():
+            if ".safetensors" not in file.name:
+                (Path(folder) / file.name).symlink_to(file.absolute())
+        (Path(folder) / "model.safetensors").symlink_to(base.absolute())
+        yield {"model": folder, "tokenizer": folder}
+
+
+@contextmanager
+def adapter_folder(weights: Path, adapter: AdapterWeights) -> Iterator[str]:
+    """A temporary folder with an adapter, as PEFT saves it."""
+    config = {
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": list(adapter.targets),
+    }
+    with TemporaryDirectory(prefix="headrace-adapter-") as folder:
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(config))
+        (Path(folder) / ADAPTER).symlink_to(weights.absolute())
+        yield folder

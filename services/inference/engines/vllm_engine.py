@@ -46,14 +46,8 @@ from headrace.services.inference.engine import (  # noqa: E402
 )
 from headrace.services.inference.engines.engine_thread import ThreadedEngine, WeightsChange  # noqa: E402
 from headrace.services.inference.engines.row import Outcome, Row  # noqa: E402
-from headrace.services.inference.engines.torch_weights import (  # noqa: E402
-    adapted,
-    check_fit,
-    read_config,
-    read_file,
-)
-from headrace.services.inference.engines.vllm_folders import adapter_folder, model_folder  # noqa: E402
-from headrace.services.models.lora import adapter_tensors  # noqa: E402
+from headrace.services.models.lora import adapted, adapter_tensors  # noqa: E402
+from headrace.services.models.torch_models import check_fit, read_config, read_file  # noqa: E402
 from headrace.services.models.weights import read_entries  # noqa: E402
 
 try:
@@ -65,7 +59,11 @@ try:
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from headrace.services.inference.engines.vllm_arguments import vllm_arguments
+    from headrace.services.inference.engines.vllm_arguments import (
+        adapter_folder,
+        model_folder,
+        vllm_arguments,
+    )
     from headrace.services.inference.engines.vllm_masks import SCHEMA_OF, VllmSchemaMasks
 except ImportError as error:
     raise UsageError(
@@ -129,9 +127,11 @@ class VllmEngine(ThreadedEngine):
     def _read(self, weights: Weights) -> Mapping[str, torch.Tensor]:
         state = read_file(weights.path)
         own = self._model.state_dict(keep_vars=True)
-        if weights.adapter is not None:
-            check_fit(own, read_entries(weights.adapter.base))
-            own = adapter_tensors(adapted(self._model, weights.adapter, torch.float32))
+        adapter = weights.adapter
+        if adapter is not None:
+            check_fit(own, read_entries(adapter.base))
+            shape = adapter.targets, adapter.rank, adapter.alpha
+            own = adapter_tensors(adapted(self._model, *shape, torch.float32))
         check_fit(own, state)
         return state
 

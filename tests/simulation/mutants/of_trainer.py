@@ -12,7 +12,7 @@ OF_TRAINER = (
         file=LOOP,
         old="        await self._publish_if_resumed()\n        stopping = ",
         new="""\
-        self._version = self._history.newest.version
+        self._version = self._publisher.history.newest.version
             await self._publish_if_resumed()
         stopping = """,
         caught_by=("I4: ", "I8: "),
@@ -49,8 +49,8 @@ OF_TRAINER = (
         name="skipped_published_as_trained",
         sentence="A poison batch is published as skipped, weights unchanged.",
         file=LOOP,
-        old='return _TrainingResult("skipped", 0, loop.time() - started, metrics)',
-        new='return _TrainingResult("trained", 0, loop.time() - started, metrics)',
+        old='return "skipped", metrics',
+        new='return "trained", metrics',
         caught_by=("I4: ",),
         faults=("batches unusable",),
     ),

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from headrace.errors import BlobError, DependencyError
 from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
-from headrace.services.inference.local_weights import LocalWeights, ScratchFolder
+from headrace.services.inference.local_weights import LocalWeights, scratch_folder
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.deltas import diff
 from headrace.services.models.weights import weights_digest
@@ -136,34 +136,35 @@ def test_a_disk_that_takes_nothing_is_a_dependency(tmp_path: Path) -> None:
     (tmp_path / "scratch").write_text("no folder")
     with pytest.raises(DependencyError, match="can't write weights"):
         scene.local.fetch(scene.published(1))
-    with pytest.raises(DependencyError, match="can't make a folder"):
-        ScratchFolder(tmp_path / "scratch")
+    with (
+        pytest.raises(DependencyError, match="can't make a folder"),
+        scratch_folder(tmp_path / "scratch"),
+    ):
+        pass
 
 
 def test_a_scratch_folder_goes_with_its_process(tmp_path: Path) -> None:
-    first, second = ScratchFolder(tmp_path), ScratchFolder(tmp_path)
-    assert first.path != second.path
-    assert first.path.is_dir()
-    first.remove()
-    assert [path for path in tmp_path.iterdir()] == [second.path]
-    second.remove()
+    with scratch_folder(tmp_path) as second:
+        with scratch_folder(tmp_path) as first:
+            assert first != second
+            assert first.is_dir()
+            assert second.is_dir()
+        assert [path for path in tmp_path.iterdir()] == [second]
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        folder = ScratchFolder(tmp_path)
-        (folder.path / "weights").write_bytes(b"x")
-        os.write(writing, str(folder.path).encode())
-        signal.pause()
+        with scratch_folder(tmp_path) as folder:
+            (folder / "weights").write_bytes(b"x")
+            os.write(writing, str(folder).encode())
+            signal.pause()
     left = Path(os.read(reading, 1000).decode())
-    beside = ScratchFolder(tmp_path)
-    assert left.is_dir()
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    after = ScratchFolder(tmp_path)
-    assert not left.exists()
-    assert beside.path.is_dir()
-    beside.remove()
-    after.remove()
+    with scratch_folder(tmp_path) as beside:
+        assert left.is_dir()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with scratch_folder(tmp_path):
+            assert not left.exists()
+            assert beside.is_dir()

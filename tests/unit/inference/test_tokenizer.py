@@ -31,9 +31,12 @@ def test_encodes_and_decodes_without_adding_or_dropping(words: Tokenizer) -> Non
     assert words.encode("") == []
 
 
-def test_finds_a_token_by_its_spelling(words: Tokenizer) -> None:
-    assert words.token_id("right") == 1
-    assert words.token_id("up") is None
+def test_a_stop_text_is_exactly_one_token(words: Tokenizer) -> None:
+    assert words.stop_ids(("right", "<end>")) == (1, 2)
+    with pytest.raises(ValueError, match="'left right' has 2 tokens"):
+        words.stop_ids(("left right",))
+    with pytest.raises(ValueError, match="can't tokenize 'up'"):
+        words.stop_ids(("up",))
 
 
 def test_text_that_has_no_ids_is_a_value_error(words: Tokenizer) -> None:
@@ -55,4 +58,4 @@ def test_any_text_survives_the_shipped_tokenizer() -> None:
     text = "Grün → 7\n\t<x>"
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert [tokenizer.token_id("a")] == token_ids(folder, ["a"])
+    assert list(tokenizer.stop_ids(("a",))) == token_ids(folder, ["a"])

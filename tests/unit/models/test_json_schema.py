@@ -23,8 +23,12 @@ from headrace.services.base.tool_calls import END as CALLED
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.json_schema import Schemas, masked
 from headrace.services.models.weights import model_folder
-from headrace.trainer.collate import collate, processed_distribution, target_logprobs
-from headrace.trainer.schema_masks import SchemaMasks
+from headrace.trainer.collate import (
+    SchemaMasks,
+    collate,
+    processed_distribution,
+    target_logprobs,
+)
 from headrace.trainer.sequences import TokenSequence, UnusableBatch
 
 FOLDER = model_folder("tiny-llama")

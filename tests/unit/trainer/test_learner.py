@@ -244,6 +244,20 @@ def test_warmup_raises_the_learning_rate_step_by_step() -> None:
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
 
 
+def test_an_update_that_fails_in_the_optimizer_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = learner()
+
+    def exhaust() -> None:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(one._optimizer, "step", exhaust)
+    with pytest.raises(UnusableBatch, match="out of memory"):
+        one.train([update(sequence(0))])
+    assert one.updates_done == 0
+
+
 @pytest.mark.parametrize("loss", ["infinite_loss", "exhausting_loss"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_poison_batch_changes_nothing(loss: str, before: int, tmp_path: Path) -> None:
@@ -318,7 +332,7 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_device_or_model_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"training\.device 'abacus'"):
+    with pytest.raises(UsageError, match=r"device 'abacus'.*Set `device`"):
         learner(device="abacus")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="can't be loaded"):
