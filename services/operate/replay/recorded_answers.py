@@ -22,7 +22,7 @@ from headrace.schemas.events import (
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.records import UNREWARDED, AgentSetup, outcome_of
 from headrace.services.agent.requests import Answer, Request
-from headrace.services.agent.stops import EpisodeStopped, error_of
+from headrace.services.agent.stops import EpisodeStopped, error_of, exits_contained
 from headrace.services.operate.readable import readable
 
 A = TypeVar("A", GenerationCompleted, ObservationRecorded)
@@ -140,7 +140,8 @@ async def replay_attempt(recorded: RecordedAttempt, setup: AgentSetup) -> Diverg
     episode = Episode(runtime, setup.options)
 
     async def play() -> None:
-        await setup.agent(episode)
+        with exits_contained():
+            await setup.agent(episode)
 
     agent = asyncio.create_task(play())
     await asyncio.wait({agent}, timeout=AGENT_S)
