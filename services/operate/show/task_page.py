@@ -13,7 +13,8 @@ from headrace.schemas.events import (
     TaskSubmitted,
     TrajectoryRecorded,
 )
-from headrace.services.operate.show.facts import Fact, iso
+from headrace.services.operate.readable import iso
+from headrace.services.operate.show.facts import Fact
 from headrace.services.operate.show.pages import (
     Part,
     Table,
