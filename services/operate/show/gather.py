@@ -77,7 +77,7 @@ class Gatherer:
             facts += [result, *await self._training(number, key, result.recorded_at)]
         if not facts:
             raise UsageError(
-                f"the log has no record of task {number} any more: retention removed them"
+                f"the log has no records of task {number} any more: retention removed them"
             )
         return facts
 
