@@ -6,15 +6,7 @@ import asyncio
 import re
 import shutil
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -128,7 +120,7 @@ class Pruner:
         return list(spaces.values())
 
     async def _artifacts(
-        self, namespaces: Iterable[Namespace], existing: Mapping[str, int]
+        self, namespaces: Sequence[Namespace], existing: Mapping[str, int]
     ) -> set[str]:
         """Returns the SHA-256, in hex, of the artifacts that events of these namespaces name."""
         logs: dict[Partition, EventLog] = {}

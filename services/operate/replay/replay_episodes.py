@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
 
 from headrace.errors import RecordsLost, UsageError
 from headrace.schemas.events import EpisodeStarted
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import (
-    ACTIONS,
-    EPISODES,
-    GENERATIONS,
-    OBSERVATIONS,
-    OUTCOMES,
-    PROMPTS,
-    Topic,
-)
+from headrace.schemas.topics import ACTIONS, EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, PROMPTS
 from headrace.services.agent.agents import load_agents
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
@@ -30,7 +21,7 @@ from headrace.services.operate.replay.recording import Recording, TaskRange, rea
 
 CHANGEABLE = ("agents",)
 """The keys of the recipe that a replay of episodes may change."""
-EXCHANGES: tuple[Topic[Any], ...] = (PROMPTS, ACTIONS, GENERATIONS, OBSERVATIONS)
+EXCHANGES = (PROMPTS, ACTIONS, GENERATIONS, OBSERVATIONS)
 """The topics with an agent's requests and their answers. They are kept for days."""
 
 Key = tuple[int, int]
