@@ -12,16 +12,7 @@ from dataclasses import dataclass
 
 from headrace.errors import DecodeError, UsageError
 from headrace.schemas.events import Event
-from headrace.schemas.topics import (
-    ACTIONS,
-    OBSERVATIONS,
-    POLICIES,
-    RUNS,
-    TASKS,
-    TOPICS,
-    TRAJECTORIES,
-    Topics,
-)
+from headrace.schemas.topics import POLICIES, RUNS, TOPICS, Topics
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, Patience, read_records
@@ -38,7 +29,9 @@ from headrace.services.operate.prune.needs import (
 )
 from headrace.trainer.checkpoint import Checkpoints
 
-ARTIFACT_TOPICS = (TASKS, ACTIONS, OBSERVATIONS, TRAJECTORIES)
+ARTIFACT_TOPICS = [
+    topic for topic in TOPICS if topic.event and "artifacts" in topic.event.model_fields
+]
 """Topics whose events may name artifacts."""
 
 
