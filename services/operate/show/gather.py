@@ -14,20 +14,7 @@ from typing import Any
 
 from headrace.errors import DecodeError, UsageError
 from headrace.schemas.events import BatchAssembled, EpisodeStarted, Event, PolicyPublished
-from headrace.schemas.topics import (
-    ACTIONS,
-    BATCHES,
-    EPISODES,
-    GENERATIONS,
-    GROUPS,
-    OBSERVATIONS,
-    OUTCOMES,
-    POLICIES,
-    PROMPTS,
-    RESULTS,
-    TASKS,
-    TRAJECTORIES,
-)
+from headrace.schemas.topics import BATCHES, EPISODES, GROUPS, POLICIES, RESULTS, TASKS
 from headrace.services.kafka.broker import Partition
 from headrace.services.kafka.murmur2 import partition_of
 from headrace.services.log.event_log import EventLog
@@ -185,10 +172,12 @@ class Gatherer:
         self, at: int, key: bytes, since: float, until: float | None, sample: int | None
     ) -> list[Fact[Event]]:
         """Reads what agents, policies and environments wrote until the task's end."""
-        topics = self._topics
-        partitions = [topics.partition(PROMPTS, policy, at) for policy in topics.policies]
-        for topic in (GENERATIONS, ACTIONS, OBSERVATIONS, TRAJECTORIES, OUTCOMES):
-            partitions.append(topics.partition(topic, number=at))
+        # All topics that are partitioned by task, without those that have been read already.
+        partitions = [
+            Partition(one.name, at)
+            for one in self._topics
+            if not one.topic.single and one.topic not in (EPISODES, RESULTS)
+        ]
         starts = await self._log.broker.offsets_at(partitions, since - SKEW_S)
         ends = dict.fromkeys(partitions, LAST)
         if until is not None:
