@@ -1,7 +1,7 @@
 """The command line.
 
-At module level the commands import only click and the standard library, so that `--help` answers
-at once. Each command imports what it needs when it runs. Data goes to stdout, all else to stderr.
+At module level the commands import only what is light, such as click, so that `--help` answers at
+once. Each command imports what it needs when it runs. Data goes to stdout, all else to stderr.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
+from headrace.errors import HeadraceError
 from headrace.services.operate.apply.command import apply
 from headrace.services.operate.cancel.command import cancel
 from headrace.services.operate.dead_letters.command import dead_letters
@@ -29,9 +29,6 @@ from headrace.services.operate.submit.command import submit
 from headrace.services.operate.tail.command import tail
 from headrace.services.operate.topics.command import topics
 from headrace.services.operate.up_down.command import down, up
-
-if TYPE_CHECKING:
-    from headrace.errors import HeadraceError
 
 HELP = """The event backbone for reinforcement learning of LLM agents, on Apache Kafka.
 
@@ -124,15 +121,8 @@ def _run(arguments: list[str]) -> int:
         # The reader of stdout has seen enough, as in `headrace tail results | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except _headrace_error() as error:
+    except HeadraceError as error:
         if debug:
             raise
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-
-
-def _headrace_error() -> type[HeadraceError]:
-    # Python evaluates this only after an exception. Until then nothing heavy is imported.
-    from headrace.errors import HeadraceError
-
-    return HeadraceError

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 
 from headrace.schemas.events import EpisodeEnded, TaskEnded
@@ -49,9 +49,11 @@ class Estimate:
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
-    def to_tree(self) -> dict[str, float]:
-        """Returns JSON values."""
-        return {"value": self.value, "low": self.low, "high": self.high}
+    def to_tree(self) -> dict[str, float | None]:
+        """Returns JSON values, with null for an infinite end of the interval."""
+        return {
+            name: value if math.isfinite(value) else None for name, value in asdict(self).items()
+        }
 
 
 def clustered(means: Sequence[float]) -> Estimate:
@@ -128,21 +130,14 @@ class EvaluationResult:
         return "   ".join([*known, f"{len(self.rewards)} items"]) + failed
 
     def to_tree(self) -> dict[str, object]:
-        """Returns JSON values, with null for an infinite end of an interval."""
-        passes = {str(k): one.to_tree() for k in self.powers() if (one := self.passes(k))}
+        """Returns JSON values."""
         average = self.average
-        mean = None
-        if average is not None:
-            mean = {
-                name: value if math.isfinite(value) else None
-                for name, value in average.to_tree().items()
-            }
         return {
             "items": len(self.rewards),
             "samples": self.asked,
             "failed": self.failed,
-            "avg": mean,
-            "pass": passes,
+            "avg": None if average is None else average.to_tree(),
+            "pass": {str(k): one.to_tree() for k in self.powers() if (one := self.passes(k))},
         }
 
 

@@ -1,20 +1,23 @@
-"""Options that commands share, and functions that print data."""
+"""Options that commands share, and functions that open a namespace and print data."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from headrace.services.log.event_log import EventLog
     from headrace.services.namespace.cluster_config import ClusterConfig
+    from headrace.services.namespace.run_life import RunLife
     from headrace.services.operate.show.pages import Part
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 state_option = click.option(
     "--state", metavar="FOLDER", type=click.Path(file_okay=False), default=".headrace",
@@ -80,6 +83,30 @@ def cluster_of(options: dict[str, Any]) -> ClusterConfig:
     )
 
 
+def in_namespace(
+    options: dict[str, Any],
+    source: str,
+    work: Callable[[EventLog, RunLife], Awaitable[T]],
+    *,
+    writing: bool = False,
+) -> T:
+    """Runs `work` on the log and the life of the namespace that the cluster options name.
+
+    Unless `writing`, the log is read-only. `source` names the command to the broker.
+    """
+    import asyncio
+
+    from headrace.services.namespace.lookup import open_namespace
+
+    cluster = cluster_of(options)
+
+    async def run() -> T:
+        async with open_namespace(cluster, source, writing=writing) as (log, life):
+            return await work(log, life)
+
+    return asyncio.run(run())
+
+
 def _properties(texts: Sequence[str]) -> dict[str, str]:
     properties = {}
     for text in texts:
@@ -93,7 +120,6 @@ def _properties(texts: Sequence[str]) -> dict[str, str]:
 def print_json(data: Any, *, indent: int | None = 2) -> None:
     """Prints data to stdout as JSON, and flushes it."""
     click.echo(json.dumps(data, indent=indent, ensure_ascii=False))
-    sys.stdout.flush()
 
 
 def print_table(head: tuple[str, ...], rows: list[list[str]], *, indent: int = 0) -> None:

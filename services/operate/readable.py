@@ -24,7 +24,7 @@ async def readable_record(log: EventLog, record: Record) -> dict[str, Any]:
         "topic": record.partition.topic,
         "partition": record.partition.number,
         "offset": record.offset,
-        "at": datetime.fromtimestamp(record.timestamp, UTC).isoformat(timespec="milliseconds"),
+        "at": iso(record.timestamp),
     }
     try:
         event = (await log.decode(record)).event
@@ -42,6 +42,11 @@ def _undecodable(record: Record, error: DecodeError) -> dict[str, Any]:
     value = record.value or b""
     reason = headers or {"reason": error.reason}
     return {**reason, "value": value[:_SHOWN_BYTES].hex(), "bytes": len(value)}
+
+
+def iso(at: float) -> str:
+    """Formats epoch seconds as ISO 8601 in UTC, to the millisecond."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def readable(part: BaseModel) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,10 +13,6 @@ from headrace.services.operate.options import (
     print_json,
     set_option,
 )
-
-if TYPE_CHECKING:
-    from headrace.schemas.recipe.recipe import Recipe
-    from headrace.services.namespace.cluster_config import ClusterConfig
 
 
 @click.command()
@@ -39,25 +35,22 @@ def apply(recipe: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     """
     import asyncio
 
+    from headrace.schemas.topics import Topics
+    from headrace.services.namespace.apply import apply as apply_recipe
     from headrace.services.namespace.cluster_config import read_recipe
+    from headrace.services.namespace.connect import connect, locate
 
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
-    namespace, state = asyncio.run(_apply(cluster, resolved))
+    namespace = cluster.namespace or resolved.name
+    topics = Topics(namespace, tuple(resolved.policies), resolved.partitions)
+
+    async def run() -> str:
+        async with connect(locate(cluster), "apply") as connection:
+            log = await connection.writing_log(topics)
+            return (await apply_recipe(log, resolved)).state
+
+    state = asyncio.run(run())
     if as_json:
         print_json({"namespace": namespace, "state": state, "digest": resolved.digest.hex()})
     else:
         click.echo(f"{namespace}: {state}")
-
-
-async def _apply(cluster: ClusterConfig, recipe: Recipe) -> tuple[str, str]:
-    """Returns the namespace and the state of its run."""
-    from headrace.schemas.topics import Topics
-    from headrace.services.namespace.apply import apply as apply_recipe
-    from headrace.services.namespace.connect import connect, locate
-
-    cluster = locate(cluster)
-    namespace = cluster.namespace or recipe.name
-    topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
-    async with connect(cluster, "apply") as connection:
-        log = await connection.writing_log(topics)
-        return namespace, (await apply_recipe(log, recipe)).state

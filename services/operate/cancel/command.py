@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.services.operate.options import cluster_of, cluster_options, json_option, print_json
+from headrace.services.operate.options import cluster_options, in_namespace, json_option, print_json
 
 if TYPE_CHECKING:
-    from headrace.services.namespace.cluster_config import ClusterConfig
+    from headrace.services.log.event_log import EventLog
+    from headrace.services.namespace.run_life import RunLife
     from headrace.services.tasks.cancellation import TaskStatus
 
 _EFFECTS = {
@@ -51,30 +52,18 @@ def cancel(
       headrace cancel --source team-search query-17
       headrace cancel --all-queued --namespace exp-7
     """
-    import asyncio
+    from headrace.services.tasks.cancellation import check_named, find_tasks, send_cancellations
 
-    cluster = cluster_of(options)
-    for one in asyncio.run(_cancel(cluster, tasks, source, all_queued, reason)):
+    async def work(log: EventLog, _: RunLife) -> list[TaskStatus]:
+        statuses = await find_tasks(log, tasks, source, all_queued=all_queued)
+        await send_cancellations(log, statuses, reason)
+        return statuses
+
+    check_named(tasks, source, all_queued=all_queued)
+    for one in in_namespace(options, "cancel", work, writing=True):
         if as_json:
             tree = {"task": one.number, "source": one.source, "task_id": one.task_id}
             print_json({**tree, "state": one.state}, indent=None)
         else:
             number = "-" if one.number is None else one.number
             click.echo(f"{number}\t{one.source}\t{one.task_id}\t{_EFFECTS[one.state]}")
-
-
-async def _cancel(
-    cluster: ClusterConfig,
-    tasks: tuple[str, ...],
-    source: str | None,
-    all_queued: bool,
-    reason: str,
-) -> list[TaskStatus]:
-    from headrace.services.namespace.lookup import open_namespace
-    from headrace.services.tasks.cancellation import check_named, find_tasks, send_cancellations
-
-    check_named(tasks, source, all_queued=all_queued)
-    async with open_namespace(cluster, "cancel", writing=True) as (log, _):
-        statuses = await find_tasks(log, tasks, source, all_queued=all_queued)
-        await send_cancellations(log, statuses, reason)
-        return statuses

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.errors import UsageError
 from headrace.services.operate.options import (
-    cluster_of,
     cluster_options,
     explain,
+    in_namespace,
     json_option,
     print_json,
     print_table,
@@ -18,32 +18,13 @@ from headrace.services.operate.options import (
 
 if TYPE_CHECKING:
     from headrace.services.log.event_log import EventLog
-    from headrace.services.log.log_reader import Patience
     from headrace.services.namespace.run_life import RunLife
-    from headrace.services.operate.dead_letters.dead_letters import DeadLetter, Redrive
-
-T = TypeVar("T")
+    from headrace.services.operate.dead_letters.dead_letters import DeadLetter
 
 SHOWN_BYTES = 512
 """Most bytes of a value that are shown without --json."""
 REASON = 90
 """Most characters of a reason in the list."""
-
-
-def _in_namespace(
-    options: dict[str, Any], work: Callable[[EventLog, RunLife, Patience], Awaitable[T]]
-) -> T:
-    """Runs `work` on the log of the namespace that the options name."""
-    import asyncio
-
-    from headrace.services.log.log_reader import Patience
-    from headrace.services.namespace.lookup import open_namespace
-
-    async def run() -> T:
-        async with open_namespace(cluster_of(options), "dead-letters") as (log, life):
-            return await work(log, life, Patience(explain))
-
-    return asyncio.run(run())
 
 
 @click.group("dead-letters")
@@ -75,10 +56,11 @@ def list_dead_letters(as_json: bool, **options: Any) -> None:
     """
     from dataclasses import asdict
 
+    from headrace.services.log.log_reader import Patience
     from headrace.services.operate.dead_letters.dead_letters import list_kinds
-    from headrace.services.operate.show.facts import iso
+    from headrace.services.operate.readable import iso
 
-    kinds = _in_namespace(options, lambda log, _, patience: list_kinds(log, patience))
+    kinds = in_namespace(options, "dead-letters", lambda log, _: list_kinds(log, Patience(explain)))
     if as_json:
         print_json([{**asdict(kind), "last_at": iso(kind.last_at)} for kind in kinds])
     elif kinds:
@@ -112,11 +94,11 @@ def show_dead_letter(number: int, as_json: bool, **options: Any) -> None:
     """
     from headrace.services.operate.dead_letters.dead_letters import find_dead_letter, refusal
 
-    async def read(log: EventLog, _: RunLife, patience: Patience) -> tuple[DeadLetter, str]:
-        found = await find_dead_letter(log, number, patience)
-        return found, await refusal(log, found, patience)
+    async def read(log: EventLog, _: RunLife) -> tuple[DeadLetter, str]:
+        found = await find_dead_letter(log, number)
+        return found, await refusal(log, found)
 
-    dead_letter, refused = _in_namespace(options, read)
+    dead_letter, refused = in_namespace(options, "dead-letters", read)
     if as_json:
         print_json(dead_letter.to_tree(refused))
     else:
@@ -126,7 +108,7 @@ def show_dead_letter(number: int, as_json: bool, **options: Any) -> None:
 
 def _lines(dead_letter: DeadLetter, refused: str) -> list[str]:
     from headrace.services.operate.dead_letters.dead_letters import text
-    from headrace.services.operate.show.facts import iso
+    from headrace.services.operate.readable import iso
 
     facts = {
         "from": dead_letter.location,
@@ -178,25 +160,31 @@ def redrive_dead_letters(
       headrace dead-letters redrive 17 18
       headrace dead-letters redrive --all
     """
-    from headrace.errors import UsageError
+    from headrace.services.log.log_reader import Patience
     from headrace.services.operate.dead_letters.dead_letters import redrive
 
     if bool(numbers) == every:
         raise click.UsageError("give the numbers of the dead letters to redrive, or --all")
 
-    async def work(log: EventLog, life: RunLife, patience: Patience) -> list[Redrive]:
+    async def work(log: EventLog, life: RunLife) -> list[tuple[DeadLetter, str]]:
         if life.state != "started":
             raise UsageError(
                 f"the run of {log.topics.namespace} is {life.state}, so no service would read a "
                 "redriven record"
             )
-        return [one async for one in redrive(log, None if every else numbers, patience)]
+        chosen = None if every else numbers
+        return [one async for one in redrive(log, chosen, Patience(explain))]
 
-    results = _in_namespace(options, work)
+    results = in_namespace(options, "dead-letters", work)
     if as_json:
-        print_json([one.to_tree() for one in results])
+        print_json(
+            [
+                {"number": one.number, "from": one.location, "refused": refused}
+                for one, refused in results
+            ]
+        )
     else:
-        for one in results:
-            result = f"refused: {one.refused}" if one.refused else f"redriven: {one.location}"
+        for one, refused in results:
+            result = f"refused: {refused}" if refused else f"redriven: {one.location}"
             click.echo(f"{one.number}\t{result}")
-    return 1 if numbers and any(one.refused for one in results) else 0
+    return 1 if numbers and any(refused for _, refused in results) else 0

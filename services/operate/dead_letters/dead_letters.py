@@ -111,21 +111,6 @@ class DeadLetterKind:
     """Epoch seconds of the newest one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Redrive:
-    """The result of an attempt to redrive a dead letter."""
-
-    number: int
-    location: str
-    """The location of the original record."""
-    refused: str
-    """Why it was not redriven; empty if it was."""
-
-    def to_tree(self) -> dict[str, Any]:
-        """Returns it as JSON values."""
-        return {"number": self.number, "from": self.location, "refused": self.refused}
-
-
 def read_dead_letter(record: Record) -> DeadLetter | int:
     """Reads a record of `dead-letters`: a dead letter, or a mark that names a redriven one.
 
@@ -168,10 +153,10 @@ async def list_kinds(log: EventLog, patience: Patience) -> list[DeadLetterKind]:
     return sorted(kinds.values(), key=lambda kind: kind.last_at)
 
 
-async def find_dead_letter(log: EventLog, number: int, patience: Patience) -> DeadLetter:
+async def find_dead_letter(log: EventLog, number: int) -> DeadLetter:
     """Reads dead letter `number`. Raises UsageError if there is none."""
-    at = _partition(log.topics)
-    async with aclosing(read_records(log.broker, {at: (number, number + 1)}, patience)) as records:
+    at = log.topics.partition(DEAD_LETTERS)
+    async with aclosing(read_records(log.broker, {at: (number, number + 1)})) as records:
         async for record in records:
             found = read_dead_letter(record)
             if isinstance(found, DeadLetter):
@@ -184,11 +169,11 @@ async def find_dead_letter(log: EventLog, number: int, patience: Patience) -> De
     raise UsageError(f"there is no dead letter {number}: {held}")
 
 
-async def refusal(log: EventLog, dead_letter: DeadLetter, patience: Patience) -> str:
+async def refusal(log: EventLog, dead_letter: DeadLetter) -> str:
     """Says why a dead letter can't be redriven now; returns an empty string if it can."""
     if refused := refuse_topic(log.topics, dead_letter.topic):
         return refused
-    original = await _original(log, dead_letter, patience)
+    original = await _original(log, dead_letter)
     if original is None:
         return (
             f"{dead_letter.location} is no longer in the log, so nothing shows that it held this. "
@@ -211,15 +196,13 @@ async def refusal(log: EventLog, dead_letter: DeadLetter, patience: Patience) ->
     return refuse_event(event, dead_letter.key, now())
 
 
-async def _original(
-    log: EventLog, dead_letter: DeadLetter, patience: Patience
-) -> tuple[bytes, bytes, Headers] | None:
+async def _original(log: EventLog, dead_letter: DeadLetter) -> tuple[bytes, bytes, Headers] | None:
     """Reads key, value and headers of the record that a dead letter names; None if it is gone."""
     at = Partition(dead_letter.topic, dead_letter.partition)
     if at not in log.topics.by_name(dead_letter.topic).all_partitions():
         return None
     only = {at: (dead_letter.offset, dead_letter.offset + 1)}
-    async with aclosing(read_records(log.broker, only, patience)) as records:
+    async with aclosing(read_records(log.broker, only)) as records:
         async for record in records:
             return record.key or b"", record.value or b"", _own_headers(record)
     return None
@@ -254,14 +237,15 @@ def refuse_event(event: Event, key: bytes, now_s: float) -> str:
 
 async def redrive(
     log: EventLog, numbers: Collection[int] | None, patience: Patience
-) -> AsyncGenerator[Redrive]:
-    """Redrives these dead letters in their order, or all if None, and yields the result of each.
+) -> AsyncGenerator[tuple[DeadLetter, str]]:
+    """Redrives these dead letters in their order, or all if None.
 
-    Raises UsageError before it redrives any if a number is not a dead letter's. Raises Fenced if
-    another process redrives dead letters at the same time.
+    Yields each with the reason why it was refused, which is empty if it was redriven. Raises
+    UsageError before it redrives any if a number is not a dead letter's. Raises Fenced if another
+    process redrives dead letters at the same time.
     """
     for number in sorted(set(numbers or ())):
-        await find_dead_letter(log, number, patience)
+        await find_dead_letter(log, number)
     writer = await log.broker.fenced(f"{log.topics.namespace}.dead-letters")
     try:
         # Read this only now: from here on no other process can redrive.
@@ -269,13 +253,13 @@ async def redrive(
         async for one in _read_all(log, patience):
             if isinstance(one, int) or (numbers is not None and one.number not in numbers):
                 continue
-            refused = await refusal(log, one, patience)
+            refused = await refusal(log, one)
             if one.location in done:
                 refused = f"it was redriven already, as dead letter {done[one.location]}"
             if not refused:
                 await writer.write(_outgoing(log.topics, one))
                 done[one.location] = one.number
-            yield Redrive(one.number, one.location, refused)
+            yield one, refused
     finally:
         await writer.close()
 
@@ -283,11 +267,10 @@ async def redrive(
 def _outgoing(topics: Topics, one: DeadLetter) -> list[Outgoing]:
     """Makes the record as it was, and the mark that it was redriven."""
     dead_letters = topics.name(DEAD_LETTERS)
-    number = str(one.number).encode()
     header = (REDRIVE_OF, f"{dead_letters}/0@{one.number}".encode())
     return [
         Outgoing(one.topic, one.key, one.value, [*one.headers, header]),
-        Outgoing(dead_letters, one.key, b"", [(REDRIVEN, number)]),
+        Outgoing(dead_letters, one.key, b"", [(REDRIVEN, str(one.number).encode())]),
     ]
 
 
@@ -307,14 +290,10 @@ async def _redriven(log: EventLog, patience: Patience) -> dict[str, int]:
 
 
 async def _read_all(log: EventLog, patience: Patience) -> AsyncGenerator[DeadLetter | int]:
-    whole = {_partition(log.topics): WHOLE}
+    whole = {log.topics.partition(DEAD_LETTERS): WHOLE}
     async with aclosing(read_records(log.broker, whole, patience)) as records:
         async for record in records:
             yield read_dead_letter(record)
-
-
-def _partition(topics: Topics) -> Partition:
-    return topics.partition(DEAD_LETTERS)
 
 
 def _number(text: str) -> int:

@@ -6,30 +6,13 @@ import asyncio
 import re
 import shutil
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from headrace.errors import DecodeError, UsageError
 from headrace.schemas.events import Event
-from headrace.schemas.topics import (
-    ACTIONS,
-    OBSERVATIONS,
-    POLICIES,
-    RUNS,
-    TASKS,
-    TOPICS,
-    TRAJECTORIES,
-    Topics,
-)
+from headrace.schemas.topics import POLICIES, RUNS, TOPICS, Topics
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, Patience, read_records
@@ -46,7 +29,9 @@ from headrace.services.operate.prune.needs import (
 )
 from headrace.trainer.checkpoint import Checkpoints
 
-ARTIFACT_TOPICS = (TASKS, ACTIONS, OBSERVATIONS, TRAJECTORIES)
+ARTIFACT_TOPICS = [
+    topic for topic in TOPICS if topic.event and "artifacts" in topic.event.model_fields
+]
 """Topics whose events may name artifacts."""
 
 
@@ -114,47 +99,47 @@ class Pruner:
     async def _read(self, existing: Mapping[str, int]) -> list[Namespace]:
         """Reads `runs` and `policies` of all namespaces."""
         spaces: dict[str, Namespace] = {}
-        logs: dict[str, EventLog] = {}
+        logs: dict[Partition, EventLog] = {}
         for name in namespaces_in(existing):
             spaces[name] = Namespace(name)
-            log = self.connection.log(Topics(name, (), 1))
-            logs |= {topic.real_name(name): log for topic in (RUNS, POLICIES)}
-        partitions = [Partition(name, 0) for name in logs if name in existing]
-        async with aclosing(self._deliveries(logs, partitions)) as deliveries:
-            async for one in deliveries:
-                spaces[one.ref.topic.split(".")[0]].add(one.event, one.recorded_at)
+            topics = Topics(name, (), 1)
+            partitions = [topics.partition(topic) for topic in (RUNS, POLICIES)]
+            log = self.connection.log(topics)
+            logs |= {one: log for one in partitions if one.topic in existing}
+        async with aclosing(self._deliveries(logs)) as deliveries:
+            async for delivery in deliveries:
+                space = spaces[delivery.partition.topic.partition(".")[0]]
+                space.add(delivery.event, delivery.recorded_at)
         return list(spaces.values())
 
     async def _artifacts(
-        self, namespaces: Iterable[Namespace], existing: Mapping[str, int]
+        self, namespaces: Sequence[Namespace], existing: Mapping[str, int]
     ) -> set[str]:
         """Returns the SHA-256, in hex, of the artifacts that events of these namespaces name."""
-        logs: dict[str, EventLog] = {}
-        partitions = []
+        logs: dict[Partition, EventLog] = {}
         for namespace in namespaces:
             topics = topics_in(existing, namespace.name)
             log = self.connection.log(topics)
             for topic in topics:
                 if topic.topic in ARTIFACT_TOPICS and topic.name in existing:
-                    logs[topic.name] = log
-                    partitions += topic.all_partitions()
+                    logs |= dict.fromkeys(topic.all_partitions(), log)
         found: set[str] = set()
-        async with aclosing(self._deliveries(logs, partitions)) as deliveries:
+        async with aclosing(self._deliveries(logs)) as deliveries:
             async for one in deliveries:
                 artifacts = getattr(one.event, "artifacts", ())
                 found |= {artifact.sha256.hex() for artifact in artifacts}
         return found
 
     async def _deliveries(
-        self, logs: Mapping[str, EventLog], partitions: Sequence[Partition]
+        self, logs: Mapping[Partition, EventLog]
     ) -> AsyncGenerator[Delivery[Event]]:
-        """Reads all events of these partitions, each with the log of its topic."""
-        whole = dict.fromkeys(partitions, WHOLE)
+        """Reads all events of these partitions, each with its log."""
+        whole = dict.fromkeys(logs, WHOLE)
         records = read_records(self.connection.broker, whole, self.patience)
         async with aclosing(records):
             async for record in records:
                 with suppress(DecodeError):  # Consumers report it as a dead letter.
-                    yield await logs[record.partition.topic].decode(record)
+                    yield await logs[record.partition].decode(record)
 
     def _checkpoints(self, namespace: Namespace) -> dict[str, list[int]]:
         folder = self.cluster.folder(namespace.name) / "checkpoints"

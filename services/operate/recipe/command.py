@@ -6,13 +6,7 @@ import json
 
 import click
 
-from headrace.services.operate.options import (
-    explain,
-    json_option,
-    print_json,
-    print_table,
-    set_option,
-)
+from headrace.services.operate.options import json_option, print_json, print_table, set_option
 
 
 @click.command()
@@ -46,7 +40,5 @@ def recipe(name: str | None, settings: tuple[str, ...], as_json: bool) -> None:
     found = [read_recipe(str(path)) for path in sorted(RECIPES.glob("*.toml"))]
     if as_json:
         print_json([{"name": one.name, "description": one.description} for one in found])
-    elif found:
-        print_table(("recipe", "description"), [[one.name, one.description] for one in found])
     else:
-        explain(f"{RECIPES} contains no recipe")
+        print_table(("recipe", "description"), [[one.name, one.description] for one in found])

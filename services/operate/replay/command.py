@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.services.operate.options import (
-    cluster_of,
-    cluster_options,
-    explain,
-    json_option,
-    set_option,
-)
+from headrace.errors import HeadraceError
+from headrace.services.operate.options import cluster_of, cluster_options, json_option, set_option
 
 if TYPE_CHECKING:
-    from headrace.services.operate.replay.recording import Progress, Recording, TaskRange
+    from headrace.services.operate.replay.recording import Recording, TaskRange
 
 T = TypeVar("T")
 
@@ -36,13 +32,12 @@ _RECIPE = click.option(
 def _parse_range(_: click.Context, __: click.Parameter, text: str) -> TaskRange:
     from headrace.services.operate.replay.recording import TaskRange
 
-    match = re.fullmatch(r"(\d+)(-(\d*))?", text)
-    if match is None:
+    if not re.fullmatch(r"\d+(-\d*)?", text):
         raise click.BadParameter(f"{text!r}: give a task number such as 12, or a range like 12-40")
-    first = int(match[1])
-    if match[2] is None:
-        return TaskRange(first, first)
-    return TaskRange(first, int(match[3]) if match[3] else None)
+    first, dash, last = text.partition("-")
+    if not dash:
+        last = first
+    return TaskRange(int(first), int(last) if last else None)
 
 
 _TASKS = click.option(
@@ -51,23 +46,19 @@ _TASKS = click.option(
 )  # fmt: skip
 
 
-def _replay(options: dict[str, Any], work: Callable[[Recording, Progress], Awaitable[T]]) -> T:
+def _replay(options: dict[str, Any], work: Callable[[Recording], Awaitable[T]]) -> T:
     """Runs `work` on the recording that the options name, and shows its progress on stderr."""
     import asyncio
 
     from headrace.services.operate.replay.recording import open_recording
     from headrace.services.operate.replay.replay_output import ReplayProgress
 
-    cluster, progress = cluster_of(options), ReplayProgress()
-
     async def run() -> T:
-        async with open_recording(cluster) as recording:
-            return await work(recording, progress)
+        async with open_recording(cluster_of(options), progress) as recording:
+            return await work(recording)
 
-    try:
+    with closing(ReplayProgress()) as progress:
         return asyncio.run(run())
-    finally:
-        progress.close()
 
 
 @click.group()
@@ -112,22 +103,18 @@ def batches(
       headrace replay batches
       headrace replay batches --namespace exp-7 --until 20 --into exp-7-again
     """
-    from headrace.errors import HeadraceError
     from headrace.services.operate.replay.replay_batches import replay_batches
     from headrace.services.operate.replay.replay_output import print_versions
 
     replayed = _replay(
-        options,
-        lambda recording, progress: replay_batches(
-            recording, policy, until=until, into=into, say=explain, progress=progress
-        ),
+        options, lambda recording: replay_batches(recording, policy, until=until, into=into)
     )
     print_versions(replayed, as_json)
-    if replayed.differing:
+    if differing := [one for one in replayed.versions if not one.same or one.batch == "differs"]:
         raise HeadraceError(
-            f"{len(replayed.differing)} of {len(replayed.versions)} versions differ from the "
-            f"recorded ones, the first is version {replayed.differing[0].version}. Check whether "
-            "the packages, the device or your code have changed since the run"
+            f"{len(differing)} of {len(replayed.versions)} versions differ from the recorded ones, "
+            f"the first is version {differing[0].recorded.version}. Check whether the packages, "
+            "the device or your code have changed since the run"
         )
 
 
@@ -169,14 +156,12 @@ def trajectories(
 
     replayed = _replay(
         options,
-        lambda recording, progress: replay_trajectories(
+        lambda recording: replay_trajectories(
             recording,
             change_recorded(recording.recipe, path, settings, CHANGEABLE),
             policy,
             tasks=tasks,
             into=into,
-            say=explain,
-            progress=progress,
         ),
     )
     print_trained(replayed, as_json)
@@ -214,19 +199,17 @@ def episodes(
       headrace replay episodes --task 12 --json
       headrace replay episodes --set agents.default.use=my_agents:solve --limit 100
     """
-    from headrace.errors import HeadraceError
     from headrace.services.operate.replay.recording import change_recorded
     from headrace.services.operate.replay.replay_episodes import CHANGEABLE, replay_episodes
     from headrace.services.operate.replay.replay_output import print_episodes
 
     replayed = _replay(
         options,
-        lambda recording, progress: replay_episodes(
+        lambda recording: replay_episodes(
             recording,
             change_recorded(recording.recipe, path, settings, CHANGEABLE),
             tasks=tasks,
             limit=limit,
-            progress=progress,
         ),
     )
     print_episodes(replayed, as_json)

@@ -7,7 +7,6 @@ after a crash. The first thing that it does differently is its divergence.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ from headrace.schemas.events import (
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.records import UNREWARDED, AgentSetup, outcome_of, reward_of
 from headrace.services.agent.requests import Answer, Request
-from headrace.services.agent.stops import EpisodeStopped, error_of
+from headrace.services.agent.stops import EpisodeStopped, error_of, exits_contained
 from headrace.services.operate.readable import readable
 
 A = TypeVar("A", GenerationCompleted, ObservationRecorded)
@@ -48,15 +47,35 @@ class Divergence:
 
 @dataclass
 class RecordedAttempt:
-    """What the log has of one attempt of an episode."""
+    """What the log has of an episode's attempt that counts, or else of its last attempt."""
 
     started: EpisodeStarted
-    attempt: int
-    requests: Mapping[str, Request] = field(default_factory=dict)
+    attempt: int = 0
+    requests: dict[str, Request] = field(default_factory=dict)
     """By call, without `close`."""
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
     outcome: EpisodeEnded | None = None
     """None if the episode has not ended."""
+
+    def add(self, event: EpisodeEnded | Request | Answer) -> None:
+        """Adds the outcome, which must come first, or a request or an answer of any attempt.
+
+        If two events have the same id, the first one counts.
+        """
+        if isinstance(event, EpisodeEnded):
+            if self.outcome is None:
+                self.outcome, self.attempt = event, event.attempt
+            return
+        if self.outcome is None and event.attempt > self.attempt:
+            self.attempt = event.attempt
+            self.requests.clear()
+            self.answers.clear()
+        if event.attempt != self.attempt:
+            return
+        if isinstance(event, GenerationCompleted | ObservationRecorded):
+            self.answers.setdefault(event.call, event)
+        elif isinstance(event, GenerationRequested) or event.kind != "close":
+            self.requests.setdefault(event.call, event)
 
     @property
     def cut(self) -> bool:
@@ -118,14 +137,13 @@ class _Runtime:
 async def replay_attempt(recorded: RecordedAttempt, setup: AgentSetup) -> Divergence | None:
     """Runs the agent against the record. Returns None if it does what the record says."""
     runtime = _Runtime(recorded)
-    episodes: list[Episode] = []
+    episode = Episode(runtime, setup.options)
 
-    async def run() -> None:
-        episode = Episode(runtime, setup.options)
-        episodes.append(episode)
-        await setup.agent(episode)
+    async def play() -> None:
+        with exits_contained():
+            await setup.agent(episode)
 
-    agent = asyncio.create_task(run())
+    agent = asyncio.create_task(play())
     await asyncio.wait({agent}, timeout=AGENT_S)
     if not agent.done():
         agent.cancel()
@@ -136,7 +154,7 @@ async def replay_attempt(recorded: RecordedAttempt, setup: AgentSetup) -> Diverg
     if runtime.divergence is not None:
         agent.cancelled() or agent.exception()  # Retrieved, so that asyncio does not log it.
         return runtime.divergence
-    return _judge(recorded, setup, episodes[0], runtime.asked, error_of(agent))
+    return _judge(recorded, setup, episode, runtime.asked, error_of(agent))
 
 
 def _judge(
@@ -154,11 +172,10 @@ def _judge(
         ending = error.ending
     elif error is not None:
         return _judge_error(recorded, error)
-    left = [call for call in recorded.requests if call not in asked]
-    if left:
-        first = recorded.requests[left[0]]
+    left = next((one for call, one in recorded.requests.items() if call not in asked), None)
+    if left is not None:
         return recorded.diverged(
-            first.call, describe(first), {"ask": "nothing more", "ending": ending}
+            left.call, describe(left), {"ask": "nothing more", "ending": ending}
         )
     if recorded.cut:
         return None

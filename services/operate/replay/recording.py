@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, count
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from headrace.errors import UsageError
 from headrace.schemas.events import Event, Ref, TaskEnded
@@ -23,6 +23,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig, read_recip
 from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.lookup import find_namespace
 from headrace.services.namespace.run_life import RunLife, differing_keys
+from headrace.services.operate.options import explain
 
 REPLAY_OF = "replay of "
 """The start of a replay's namespace gives this as its reason, followed by the recorded one."""
@@ -36,6 +37,7 @@ FETCHED = 256
 Progress = Callable[[str, int, int], None]
 """Receives what is being done, how much of it is done, and how much there is in all."""
 T = TypeVar("T")
+E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Recording:
     log: EventLog
     """The log of the run's namespace. It is read-only."""
     recipe: Recipe
+    progress: Progress
 
     @property
     def namespace(self) -> str:
@@ -84,12 +87,12 @@ def trained_policies(recipe: Recipe, policy: str | None) -> list[str]:
 
 
 @asynccontextmanager
-async def open_recording(cluster: ClusterConfig) -> AsyncIterator[Recording]:
+async def open_recording(cluster: ClusterConfig, progress: Progress) -> AsyncIterator[Recording]:
     """Opens the run in the cluster's namespace, or else the newest run that is not a replay."""
     cluster = locate(cluster)
     async with connect(cluster, "replay") as connection:
         topics, life = await find_namespace(connection, cluster.namespace, _is_original)
-        yield Recording(cluster, connection, connection.log(topics), life.recipe())
+        yield Recording(cluster, connection, connection.log(topics), life.recipe(), progress)
 
 
 def _is_original(life: RunLife) -> bool:
@@ -145,6 +148,7 @@ async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> 
         Topics(name, tuple(recipe.policies), recipe.partitions)
     )
     await apply(log, recipe, f"{REPLAY_OF}{recording.namespace}")
+    explain(f"into namespace {name}")
     return log
 
 
@@ -174,7 +178,7 @@ async def read_results(log: EventLog) -> Results:
     async with aclosing(read_topic(log, RESULTS)) as deliveries:
         async for delivery in deliveries:
             ended = delivery.event
-            if not isinstance(ended, TaskEnded) or ended.task in results.locations:
+            if ended.task in results.locations:
                 continue
             number = delivery.partition.number
             results.locations[ended.task] = (delivery.recorded_at, number, delivery.offset)
@@ -206,10 +210,11 @@ class KeptRecords:
 
 
 def read_topic(
-    log: EventLog, topic: Topic[Any], policy: str | None = None
-) -> AsyncGenerator[Delivery[Event], None]:
+    log: EventLog, topic: Topic[E], policy: str | None = None
+) -> AsyncGenerator[Delivery[E]]:
     """Reads all events that a topic holds now."""
-    return read_events(log, dict.fromkeys(log.topics.partitions_of(topic, policy), WHOLE))
+    deliveries = read_events(log, dict.fromkeys(log.topics.partitions_of(topic, policy), WHOLE))
+    return cast("AsyncGenerator[Delivery[E]]", deliveries)
 
 
 def chunks(items: Sequence[T], size: int = FETCHED) -> Iterator[Sequence[T]]:

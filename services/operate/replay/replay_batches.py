@@ -8,21 +8,18 @@ end it compares the digests of the weights.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass
 
 from headrace.errors import RecordsLost, UsageError
 from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
 from headrace.schemas.topics import BATCHES, GROUPS, POLICIES
 from headrace.services.kafka.broker import Outgoing, Position, Record
-from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.event_log import EventLog
 from headrace.services.operate.replay.rebuilder import Rebuilder
 from headrace.services.operate.replay.recording import (
-    FETCHED,
     KeptRecords,
-    Progress,
     Recording,
     Results,
     chunks,
@@ -51,7 +48,6 @@ class BatchLocation:
 class ReplayedVersion:
     """One version as the run recorded it, and as it came out now."""
 
-    version: int
     batch: str
     """`same` if the rebuilt batch equals the recorded one, `differs`, or `unknown` if results are
     no longer kept."""
@@ -70,22 +66,11 @@ class BatchesReplayed:
 
     namespace: str
     policy: str
-    versions: list[ReplayedVersion] = field(default_factory=list)
-
-    @property
-    def differing(self) -> list[ReplayedVersion]:
-        """The versions whose batch or weights differ from the recorded ones."""
-        return [one for one in self.versions if not one.same or one.batch == "differs"]
+    versions: list[ReplayedVersion]
 
 
 async def replay_batches(
-    recording: Recording,
-    policy: str | None,
-    *,
-    until: int | None,
-    into: str | None,
-    say: Callable[[str], None],
-    progress: Progress,
+    recording: Recording, policy: str | None, *, until: int | None, into: str | None
 ) -> BatchesReplayed:
     """Trains `policy` again on its recorded batches up to version `until`, or on all of them.
 
@@ -105,32 +90,20 @@ async def replay_batches(
     batches = batches[:last]
     skipped = {number for number, one in published.items() if one.status == "skipped"}
     _require_trajectories(batches, skipped)
-    verdicts = await _rebuild(recording, policy, batches, progress)
+    verdicts = await _rebuild(recording, policy, batches)
     log = await make_fresh(recording, into, recording.recipe)
-    replayed = BatchesReplayed(log.topics.namespace, policy)
-    replayed.versions = [
-        ReplayedVersion(number, verdict, published[number])
+    versions = [
+        ReplayedVersion(verdict, published[number])
         for number, verdict in enumerate(["same", *verdicts])  # Version 0 has no batch.
     ]
-    say(f"into namespace {replayed.namespace}")
-
-    def on_version(one: PolicyPublished) -> None:
-        replayed.versions[one.version].replayed = one
-        progress("versions trained", one.version, last)
-
     reason = f"{last} batches of {policy} replayed"
     async with ended_after(log, recording.recipe, reason):
-        await _copy(recording.log, log, policy, batches, progress)
-        await train(
-            log,
-            recording.recipe,
-            recording.cluster,
-            policy,
-            until=last,
-            skipped=skipped,
-            on_version=on_version,
-        )
-    return replayed
+        await _copy(recording, log, policy, batches)
+        for version in await train(
+            recording, log, recording.recipe, policy, until=last, skipped=skipped
+        ):
+            versions[version.version].replayed = version
+    return BatchesReplayed(log.topics.namespace, policy, versions)
 
 
 async def _publications(log: EventLog, policy: str) -> dict[int, PolicyPublished]:
@@ -142,7 +115,7 @@ async def _publications(log: EventLog, policy: str) -> dict[int, PolicyPublished
     async with aclosing(read_topic(log, POLICIES)) as deliveries:
         async for delivery in deliveries:
             one = delivery.event
-            if isinstance(one, PolicyPublished) and one.policy == policy:
+            if one.policy == policy:
                 before = found.get(one.version)
                 if before is not None and before.status == "skipped":
                     one = one.model_copy(update={"status": "skipped"})
@@ -159,7 +132,7 @@ async def _find_batches(log: EventLog, policy: str) -> list[BatchLocation]:
     async with aclosing(read_topic(log, BATCHES, policy)) as deliveries:
         async for delivery in deliveries:
             batch = delivery.event
-            if isinstance(batch, BatchAssembled) and batch.version not in found:
+            if batch.version not in found:
                 found[batch.version] = BatchLocation(
                     Position(delivery.partition, delivery.offset),
                     await kept.count_missing([sample.trajectory for sample in batch.samples]),
@@ -211,87 +184,76 @@ def _require_trajectories(batches: Sequence[BatchLocation], skipped: Collection[
         )
 
 
-async def _read(
-    log: EventLog, batches: Sequence[BatchLocation]
-) -> AsyncGenerator[tuple[Record, Delivery[BatchAssembled]], None]:
+async def _read(log: EventLog, batches: Sequence[BatchLocation]) -> AsyncGenerator[Record]:
     for chunk in chunks(batches, BATCHES_HELD):
         for record in await log.broker.fetch([batch.position for batch in chunk]):
-            yield record, cast("Delivery[BatchAssembled]", await log.decode(record))
+            yield record
 
 
 async def _copy(
-    recorded: EventLog,
-    fresh: EventLog,
-    policy: str,
-    batches: Sequence[BatchLocation],
-    progress: Progress,
+    recording: Recording, fresh: EventLog, policy: str, batches: Sequence[BatchLocation]
 ) -> None:
     """Copies the records of the batches: value, key and headers."""
     name = fresh.topics.name(BATCHES, policy)
     done = 0
-    async with aclosing(_read(recorded, batches)) as records:
-        async for record, _ in records:
+    async with aclosing(_read(recording.log, batches)) as records:
+        async for record in records:
             assert record.value is not None
             await fresh.broker.send(
                 Outgoing(name, record.key or b"", record.value, list(record.headers))
             )
             done += 1
-            progress("batches copied", done, len(batches))
+            recording.progress("batches copied", done, len(batches))
 
 
 async def _rebuild(
-    recording: Recording, policy: str, batches: Sequence[BatchLocation], progress: Progress
+    recording: Recording, policy: str, batches: Sequence[BatchLocation]
 ) -> list[str]:
     """Assembles each batch again from the recorded results: `same`, `differs` or `unknown`."""
     results = await read_results(recording.log)
-    offsets, end = dict[int, int](), 0
+    offsets: dict[int, int] = {}
+    positions: list[Position] = []
     async with aclosing(read_topic(recording.log, GROUPS, policy)) as deliveries:
-        async for delivery in deliveries:
-            if isinstance(delivery.event, GroupClosed):
-                offsets.setdefault(delivery.event.task, delivery.offset)
-                end = delivery.offset + 1
+        async for group in deliveries:
+            offsets.setdefault(group.event.task, group.offset)
+            positions.append(Position(group.partition, group.offset))
+    end = positions[-1].offset + 1 if positions else 0
     rebuilder = Rebuilder(recording.recipe, policy, offsets, end)
     verdicts: list[str] = []
     async with (
-        aclosing(_groups(recording, policy, results)) as groups,
+        aclosing(_groups(recording, policy, positions, results)) as groups,
         aclosing(_read(recording.log, batches)) as records,
     ):
-        async for _, batch in records:
-            while rebuilder.wants(batch.event):
+        async for record in records:
+            batch = (await recording.log.decode(record)).event
+            assert isinstance(batch, BatchAssembled)
+            while rebuilder.wants(batch):
                 rebuilder.on_group(*await anext(groups))
-            verdicts.append(rebuilder.judge(batch.event))
-            progress("batches rebuilt", len(verdicts), len(batches))
+            verdicts.append(rebuilder.judge(batch))
+            recording.progress("batches rebuilt", len(verdicts), len(batches))
     return verdicts
 
 
 async def _groups(
-    recording: Recording, policy: str, results: Results
-) -> AsyncGenerator[tuple[GroupClosed, int, bool], None]:
-    """Yields each group, its offset, and whether it was made again from its task's result.
+    recording: Recording, policy: str, positions: Sequence[Position], results: Results
+) -> AsyncGenerator[tuple[GroupClosed, int, bool]]:
+    """Yields the group at each position, its offset, and whether it was made again.
 
-    If the result is gone, it yields the recorded group.
+    A group is made again from its task's result. If the result is gone, the recorded group is
+    yielded.
     """
     assembler = GroupAssembler(recording.recipe)
-
-    async def again(held: Sequence[Delivery[GroupClosed]]) -> list[tuple[GroupClosed, int, bool]]:
-        tasks = dict.fromkeys(one.event.task for one in held if one.event.task in results.locations)
+    for chunk in chunks(positions):
+        recorded: dict[int, GroupClosed] = {}
+        for record in await recording.log.broker.fetch(chunk):
+            group = (await recording.log.decode(record)).event
+            assert isinstance(group, GroupClosed)
+            recorded[record.offset] = group
+        tasks = dict.fromkeys(group.task for group in recorded.values())
         made: dict[int, GroupClosed] = {}
-        for result in await results.fetch(list(tasks)):
+        for result in await results.fetch([task for task in tasks if task in results.locations]):
             for group in assembler.on_task(result.event, round(result.recorded_at * 1000)):
                 if group.policy == policy:
                     made[group.task] = group
-        return [
-            (made.get(one.event.task, one.event), one.offset, one.event.task in made)
-            for one in held
-        ]
-
-    held: list[Delivery[GroupClosed]] = []
-    async with aclosing(read_topic(recording.log, GROUPS, policy)) as deliveries:
-        async for delivery in deliveries:
-            held.append(cast("Delivery[GroupClosed]", delivery))
-            if len(held) == FETCHED:
-                for group in await again(held):
-                    yield group
-                held.clear()
-    for group in await again(held):
-        yield group
+        for offset, group in recorded.items():
+            yield made.get(group.task, group), offset, group.task in made

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
 
 from headrace.errors import RecordsLost, UsageError
-from headrace.schemas.events import (
-    ActionRequested,
-    EpisodeEnded,
-    EpisodeStarted,
-    Event,
-    GenerationCompleted,
-    GenerationRequested,
-    ObservationRecorded,
-)
+from headrace.schemas.events import EpisodeStarted
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import ACTIONS, EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, PROMPTS
 from headrace.services.agent.agents import load_agents
@@ -26,57 +17,15 @@ from headrace.services.operate.replay.recorded_answers import (
     RecordedAttempt,
     replay_attempt,
 )
-from headrace.services.operate.replay.recording import (
-    Progress,
-    Recording,
-    TaskRange,
-    read_topic,
-)
+from headrace.services.operate.replay.recording import Recording, TaskRange, read_topic
 
 CHANGEABLE = ("agents",)
 """The keys of the recipe that a replay of episodes may change."""
-EXCHANGE_TOPICS = (EPISODES, PROMPTS, GENERATIONS, ACTIONS, OBSERVATIONS)
+EXCHANGES = (PROMPTS, ACTIONS, GENERATIONS, OBSERVATIONS)
 """The topics with an agent's requests and their answers. They are kept for days."""
 
 Key = tuple[int, int]
 """Task and sample."""
-
-
-@dataclass
-class _Record:
-    """What the log has of one episode. If two events have the same id, the first one counts."""
-
-    started: EpisodeStarted
-    requests: dict[tuple[int, str], GenerationRequested | ActionRequested] = field(
-        default_factory=dict
-    )
-    answers: dict[tuple[int, str], GenerationCompleted | ObservationRecorded] = field(
-        default_factory=dict
-    )
-    outcome: EpisodeEnded | None = None
-
-    def add(self, event: Event) -> None:
-        """Adds a request, an answer or the outcome."""
-        if isinstance(event, EpisodeEnded):
-            self.outcome = self.outcome or event
-        elif isinstance(event, GenerationCompleted | ObservationRecorded):
-            self.answers.setdefault((event.attempt, event.call), event)
-        elif isinstance(event, GenerationRequested) or (
-            isinstance(event, ActionRequested) and event.kind != "close"
-        ):
-            self.requests.setdefault((event.attempt, event.call), event)
-
-    def attempt(self) -> RecordedAttempt:
-        """Returns the attempt that counts, or else the last one."""
-        seen = [number for number, _ in (*self.requests, *self.answers)]
-        number = max(seen, default=0) if self.outcome is None else self.outcome.attempt
-        return RecordedAttempt(
-            self.started,
-            number,
-            {call: one for (attempt, call), one in self.requests.items() if attempt == number},
-            {call: one for (attempt, call), one in self.answers.items() if attempt == number},
-            self.outcome,
-        )
 
 
 @dataclass
@@ -94,12 +43,7 @@ class EpisodesReplayed:
 
 
 async def replay_episodes(
-    recording: Recording,
-    recipe: Recipe,
-    *,
-    tasks: TaskRange,
-    limit: int,
-    progress: Progress,
+    recording: Recording, recipe: Recipe, *, tasks: TaskRange, limit: int
 ) -> EpisodesReplayed:
     """Runs the agents of `recipe` over at most `limit` recorded episodes of these tasks.
 
@@ -108,15 +52,14 @@ async def replay_episodes(
     """
     setups = load_agents(recipe)
     replayed = EpisodesReplayed()
-    records = await _choose(recording, tasks, limit, replayed)
-    for topic in (PROMPTS, ACTIONS, GENERATIONS, OBSERVATIONS, OUTCOMES):
+    attempts = await _choose(recording, tasks, limit, replayed)
+    for topic in (OUTCOMES, *EXCHANGES):  # An outcome names the attempt that counts.
         async with aclosing(read_topic(recording.log, topic)) as deliveries:
             async for delivery in deliveries:
-                event: Any = delivery.event
-                if (record := records.get((event.task, event.sample))) is not None:
-                    record.add(event)
-    for (task, _), record in sorted(records.items()):
-        attempt = record.attempt()
+                event = delivery.event
+                if (attempt := attempts.get((event.task, event.sample))) is not None:
+                    attempt.add(event)
+    for (task, _), attempt in sorted(attempts.items()):
         agent = attempt.started.submitted.agent
         if agent not in setups:
             raise UsageError(
@@ -130,26 +73,24 @@ async def replay_episodes(
             )
         divergence = await replay_attempt(attempt, setups[agent])
         replayed.episodes += 1
-        replayed.unfinished += record.outcome is None
+        replayed.unfinished += attempt.outcome is None
         if divergence is not None:
             replayed.divergences.append(divergence)
-        progress("episodes replayed", replayed.episodes, len(records))
+        recording.progress("episodes replayed", replayed.episodes, len(attempts))
     return replayed
 
 
 async def _choose(
     recording: Recording, tasks: TaskRange, limit: int, replayed: EpisodesReplayed
-) -> dict[Key, _Record]:
+) -> dict[Key, RecordedAttempt]:
     """Returns the first episodes of the range whose whole record is kept."""
     since = await _kept_since(recording.log)
     found: dict[Key, Delivery[EpisodeStarted]] = {}
     async with aclosing(read_topic(recording.log, EPISODES)) as deliveries:
         async for delivery in deliveries:
             event = delivery.event
-            if not isinstance(event, EpisodeStarted) or event.verdict is not None:
-                continue
-            if event.task in tasks:
-                found.setdefault((event.task, event.sample), delivery)  # type: ignore[arg-type]
+            if event.verdict is None and event.task in tasks:
+                found.setdefault((event.task, event.sample), delivery)
     whole = {key: one for key, one in found.items() if one.recorded_at >= since}
     replayed.no_longer_kept = len(found) - len(whole)
     if found and not whole:
@@ -164,7 +105,7 @@ async def _choose(
         )
     chosen = sorted(whole)[:limit]
     replayed.beyond_limit = len(whole) - len(chosen)
-    return {key: _Record(whole[key].event) for key in chosen}
+    return {key: RecordedAttempt(whole[key].event) for key in chosen}
 
 
 async def _kept_since(log: EventLog) -> float:
@@ -173,7 +114,8 @@ async def _kept_since(log: EventLog) -> float:
     An episode's requests follow its start. So if it started after the oldest record of every
     partition that has lost records, then all of its records are kept.
     """
-    partitions = [one for topic in EXCHANGE_TOPICS for one in log.topics.partitions_of(topic)]
+    topics = (EPISODES, *EXCHANGES)
+    partitions = [one for topic in topics for one in log.topics.partitions_of(topic)]
     since = 0.0
     for partition, (first, end) in (await log.broker.ends(partitions)).items():
         if not 0 < first < end:

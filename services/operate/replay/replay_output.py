@@ -15,6 +15,7 @@ from headrace.services.operate.replay.recorded_answers import END, Divergence
 from headrace.services.operate.replay.replay_batches import BatchesReplayed
 from headrace.services.operate.replay.replay_episodes import EpisodesReplayed
 from headrace.services.operate.replay.replay_trajectories import TrajectoriesReplayed
+from headrace.services.operate.show.pages import number
 
 PROGRESS_S = 5.0
 """Seconds between two lines of progress. A terminal shows one line that changes more often."""
@@ -55,7 +56,7 @@ def print_versions(replayed: BatchesReplayed, as_json: bool) -> None:
     """Prints which versions came out the same as in the recorded run."""
     rows: list[dict[str, Any]] = [
         {
-            "version": one.version,
+            "version": one.recorded.version,
             "batch": one.batch,
             "recorded": one.recorded.digest.hex(),
             "replayed": one.replayed.digest.hex() if one.replayed else None,
@@ -80,7 +81,7 @@ def print_trained(replayed: TrajectoriesReplayed, as_json: bool) -> None:
         print_json({"namespace": replayed.namespace, "policies": replayed.to_tree()})
         return
     for name, one in replayed.policies.items():
-        dropped = ", ".join(f"{number} {reason}" for reason, number in one.dropped.most_common())
+        dropped = ", ".join(f"{count} {reason}" for reason, count in one.dropped.most_common())
         explain(
             f"policy {name}: {one.groups:,} groups, {one.scored:,} scored; {len(one.sizes):,} "
             f"batches with {sum(one.sizes):,} samples; dropped: {dropped or 'nothing'}"
@@ -92,7 +93,7 @@ def print_trained(replayed: TrajectoriesReplayed, as_json: bool) -> None:
                     str(version.version),
                     version.status,
                     str(samples),
-                    *(_number(version.metrics.get(metric)) for metric in METRICS),
+                    *(number(version.metrics.get(metric)) for metric in METRICS),
                     version.digest.hex()[:16],
                 ]
                 for version, samples in one.trained()
@@ -116,7 +117,7 @@ def print_episodes(replayed: EpisodesReplayed, as_json: bool) -> None:
     }
     click.echo(
         f"{replayed.episodes:,} episodes, {len(replayed.divergences):,} divergences"
-        + "".join(f"; {number:,} {what}" for what, number in counts.items() if number)
+        + "".join(f"; {count:,} {what}" for what, count in counts.items() if count)
     )
 
 
@@ -128,10 +129,6 @@ def _print_divergence(one: Divergence) -> None:
         if then != now or name == "ask":
             shown = _shown(then) if then == now else f"{_shown(then)}  ->  {_shown(now)}"
             click.echo(f"  {name:<12}{shown}")
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def _shown(value: Any) -> str:

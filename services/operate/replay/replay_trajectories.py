@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import HeadraceError, RecordsLost, UsageError
-from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
+from headrace.schemas.events import GroupClosed, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import BATCHES
 from headrace.services.kafka.broker import FencedWriter
@@ -27,7 +27,6 @@ from headrace.services.models.tokens import tokenizer_digest
 from headrace.services.models.weights import model_folder
 from headrace.services.operate.replay.rebuilder import as_published, decided_by
 from headrace.services.operate.replay.recording import (
-    Progress,
     Recording,
     Results,
     TaskRange,
@@ -115,8 +114,6 @@ async def replay_trajectories(
     *,
     tasks: TaskRange,
     into: str | None,
-    say: Callable[[str], None],
-    progress: Progress,
 ) -> TrajectoriesReplayed:
     """Trains `policy`, or all policies of the recipe that are trained, on these tasks' results.
 
@@ -129,10 +126,9 @@ async def replay_trajectories(
     order = _choose(recording.namespace, results, tasks)
     decided_at = {name: await _decided_at(recording, name, order) for name in chosen}
     log = await make_fresh(recording, into, recipe)
-    say(f"into namespace {log.topics.namespace}")
     reason = f"trajectories of {len(order)} tasks replayed"
     async with ended_after(log, recipe, reason):
-        assembled = await Assembly(log, recipe, decided_at).run(results, order, progress)
+        assembled = await assemble(recording, log, recipe, results, order, decided_at)
         for name, one in assembled.items():
             if not one.sizes:
                 dropped = ", ".join(f"{reason} {n}" for reason, n in one.dropped.most_common())
@@ -140,7 +136,7 @@ async def replay_trajectories(
                     f"the {one.groups} groups of policy {name} gave no batch. Dropped: "
                     f"{dropped or 'nothing'}. Check policies.{name}.groups and .batches"
                 )
-            await _train(log, recipe, recording, name, one, progress)
+            one.versions = await train(recording, log, recipe, name, until=len(one.sizes))
     return TrajectoriesReplayed(log.topics.namespace, assembled)
 
 
@@ -177,87 +173,73 @@ async def _decided_at(recording: Recording, policy: str, tasks: Sequence[int]) -
     async with aclosing(read_topic(recording.log, BATCHES, policy)) as deliveries:
         async for delivery in deliveries:
             batch = delivery.event
-            if isinstance(batch, BatchAssembled):
-                newest = max(newest, batch.version)
-                for task in decided_by(batch):
-                    found.setdefault(task, batch.version - 1)
+            newest = max(newest, batch.version)
+            for task in decided_by(batch):
+                found.setdefault(task, batch.version - 1)
     return {task: found.get(task, newest) for task in tasks}
 
 
-class Assembly:
-    """Runs both stream jobs over recorded results, one result after the other."""
-
-    def __init__(
-        self, log: EventLog, recipe: Recipe, decided_at: Mapping[str, Mapping[int, int]]
-    ) -> None:
-        """`decided_at` maps each policy and task to the version at which it was decided."""
-        self._log = log
-        self._groups = GroupAssembler(recipe)
-        self._assemblers = {
-            policy: BatchAssembler(recipe, policy, tasks) for policy, tasks in decided_at.items()
-        }
-        self._assembled = {policy: Assembled() for policy in decided_at}
-
-    async def run(
-        self, results: Results, tasks: Sequence[int], progress: Progress
-    ) -> dict[str, Assembled]:
-        """Writes the groups and batches of these tasks, and returns what each policy got."""
-        writers = {}
-        for policy in self._assemblers:
-            name = f"{self._log.topics.namespace}.{assemble_batches.SERVICE}.{policy}"
-            writers[policy] = await self._log.broker.fenced(name)
-            self._assemblers[policy].on_policy(as_published(policy, 0))
-        try:
-            done = 0
-            for chunk in chunks(tasks):
-                await self._close(await self._make_groups(results, chunk), writers)
-                done += len(chunk)
-                progress("tasks assembled", done, len(tasks))
-            for policy, writer in writers.items():
-                await self._write_due(policy, writer, ALWAYS)
-        finally:
-            for writer in writers.values():
-                await writer.close()
-        return self._assembled
-
-    async def _make_groups(self, results: Results, tasks: Sequence[int]) -> list[GroupClosed]:
-        groups: list[GroupClosed] = []
-        for result in await results.fetch(tasks):
-            groups += self._groups.on_task(result.event, round(result.recorded_at * 1000))
-        return [group for group in groups if group.policy in self._assemblers]
-
-    async def _close(
-        self, groups: Sequence[GroupClosed], writers: Mapping[str, FencedWriter]
-    ) -> None:
-        refs = await asyncio.gather(*(self._log.send(group) for group in groups))
-        for group, ref in zip(groups, refs, strict=True):
-            one = self._assembled[group.policy]
-            one.groups += 1
-            one.scored += group.verdict == "scored"
-            self._assemblers[group.policy].on_group(group, ref.offset)
-            # After each group: the batches must not depend on how many results a fetch returns.
-            await self._write_due(group.policy, writers[group.policy], NEVER)
-
-    async def _write_due(self, policy: str, writer: FencedWriter, now_s: float) -> None:
-        assembler, one = self._assemblers[policy], self._assembled[policy]
-        while (batch := assembler.next_batch(now_s)) is not None:
-            await self._log.send_all(writer, [batch])
-            assembler.on_batch(batch)
-            assembler.on_policy(as_published(policy, batch.version))
-            one.sizes.append(len(batch.samples))
-            one.dropped.update(drop.reason for drop in batch.dropped)
-
-
-async def _train(
+async def assemble(
+    recording: Recording,
     log: EventLog,
     recipe: Recipe,
-    recording: Recording,
-    policy: str,
-    one: Assembled,
-    progress: Progress,
-) -> None:
-    def on_version(published: PolicyPublished) -> None:
-        one.versions.append(published)
-        progress("versions trained", published.version, len(one.sizes))
+    results: Results,
+    tasks: Sequence[int],
+    decided_at: Mapping[str, Mapping[int, int]],
+) -> dict[str, Assembled]:
+    """Runs both stream jobs over the results of these tasks, one result after the other.
 
-    await train(log, recipe, recording.cluster, policy, until=len(one.sizes), on_version=on_version)
+    `decided_at` maps each policy and task to the version at which it was decided. Writes the groups
+    and batches to `log`, and returns what each policy got.
+    """
+    group_assembler = GroupAssembler(recipe)
+    async with AsyncExitStack() as stack:
+        assemblies: dict[str, _Assembly] = {}
+        for policy, versions in decided_at.items():
+            name = f"{log.topics.namespace}.{assemble_batches.SERVICE}.{policy}"
+            writer = await log.broker.fenced(name)
+            stack.push_async_callback(writer.close)
+            assembler = BatchAssembler(recipe, policy, versions)
+            assembler.on_policy(as_published(policy, 0))
+            assemblies[policy] = _Assembly(log, writer, assembler)
+        done = 0
+        for chunk in chunks(tasks):
+            groups = [
+                group
+                for result in await results.fetch(chunk)
+                for group in group_assembler.on_task(result.event, round(result.recorded_at * 1000))
+                if group.policy in assemblies
+            ]
+            refs = await asyncio.gather(*(log.send(group) for group in groups))
+            for group, ref in zip(groups, refs, strict=True):
+                await assemblies[group.policy].on_group(group, ref.offset)
+            done += len(chunk)
+            recording.progress("tasks assembled", done, len(tasks))
+        for assembly in assemblies.values():
+            await assembly.write_due(ALWAYS)
+    return {policy: assembly.assembled for policy, assembly in assemblies.items()}
+
+
+@dataclass
+class _Assembly:
+    """Writes one policy's batches as soon as they are due."""
+
+    log: EventLog
+    writer: FencedWriter
+    assembler: BatchAssembler
+    assembled: Assembled = field(default_factory=Assembled)
+
+    async def on_group(self, group: GroupClosed, offset: int) -> None:
+        self.assembled.groups += 1
+        self.assembled.scored += group.verdict == "scored"
+        self.assembler.on_group(group, offset)
+        # After each group: the batches must not depend on how many results a fetch returns.
+        await self.write_due(NEVER)
+
+    async def write_due(self, now_s: float) -> None:
+        while (batch := self.assembler.next_batch(now_s)) is not None:
+            await self.log.send_all(self.writer, [batch])
+            self.assembler.on_batch(batch)
+            self.assembler.on_policy(as_published(batch.policy, batch.version))
+            self.assembled.sizes.append(len(batch.samples))
+            self.assembled.dropped.update(drop.reason for drop in batch.dropped)

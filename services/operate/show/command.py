@@ -9,7 +9,6 @@ import click
 from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
-    explain,
     json_option,
     print_json,
     print_page,
@@ -51,7 +50,7 @@ def show(identity: str, as_json: bool, **options: Any) -> None:
 
     from headrace.services.operate.show.show import find_story
 
-    story = asyncio.run(find_story(cluster_of(options), identity, explain))
+    story = asyncio.run(find_story(cluster_of(options), identity))
     if as_json:
         print_json(story.to_tree())
     else:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar, cast
 
 from headrace.schemas.events import Event, Ref
 from headrace.services.kafka.broker import Record
 from headrace.services.log.event_log import EventLog
-from headrace.services.operate.readable import readable
+from headrace.services.operate.readable import iso, readable
 
 E = TypeVar("E", bound=Event, covariant=True)
 T = TypeVar("T", bound=Event)
@@ -45,11 +44,6 @@ class Fact(Generic[E]):
 def location_of(ref: Ref) -> str:
     """Formats a reference as `headrace show` takes it: TOPIC/PARTITION@OFFSET."""
     return f"{ref.topic}/{ref.partition}@{ref.offset}"
-
-
-def iso(at: float) -> str:
-    """Formats epoch seconds as ISO 8601 in UTC, to the millisecond."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def story_tree(part: Any) -> Any:

@@ -13,28 +13,8 @@ from contextlib import aclosing
 from typing import Any
 
 from headrace.errors import DecodeError, UsageError
-from headrace.schemas.events import (
-    BatchAssembled,
-    EpisodeStarted,
-    Event,
-    PolicyPublished,
-    TaskEnded,
-)
-from headrace.schemas.topics import (
-    ACTIONS,
-    BATCHES,
-    EPISODES,
-    GENERATIONS,
-    GROUPS,
-    OBSERVATIONS,
-    OUTCOMES,
-    POLICIES,
-    PROMPTS,
-    RESULTS,
-    TASKS,
-    TRAJECTORIES,
-    Topic,
-)
+from headrace.schemas.events import BatchAssembled, EpisodeStarted, Event, PolicyPublished
+from headrace.schemas.topics import BATCHES, EPISODES, GROUPS, POLICIES, RESULTS, TASKS
 from headrace.services.kafka.broker import Partition
 from headrace.services.kafka.convert import partition_of
 from headrace.services.log.event_log import EventLog
@@ -58,6 +38,7 @@ class Gatherer:
         self.remarks: list[str] = []
         """What it could not read, for people."""
         self._log = log
+        self._topics = log.topics
         self._patience = patience
         self._bytes = 0
 
@@ -70,11 +51,12 @@ class Gatherer:
         since = submitted.recorded_at if submitted is not None else 0.0
         facts: list[Fact[Event]] = [] if submitted is None else [submitted]
         key = str(number).encode()
-        at = partition_of(key, self._log.topics.partitions)
+        at = partition_of(key, self._topics.partitions)
         started = await self._starts(at, key, since)
         facts += started
         since = min((fact.recorded_at for fact in started), default=since)
-        result = await _first(self._since(self._partition(RESULTS, at), since, key))
+        results = self._topics.partition(RESULTS, number=at)
+        result = await _first(self._since(results, since, key))
         if started or result:
             until = None if result is None else result.recorded_at
             facts += await self._work(at, key, since, until, sample)
@@ -82,7 +64,7 @@ class Gatherer:
             facts += [result, *await self._training(number, key, result.recorded_at)]
         if not facts:
             raise UsageError(
-                f"the log has no record of task {number} any more: retention removed them"
+                f"the log has no records of task {number} any more: retention removed them"
             )
         return facts
 
@@ -92,7 +74,7 @@ class Gatherer:
         It reads all of `tasks`, which is ordered only by number. Raises UsageError if there is no
         such task.
         """
-        partition = self._partition(TASKS, 0)
+        partition = self._topics.partition(TASKS)
         found = await _first(self._facts({partition: (0, LAST)}, source_and_id.encode()))
         if found is not None:
             return found.ref.offset
@@ -101,9 +83,9 @@ class Gatherer:
             "newest tasks"
         )
 
-    async def batch(self, policy: str, version: int) -> Fact[Event] | None:
+    async def batch(self, policy: str, version: int) -> Fact[BatchAssembled] | None:
         """Finds batch `version` of a policy. Returns None if it is not in the log."""
-        partition = self._partition(BATCHES, 0, policy)
+        partition = self._topics.partition(BATCHES, policy)
         first, end = (await self._log.broker.ends([partition]))[partition]
         back = FIRST_STEP
         while True:
@@ -111,7 +93,7 @@ class Gatherer:
             older, ahead = False, 0
             async with aclosing(self._facts({partition: (start, end)})) as facts:
                 async for fact in facts:
-                    found = _version(fact)
+                    found = fact.event.version
                     if found == version:
                         return fact
                     older = older or found < version
@@ -125,15 +107,17 @@ class Gatherer:
 
     async def publications(
         self, policy: str, version: int, since: float
-    ) -> AsyncGenerator[Fact[Event]]:
-        """Yields all publications of a version that were recorded from `since` (epoch s) on."""
-        partition = self._partition(POLICIES, 0)
+    ) -> list[Fact[PolicyPublished]]:
+        """Reads all publications of a version that were recorded from `since` (epoch s) on."""
+        found: list[Fact[PolicyPublished]] = []
+        partition = self._topics.partition(POLICIES)
         async with aclosing(self._since(partition, since, policy.encode())) as facts:
             async for fact in facts:
-                if _version(fact) > version:
-                    return
-                if _version(fact) == version:
-                    yield fact
+                if fact.event.version > version:
+                    break
+                if fact.event.version == version:
+                    found.append(fact)
+        return found
 
     async def evaluation(
         self, policy: str, version: int, since: float, passing: float
@@ -142,13 +126,13 @@ class Gatherer:
 
         Returns None if none of them evaluates it.
         """
-        partitions = self._log.topics.partitions_of(RESULTS)
+        partitions = self._topics.partitions_of(RESULTS)
         starts = await self._log.broker.offsets_at(partitions, since - SKEW_S)
         found = Evaluations(passing)
         counted: set[str] = set()
         async with aclosing(self._facts({p: (starts[p], LAST) for p in partitions})) as facts:
             async for fact in facts:
-                if isinstance(fact.event, TaskEnded) and fact.event.event_id not in counted:
+                if fact.event.event_id not in counted:
                     counted.add(fact.event.event_id)
                     found.on_task_ended(fact.event)
         return found.of(policy).get(version)
@@ -158,7 +142,7 @@ class Gatherer:
 
         Raises UsageError if there is no such task.
         """
-        partition = self._partition(TASKS, 0)
+        partition = self._topics.partition(TASKS)
         first, end = (await self._log.broker.ends([partition]))[partition]
         if number < first:
             self.remarks.append(
@@ -172,12 +156,12 @@ class Gatherer:
         gap = ", but no task at this offset" if number < end else ""
         raise UsageError(f"there is no task {number}: {partition.topic} {held}{gap}")
 
-    async def _starts(self, at: int, key: bytes, since: float) -> list[Fact[Event]]:
+    async def _starts(self, at: int, key: bytes, since: float) -> list[Fact[EpisodeStarted]]:
         """Reads the starts of the task's episodes, which are written together."""
-        starts: dict[int, Fact[Event]] = {}
-        async with aclosing(self._since(self._partition(EPISODES, at), since, key)) as facts:
+        starts: dict[int, Fact[EpisodeStarted]] = {}
+        partition = self._topics.partition(EPISODES, number=at)
+        async with aclosing(self._since(partition, since, key)) as facts:
             async for fact in facts:
-                assert isinstance(fact.event, EpisodeStarted)
                 starts.setdefault(fact.event.sample, fact)
                 samples = 1 if fact.event.verdict is not None else fact.event.submitted.samples
                 if len(starts) >= samples:
@@ -188,9 +172,12 @@ class Gatherer:
         self, at: int, key: bytes, since: float, until: float | None, sample: int | None
     ) -> list[Fact[Event]]:
         """Reads what agents, policies and environments wrote until the task's end."""
-        partitions = [self._partition(PROMPTS, at, policy) for policy in self._log.topics.policies]
-        for topic in (GENERATIONS, ACTIONS, OBSERVATIONS, TRAJECTORIES, OUTCOMES):
-            partitions.append(self._partition(topic, at))
+        # All topics that are partitioned by task, without those that have been read already.
+        partitions = [
+            Partition(one.name, at)
+            for one in self._topics
+            if not one.topic.single and one.topic not in (EPISODES, RESULTS)
+        ]
         starts = await self._log.broker.offsets_at(partitions, since - SKEW_S)
         ends = dict.fromkeys(partitions, LAST)
         if until is not None:
@@ -205,33 +192,26 @@ class Gatherer:
     async def _training(self, number: int, key: bytes, since: float) -> list[Fact[Event]]:
         """Reads each policy's group of the task, the batch that decided it, and its version."""
         found: list[Fact[Event]] = []
-        for policy in self._log.topics.policies:
-            group = await _first(self._since(self._partition(GROUPS, 0, policy), since, key))
+        for policy in self._topics.policies:
+            groups = self._topics.partition(GROUPS, policy)
+            group = await _first(self._since(groups, since, key))
             if group is None:
                 continue
             found.append(group)
-            batch = await self._deciding(policy, number, group.recorded_at)
+            batches = self._topics.partition(BATCHES, policy)
+            # The first batch whose frontier contains the task decided it.
+            batch = await _first(
+                self._since(batches, group.recorded_at, policy.encode()),
+                lambda fact: number in fact.event.frontier(),
+            )
             if batch is not None:
-                found.append(batch)
-                async for published in self.publications(
-                    policy, _version(batch), batch.recorded_at
-                ):
-                    found.append(published)
+                version, at = batch.event.version, batch.recorded_at
+                found += [batch, *await self.publications(policy, version, at)]
         return found
-
-    async def _deciding(self, policy: str, number: int, since: float) -> Fact[Event] | None:
-        """Finds the first batch whose frontier contains the task."""
-
-        def decides(fact: Fact[Event]) -> bool:
-            assert isinstance(fact.event, BatchAssembled)
-            return number in fact.event.frontier()
-
-        partition = self._partition(BATCHES, 0, policy)
-        return await _first(self._since(partition, since, policy.encode()), decides)
 
     async def _since(
         self, partition: Partition, since: float, key: bytes
-    ) -> AsyncGenerator[Fact[Event]]:
+    ) -> AsyncGenerator[Fact[Any]]:
         """Yields the facts of one key from a time on, less SKEW_S."""
         start = (await self._log.broker.offsets_at([partition], since - SKEW_S))[partition]
         async with aclosing(self._facts({partition: (start, LAST)}, key)) as facts:
@@ -244,10 +224,11 @@ class Gatherer:
         key: bytes | None = None,
         *,
         held: bool = False,
-    ) -> AsyncGenerator[Fact[Event]]:
+    ) -> AsyncGenerator[Fact[Any]]:
         """Yields the facts in these offset ranges: those of `key`, or all if it is None.
 
-        If the caller keeps all of them in memory (`held`), they count towards MAX_BYTES.
+        The topic says which event a fact has. If the caller keeps all of them in memory (`held`),
+        they count towards MAX_BYTES.
         """
         async with aclosing(read_records(self._log.broker, ranges, self._patience)) as records:
             async for record in records:
@@ -266,24 +247,16 @@ class Gatherer:
                 except DecodeError as error:
                     self.remarks.append(f"{at} does not decode: {error.reason}")
 
-    def _partition(self, topic: Topic[Any], number: int, policy: str | None = None) -> Partition:
-        return Partition(self._log.topics.name(topic, policy), number)
-
 
 async def _first(
-    facts: AsyncGenerator[Fact[Event]], accept: Callable[[Fact[Event]], bool] = lambda _: True
-) -> Fact[Event] | None:
+    facts: AsyncGenerator[Fact[Any]], accept: Callable[[Fact[Any]], bool] = lambda _: True
+) -> Fact[Any] | None:
     """Returns the first fact that `accept` accepts, and reads no further."""
     async with aclosing(facts):
         async for fact in facts:
             if accept(fact):
                 return fact
     return None
-
-
-def _version(fact: Fact[Event]) -> int:
-    assert isinstance(fact.event, BatchAssembled | PolicyPublished)
-    return fact.event.version
 
 
 def only_policy(policies: Sequence[str], policy: str | None) -> str:

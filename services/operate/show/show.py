@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.schemas.events import BatchAssembled, Event, PolicyPublished
+from headrace.schemas.events import PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
@@ -18,13 +18,14 @@ from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.namespace_topics import find_topic
+from headrace.services.operate.options import explain
 from headrace.services.operate.readable import readable_record
-from headrace.services.operate.show.facts import Fact, story_tree
+from headrace.services.operate.show.facts import Fact, of_type, story_tree
 from headrace.services.operate.show.gather import Gatherer, only_policy
-from headrace.services.operate.show.ids import Id, RecordId, SourceId, StepId, TaskId, parse_id
+from headrace.services.operate.show.ids import RecordId, SourceId, StepId, TaskId, parse_id
 from headrace.services.operate.show.pages import Part, record_page
 from headrace.services.operate.show.step_page import step_page
-from headrace.services.operate.show.step_story import TrainedSample, make_sample, make_step_story
+from headrace.services.operate.show.step_story import StepStory, TrainedSample, make_sample
 from headrace.services.operate.show.task_page import task_page
 from headrace.services.operate.show.task_story import make_task_story
 from headrace.services.operate.show.unpacked import Texts
@@ -40,18 +41,25 @@ class Story:
     """Returns it as lines and tables for people."""
 
 
-async def find_story(cluster: ClusterConfig, text: str, explain: Callable[[str], None]) -> Story:
+async def find_story(cluster: ClusterConfig, text: str) -> Story:
     """Finds the story of the thing that has the id `text`.
 
-    It calls `explain` with lines of progress if the reading takes long. Raises UsageError if
-    there is no such thing.
+    Reports the progress on stderr if the reading takes long. Raises UsageError if there is no such
+    thing.
     """
     wanted = parse_id(text)
     async with open_namespace(cluster, "show") as (log, life):
-        patience = Patience(explain)
-        gatherer = Gatherer(log, patience)
-        finder = _Finder(log, life.recipe(), cluster.open_blobs(), patience, gatherer)
-        return await finder.find(wanted)
+        gatherer = Gatherer(log, Patience(explain))
+        finder = _Finder(log, life.recipe(), cluster.open_blobs(), gatherer)
+        match wanted:
+            case TaskId(number, sample):
+                return await finder.task(number, sample)
+            case SourceId(source_and_id):
+                return await finder.task(await gatherer.number_of(source_and_id), None)
+            case StepId():
+                return await finder.step(wanted)
+            case RecordId():
+                return await finder.record(wanted)
 
 
 @dataclass(frozen=True)
@@ -59,21 +67,9 @@ class _Finder:
     log: EventLog
     recipe: Recipe
     blobs: BlobStore
-    patience: Patience
     gatherer: Gatherer
 
-    async def find(self, wanted: Id) -> Story:
-        match wanted:
-            case TaskId(number, sample):
-                return await self._task(number, sample)
-            case SourceId(source_and_id):
-                return await self._task(await self.gatherer.number_of(source_and_id), None)
-            case StepId():
-                return await self._step(wanted)
-            case RecordId():
-                return await self._record(wanted)
-
-    async def _task(self, number: int, sample: int | None) -> Story:
+    async def task(self, number: int, sample: int | None) -> Story:
         story = make_task_story(number, await self.gatherer.task(number, sample), sample)
         story.remarks += self.gatherer.remarks
         if sample is not None and not story.episodes:
@@ -87,59 +83,54 @@ class _Finder:
             lambda: task_page(story, texts.of, whole=sample is not None),
         )
 
-    async def _step(self, wanted: StepId) -> Story:
+    async def step(self, wanted: StepId) -> Story:
         policy = only_policy(self.log.topics.policies, wanted.policy)
         batch = await self.gatherer.batch(policy, wanted.version) if wanted.version else None
         since = 0.0 if batch is None else batch.recorded_at
-        facts = [batch] if batch is not None else []
-        async for published in self.gatherer.publications(policy, wanted.version, since):
-            facts.append(published)
-        if not facts or (wanted.kind == "batch" and batch is None):
+        published = await self.gatherer.publications(policy, wanted.version, since)
+        if batch is None and (wanted.kind == "batch" or not published):
             raise UsageError(
                 f"there is no {wanted.kind} {wanted.version} of policy {policy}. Batches begin at "
                 "1, and `headrace status` shows the newest version"
             )
         samples: list[TrainedSample] = []
         if batch is not None:
-            event = batch.event
-            assert isinstance(event, BatchAssembled)
-            refs = [sample.trajectory for sample in event.samples]
+            refs = [sample.trajectory for sample in batch.event.samples]
             async for trajectory in self.log.fetch_each(refs):
-                samples.append(make_sample(event, len(samples), trajectory))
+                samples.append(make_sample(batch.event, len(samples), trajectory))
         evaluation = None
-        # A version may be published again later. Its evaluation follows the first publication.
-        published_at = min(
-            (fact.recorded_at for fact in facts if isinstance(fact.event, PolicyPublished)),
-            default=None,
-        )
-        if wanted.kind == "version" and published_at is not None:
+        if wanted.kind == "version" and published:
             settings = self.recipe.evaluation
+            passing = settings.passing if settings is not None else 1.0
+            # A version may be published again later. Its evaluation follows the first publication.
+            published_at = min(fact.recorded_at for fact in published)
             evaluation = await self.gatherer.evaluation(
-                policy,
-                wanted.version,
-                published_at,
-                settings.passing if settings is not None else 1.0,
+                policy, wanted.version, published_at, passing
             )
-        weights = await asyncio.to_thread(self._weights, facts)
-        story = make_step_story(policy, wanted.version, facts, samples, weights, evaluation)
-        story.remarks.extend(self.gatherer.remarks)
+        story = StepStory(
+            policy,
+            wanted.version,
+            batch,
+            samples,
+            list(of_type(published, PolicyPublished)),
+            await asyncio.to_thread(self._weights, published),
+            evaluation,
+            self.gatherer.remarks,
+        )
         return Story(lambda: story_tree(story), lambda: step_page(story))
 
-    def _weights(self, facts: list[Fact[Event]]) -> dict[str, bool]:
+    def _weights(self, published: list[Fact[PolicyPublished]]) -> dict[str, bool]:
         """Returns whether each blob of the publications' weights is in the blob store."""
-        published = [fact.event for fact in facts if isinstance(fact.event, PolicyPublished)]
-        blobs = [blob for one in published for blob in one.weight_blobs()]
+        blobs = [blob for fact in published for blob in fact.event.weight_blobs()]
         return {blob.sha256.hex(): self.blobs.holds(blob) for blob in blobs}
 
-    async def _record(self, wanted: RecordId) -> Story:
+    async def record(self, wanted: RecordId) -> Story:
         topic = find_topic(self.log.topics, wanted.topic)
         if wanted.partition >= topic.partitions:
             raise UsageError(f"{topic.name} has only the partitions 0 to {topic.partitions - 1}")
         partition = Partition(topic.name, wanted.partition)
         at = (wanted.offset, wanted.offset + 1)
-        async with aclosing(
-            read_records(self.log.broker, {partition: at}, self.patience)
-        ) as records:
+        async with aclosing(read_records(self.log.broker, {partition: at})) as records:
             found = [await readable_record(self.log, record) async for record in records]
         if found:
             return Story(lambda: found[0], lambda: record_page(found[0]))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.schemas.events import BatchAssembled, Blob, PolicyPublished
-from headrace.services.operate.show.facts import Fact, iso
+from headrace.services.operate.readable import iso
+from headrace.services.operate.show.facts import Fact
 from headrace.services.operate.show.pages import (
     Part,
     Table,

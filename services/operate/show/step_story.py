@@ -5,12 +5,11 @@ Does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TrajectoryRecorded
 from headrace.services.operate.evaluation import EvaluationResult
-from headrace.services.operate.show.facts import Fact, location_of, of_type
+from headrace.services.operate.show.facts import Fact, location_of
 from headrace.services.operate.show.unpacked import floats_in, versions_in
 
 
@@ -45,14 +44,14 @@ class StepStory:
     policy: str
     version: int
     batch: Fact[BatchAssembled] | None
-    samples: tuple[TrainedSample, ...]
-    publications: tuple[Fact[PolicyPublished], ...]
+    samples: list[TrainedSample]
+    publications: list[Fact[PolicyPublished]]
     """The publications of this version in log order. The last one counts."""
     weights: dict[str, bool]
     """Whether each blob of weights, by its SHA-256 in hex, is in the blob store."""
-    evaluation: EvaluationResult | None = None
+    evaluation: EvaluationResult | None
     """The evaluation of this version by the tasks that have ended."""
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[str]
     """What could not be read."""
 
 
@@ -76,27 +75,4 @@ def make_sample(batch: BatchAssembled, index: int, trajectory: Event | str) -> T
         staleness=batch.version - 1 - oldest if oldest >= 0 else 0,
         advantages=tuple(floats_in(sample.advantages)),
         use=sample.use,
-    )
-
-
-def make_step_story(
-    policy: str,
-    version: int,
-    facts: Sequence[Fact[Event]],
-    samples: Sequence[TrainedSample],
-    weights: dict[str, bool],
-    evaluation: EvaluationResult | None = None,
-) -> StepStory:
-    """Makes the story of a training step. It ignores facts of other versions and policies."""
-    batches = of_type(facts, BatchAssembled)
-    published = of_type(facts, PolicyPublished)
-    key = (policy, version)
-    return StepStory(
-        policy,
-        version,
-        next((one for one in batches if (one.event.policy, one.event.version) == key), None),
-        tuple(samples),
-        tuple(one for one in published if (one.event.policy, one.event.version) == key),
-        weights,
-        evaluation,
     )

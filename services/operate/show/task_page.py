@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from headrace.schemas.events import (
-    ActionRequested,
     Failure,
     GenerationCompleted,
     GenerationRequested,
-    ObservationRecorded,
     TaskSubmitted,
     TrajectoryRecorded,
 )
-from headrace.services.operate.show.facts import Fact, iso
+from headrace.services.operate.readable import iso
+from headrace.services.operate.show.facts import Fact
 from headrace.services.operate.show.pages import (
     Part,
     Table,
@@ -198,7 +197,7 @@ def _exchange_row(exchange: Exchange, clip: Callable[[str], str]) -> list[str]:
             context = len(ids_in(request.tokens))
             asked = f"generate by {request.policy} after {context} tokens: {text}"
             versions = "demonstrated" if request.demonstration is not None else "-"
-        elif isinstance(request, ActionRequested):
+        else:
             judge = f" by {request.environment.use}" if request.kind == "score" else ""
             asked = f"{request.kind}{judge} {clip(request.payload)}"
     if exchange.answer is not None:
@@ -208,7 +207,7 @@ def _exchange_row(exchange: Exchange, clip: Callable[[str], str]) -> list[str]:
             end = answer.finish
             if answer.versions:
                 versions = versions_range(versions_in(answer.versions))
-        elif isinstance(answer, ObservationRecorded):
+        else:
             reward = number(answer.reward)
             end = "terminated" if answer.terminated else "truncated" if answer.truncated else ""
         if answer.failure is not None:

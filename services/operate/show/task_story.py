@@ -20,10 +20,8 @@ from headrace.schemas.events import (
     TaskSubmitted,
     TrajectoryRecorded,
 )
+from headrace.services.agent.requests import Answer, Request
 from headrace.services.operate.show.facts import Fact, of_type
-
-Request = GenerationRequested | ActionRequested
-Answer = GenerationCompleted | ObservationRecorded
 
 
 @dataclass(slots=True)

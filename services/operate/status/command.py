@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from headrace.services.operate.options import cluster_of, cluster_options, json_option, print_json
+from headrace.services.operate.options import cluster_options, in_namespace, json_option, print_json
 
 
 @click.command()
@@ -24,12 +24,12 @@ def status(as_json: bool, **options: Any) -> None:
       headrace status
       headrace status --namespace quickstart --json
     """
-    import asyncio
+    from dataclasses import asdict
 
-    from headrace.services.operate.status.run_status import read_run_status
+    from headrace.services.operate.status.run_status import run_status_of
 
-    found = asyncio.run(read_run_status(cluster_of(options)))
+    found = in_namespace(options, "status", run_status_of)
     if as_json:
-        print_json(found.to_tree())
+        print_json(asdict(found))
     else:
         click.echo("\n".join(found.lines()))

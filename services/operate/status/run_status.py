@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from headrace.schemas.topics import DEAD_LETTERS, OUTCOMES, RESULTS, TASKS
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import lags, shared_partitions
-from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.namespace.lookup import open_namespace
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.run.live_view import policy_line
 from headrace.services.operate.run.progress import Progress
@@ -46,10 +44,6 @@ class RunStatus:
     """Records that each service has not processed yet."""
     dead_letters: int
 
-    def to_tree(self) -> dict[str, object]:
-        """Returns JSON values."""
-        return asdict(self)
-
     def lines(self) -> list[str]:
         """Returns lines for people."""
         why = f" ({self.reason})" if self.reason else ""
@@ -69,12 +63,6 @@ class RunStatus:
         return lines
 
 
-async def read_run_status(cluster: ClusterConfig) -> RunStatus:
-    """Reads the status of the run in a cluster. Raises UsageError if there is no such run."""
-    async with open_namespace(cluster, "status") as (log, life):
-        return await run_status_of(log, life)
-
-
 async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> RunStatus:
     """Reads the status of a run from the last `recent` offsets of each partition.
 
@@ -90,6 +78,9 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
     for partition, begin in begins.items():
         before[partition.topic] += begin
     tasks, results = log.topics.name(TASKS), log.topics.name(RESULTS)
+    outcomes = log.topics.partitions_of(OUTCOMES)
+    dead_letters = log.topics.partition(DEAD_LETTERS)
+    bounds = await log.broker.ends([*outcomes, dead_letters])
     return RunStatus(
         namespace=log.topics.namespace,
         recipe=recipe.name,
@@ -107,18 +98,13 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
         tasks_submitted=progress.submitted + before[tasks],
         tasks_started=await _started(log),
         tasks_ended=progress.tasks_ended + before[results],
-        episodes=await _episodes(log) if before[results] else progress.episodes,
+        # If the earliest results were not read, the episodes are counted by their offsets too.
+        episodes=sum(bounds[one][1] for one in outcomes) if before[results] else progress.episodes,
         failures=progress.failures,
         failures_of=progress.episodes,
         lags=await lags(log.broker, log.topics),
-        dead_letters=await _dead_letters(log),
+        dead_letters=bounds[dead_letters][1] - bounds[dead_letters][0],
     )
-
-
-async def _episodes(log: EventLog) -> int:
-    """Returns the number of records in `outcomes`, by their offsets."""
-    outcomes = log.topics.partitions_of(OUTCOMES)
-    return sum(end for _, end in (await log.broker.ends(outcomes)).values())
 
 
 async def _started(log: EventLog) -> int:
@@ -127,9 +113,3 @@ async def _started(log: EventLog) -> int:
     assert partitions == [log.topics.partition(TASKS)]
     committed = await log.broker.committed(group, partitions)
     return sum(position.offset for position in committed.values())
-
-
-async def _dead_letters(log: EventLog) -> int:
-    partition = log.topics.partition(DEAD_LETTERS)
-    first, end = (await log.broker.ends([partition]))[partition]
-    return end - first

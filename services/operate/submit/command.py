@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
-from headrace.services.operate.options import cluster_of, cluster_options, json_option, print_json
-
-if TYPE_CHECKING:
-    from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.operate.options import cluster_options, in_namespace, json_option, print_json
 
 
 @click.command()
@@ -36,20 +33,17 @@ def submit(file: TextIO, source: str, as_json: bool, **options: Any) -> None:
       echo '{"item_id": "map-1", "payload": {"size": 4}}' | headrace submit -
       headrace submit tasks.jsonl --namespace exp-7 --source team-search
     """
-    import asyncio
+    from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
 
     lines = file.read().splitlines()
-    for number, task_id in asyncio.run(_submit(cluster_of(options), source, lines)):
+    sent = in_namespace(
+        options,
+        f"submit-{source}",
+        lambda log, life: send_tasks(log, read_tasks(life.recipe(), source, lines)),
+        writing=True,
+    )
+    for number, task_id in sent:
         if as_json:
             print_json({"task": number, "source": source, "task_id": task_id}, indent=None)
         else:
             click.echo(f"{number}\t{task_id}")
-
-
-async def _submit(cluster: ClusterConfig, source: str, lines: list[str]) -> list[tuple[int, str]]:
-    """Returns each task's number and task_id."""
-    from headrace.services.namespace.lookup import open_namespace
-    from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
-
-    async with open_namespace(cluster, f"submit-{source}", writing=True) as (log, life):
-        return await send_tasks(log, read_tasks(life.recipe(), source, lines))

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
-from typing import Any
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.services.operate.options import cluster_of, cluster_options, json_option, print_json
+from headrace.services.operate.options import cluster_options, in_namespace, json_option, print_json
+
+if TYPE_CHECKING:
+    from headrace.services.log.event_log import EventLog
+    from headrace.services.log.log_reader import Start
+    from headrace.services.namespace.run_life import RunLife
+
+LAST = 10
+"""Records of each partition that a tail shows first."""
 
 
 @click.command()
@@ -35,15 +43,28 @@ def tail(topic: str, from_start: bool, limit: int | None, as_json: bool, **optio
       headrace tail batches.default -n 1 --json
       headrace tail trajectories --from-start --json | jq .event.reward
     """
-    import asyncio
-
-    from headrace.services.operate.tail.tail import tail_topic
+    from headrace.services.kafka.broker import Record
+    from headrace.services.log.log_reader import Back, follow_records
+    from headrace.services.operate.namespace_topics import find_topic
+    from headrace.services.operate.readable import readable_record
 
     pretty = sys.stdout.isatty() and not as_json
     print_one = _pretty if pretty else lambda tree: print_json(tree, indent=None)
-    cluster = cluster_of(options)
+
+    async def follow(log: EventLog, _: RunLife) -> None:
+        start: Start = "first" if from_start else Back(max(LAST, limit or 0))
+        starts = dict.fromkeys(find_topic(log.topics, topic).all_partitions(), start)
+        shown = 0
+        async with aclosing(follow_records(log, starts)) as items:
+            async for item in items:
+                if isinstance(item, Record):
+                    print_one(await readable_record(log, item))
+                    shown += 1
+                    if shown == limit:
+                        return
+
     with suppress(KeyboardInterrupt):
-        asyncio.run(tail_topic(cluster, topic, print_one, from_start=from_start, limit=limit))
+        in_namespace(options, "tail", follow)
         return
     sys.exit(130)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.services.operate.options import (
-    cluster_of,
     cluster_options,
+    in_namespace,
     json_option,
     print_json,
     print_table,
 )
+
+if TYPE_CHECKING:
+    from headrace.services.log.event_log import EventLog
+    from headrace.services.namespace.run_life import RunLife
 
 
 @click.command()
@@ -29,13 +33,28 @@ def topics(as_json: bool, **options: Any) -> None:
       headrace topics
       headrace topics --namespace exp-7 --json
     """
-    import asyncio
-
-    from headrace.services.operate.topics.topic_list import list_topics
-
-    rows = asyncio.run(list_topics(cluster_of(options)))
+    rows = in_namespace(options, "topics", _list_topics)
     if as_json:
         print_json(rows)
         return
     head = ("topic", "event", "partitions", "records", "writer", "kept")
     print_table(head, [[str(row[name]) for name in head] for row in rows])
+
+
+async def _list_topics(log: EventLog, _: RunLife) -> list[dict[str, Any]]:
+    """Returns every topic of a namespace as JSON values, in the order of the data flow."""
+    rows = []
+    for topic in log.topics:
+        bounds = (await log.broker.ends(topic.all_partitions())).values()
+        rows.append(
+            {
+                "topic": topic.name,
+                "event": "bytes" if topic.topic.event is None else topic.topic.event.__name__,
+                "partitions": topic.partitions,
+                "records": sum(end - first for first, end in bounds),
+                "ends": [end for _, end in bounds],
+                "writer": topic.topic.writer,
+                "kept": topic.topic.kept,
+            }
+        )
+    return rows

@@ -20,10 +20,10 @@ from headrace.services.operate.replay.recording import (
 )
 from headrace.services.operate.replay.replay_trajectories import (
     CHANGEABLE,
-    Assembly,
+    assemble,
     check_tokenizers,
 )
-from tests.unit.operate.replay.test_gone import RECIPE, TOPICS, Bench, check_progress
+from tests.unit.operate.replay.test_gone import RECIPE, TOPICS, Bench
 from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome
 
@@ -52,14 +52,14 @@ def on_recording(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-async def assemble(
+async def assemble_all(
     bench: Bench, decided_at: dict[int, int], *settings: str
 ) -> tuple[list[BatchAssembled], trajectories.Assembled]:
     recipe = change_recorded(RECIPE, None, settings, CHANGEABLE)
     log = await make_fresh(bench.recording, None, recipe)
     results = await read_results(bench.recording.log)
     order = sorted(results.locations, key=lambda task: results.locations[task])
-    made = await Assembly(log, recipe, {"default": decided_at}).run(results, order, check_progress)
+    made = await assemble(bench.recording, log, recipe, results, order, {"default": decided_at})
     found: list[Any] = []
     while len(found) < len(made["default"].sizes):  # a transaction is seen a moment later
         found = [one.event async for one in read_topic(log, BATCHES)]
@@ -80,7 +80,7 @@ FIFO = 'policies.default.batches.order="fifo"'
 
 def test_batches_follow_the_record_and_the_last_one_may_be_short() -> None:
     async def test(bench: Bench) -> None:
-        batches, made = await assemble(bench, as_recorded(1), FIFO)
+        batches, made = await assemble_all(bench, as_recorded(1), FIFO)
         assert tasks_of(batches) == [[3, 0], [1, 2], [6, 5], [4]]
         assert (made.groups, made.scored, made.sizes) == (7, 7, [4, 4, 4, 2])
         assert [batch.version for batch in batches] == [1, 2, 3, 4]
@@ -93,9 +93,9 @@ def test_the_same_recipe_gives_the_same_batches_however_results_are_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(bench: Bench) -> None:
-        first, _ = await assemble(bench, as_recorded(1))
+        first, _ = await assemble_all(bench, as_recorded(1))
         monkeypatch.setattr(trajectories, "chunks", lambda items: ([one] for one in items))
-        again, _ = await assemble(bench, as_recorded(1))
+        again, _ = await assemble_all(bench, as_recorded(1))
         assert again == first
 
     on_recording(test)
@@ -106,13 +106,13 @@ def test_staleness_is_that_of_the_record_whatever_the_new_pace() -> None:
 
     async def test(bench: Bench) -> None:
         one_each = "policies.default.batches.groups=1"
-        batches, made = await assemble(bench, as_recorded(1), one_each, FIFO)
+        batches, made = await assemble_all(bench, as_recorded(1), one_each, FIFO)
         assert tasks_of(batches) == [[task] for task in TASKS]
         assert not made.dropped
-        batches, made = await assemble(bench, as_recorded(2), one_each, FIFO)
+        batches, made = await assemble_all(bench, as_recorded(2), one_each, FIFO)
         assert made.dropped == {"stale": 7}
         assert made.sizes == [0]
-        batches, made = await assemble(
+        batches, made = await assemble_all(
             bench, as_recorded(2), one_each, "policies.default.batches.max_staleness=2"
         )
         assert sum(made.sizes) == 14
@@ -122,7 +122,7 @@ def test_staleness_is_that_of_the_record_whatever_the_new_pace() -> None:
 
 def test_other_estimators_and_filters_are_applied() -> None:
     async def test(bench: Bench) -> None:
-        batches, made = await assemble(
+        batches, made = await assemble_all(
             bench,
             as_recorded(0),
             "policies.default.groups.advantage=rloo",
@@ -131,7 +131,7 @@ def test_other_estimators_and_filters_are_applied() -> None:
         )
         assert tasks_of(batches) == [[3, 0], [1, 2], [6, 4]]
         assert made.dropped == {"zero_advantage": 1}
-        plain, _ = await assemble(bench, as_recorded(0), FIFO)
+        plain, _ = await assemble_all(bench, as_recorded(0), FIFO)
         ours = {(one.task, one.sample): one for batch in batches for one in batch.samples}
         for theirs in (one for batch in plain for one in batch.samples):
             if theirs.task != 5:

@@ -51,7 +51,7 @@ class Bench:
         self.log = EventLog(self.broker, TOPICS, codec, registry, "test")
         connection = Connection(self.broker, cast("Any", registry), "replay")
         self.recording = Recording(
-            ClusterConfig(Path("none")), connection, connection.log(TOPICS), RECIPE
+            ClusterConfig(Path("none")), connection, connection.log(TOPICS), RECIPE, check_progress
         )
 
     def expire(self, topic: Any, before: int, policy: str | None = None) -> None:
@@ -114,9 +114,7 @@ def check_progress(what: str, done: int, total: int) -> None:
 
 def test_batches_and_their_trajectories_must_all_be_there() -> None:
     async def replay(bench: Bench) -> None:
-        await replay_batches(
-            bench.recording, None, until=None, into=None, say=print, progress=check_progress
-        )
+        await replay_batches(bench.recording, None, until=None, into=None)
 
     async def test(bench: Bench) -> None:
         with pytest.raises(UsageError, match="not trained policy default on a batch yet"):
@@ -141,15 +139,7 @@ def test_batches_and_their_trajectories_must_all_be_there() -> None:
 def test_tasks_whose_trajectories_are_gone_are_named() -> None:
     async def replay(bench: Bench, first: int, last: int | None) -> None:
         tasks = TaskRange(first, last)
-        await replay_trajectories(
-            bench.recording,
-            RECIPE,
-            None,
-            tasks=tasks,
-            into=None,
-            say=print,
-            progress=check_progress,
-        )
+        await replay_trajectories(bench.recording, RECIPE, None, tasks=tasks, into=None)
 
     async def test(bench: Bench) -> None:
         with pytest.raises(UsageError, match="no ended task"):
@@ -194,9 +184,7 @@ def test_an_episode_whose_record_begins_before_what_is_kept_is_left_out() -> Non
         recipe = recipe.model_copy(update={"policies": {"default": policy}})
 
         async def replay() -> tuple[int, int, int]:
-            found = await replay_episodes(
-                bench.recording, recipe, tasks=TaskRange(), limit=2, progress=check_progress
-            )
+            found = await replay_episodes(bench.recording, recipe, tasks=TaskRange(), limit=2)
             return found.episodes, found.no_longer_kept, found.beyond_limit
 
         for task in range(4):

@@ -69,6 +69,11 @@ async def broken(episode: Episode) -> None:
     raise ZeroDivisionError("oops")
 
 
+async def quitting(episode: Episode) -> None:
+    await episode.reset()
+    raise SystemExit(3)
+
+
 async def generous(episode: Episode) -> None:
     await multi_turn(episode)
     episode.reward = 7.0
@@ -88,7 +93,7 @@ async def louder(episode: Episode) -> None:
         observation = await episode.step(generation.text.lower())
 
 
-@pytest.mark.parametrize("agent", [multi_turn, forked, silent, broken, generous])
+@pytest.mark.parametrize("agent", [multi_turn, forked, silent, broken, quitting, generous])
 def test_what_has_not_changed_does_not_diverge(agent: Agent) -> None:
     assert replay(record(agent, attempts=1), agent) is None
 
@@ -146,6 +151,9 @@ def test_another_end_of_the_same_questions_diverges() -> None:
     raised = replay(record(silent), broken)
     assert raised is not None
     assert raised.now["raised"] == "ZeroDivisionError: oops"
+    quit_ = replay(record(silent), quitting)
+    assert quit_ is not None
+    assert quit_.now["raised"] == "RuntimeError: the agent's code raised SystemExit: 3"
     repaired = replay(record(broken, attempts=1), silent)
     assert repaired is not None
     assert (repaired.then["ending"], repaired.now["ending"]) == ("failed", "finished")

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import UsageError
-from headrace.schemas.events import BatchAssembled, EpisodeEnded, Event, PolicyUse, TaskEnded
+from headrace.schemas.events import EpisodeEnded, Event, PolicyUse, TaskEnded
 from headrace.schemas.topics import BATCHES, TRAJECTORIES
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import EventLog
@@ -23,7 +23,6 @@ from headrace.services.operate.show.step_story import (
     StepStory,
     TrainedSample,
     make_sample,
-    make_step_story,
 )
 from headrace.services.operate.show.task_page import task_page
 from headrace.services.operate.show.task_story import make_task_story
@@ -150,17 +149,13 @@ def test_garbage_of_the_tasks_key_is_a_remark() -> None:
 async def step_of(world: World, version: int) -> StepStory:
     gatherer = Gatherer(world.log, world.patience)
     batch = await gatherer.batch("default", version)
-    facts = [] if batch is None else [batch]
-    async for published in gatherer.publications("default", version, 0.0):
-        facts.append(published)
+    published = await gatherer.publications("default", version, 0.0)
     samples: list[TrainedSample] = []
     if batch is not None:
-        event = batch.event
-        assert isinstance(event, BatchAssembled)
-        refs = [sample.trajectory for sample in event.samples]
+        refs = [sample.trajectory for sample in batch.event.samples]
         async for trajectory in world.log.fetch_each(refs):
-            samples.append(make_sample(event, len(samples), trajectory))
-    return make_step_story("default", version, facts, samples, {("02" * 32): True})
+            samples.append(make_sample(batch.event, len(samples), trajectory))
+    return StepStory("default", version, batch, samples, published, {"02" * 32: True}, None, [])
 
 
 def test_a_step_story_has_its_samples_drops_and_weights() -> None:
