@@ -1,4 +1,4 @@
-"""One call of `up`: what is missing of a stack is fetched and started side by side."""
+"""One call of `up`: fetches and starts the missing servers of a stack at the same time."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from headrace.infra.local.stop import STOP_BOUND_S, stop_servers, take_down
 
 USUAL_PORTS: dict[record.ServerName, int] = {"kafka": 9092, "registry": 8081}
 _TITLES: dict[record.ServerName, str] = {"kafka": "Kafka", "registry": "the registry"}
-_READY_BOUND_S = 120.0  # a broker that was killed re-reads its newest segments first
+_READY_BOUND_S = 120.0  # a broker that was killed first reads its newest segments
 _READY_POLL_S = 0.02
 _CANCEL_POLL_S = 0.05
 _PORT_ATTEMPTS = 3
 
 
 class Start:
-    """Holds what one call knows. To be used once, under the state folder's lock."""
+    """The state of one call. Use it once, while the state folder is locked."""
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class Start:
         self.on_progress = on_progress
         self.asked = asked
         self.owner = owner
-        self.interrupted = interrupted  # asked by this thread only
-        self.stack = record.Stack()
+        self.interrupted = interrupted  # only this thread calls it
+        self.stack = record.NOTHING
         self.missing: list[record.ServerName] = []
         self.changing = threading.Lock()
         self.cancelled = threading.Event()  # tells the threads to give up
         self.cache = jars.cache_folder()
-        self.java = jars.java()  # if it isn't there, nothing need be fetched first
+        self.java = jars.java()  # if it is missing, fail before anything is fetched
 
     def run(self) -> None:
-        """Start what is missing, or raise and leave nothing behind that was started here.
+        """Starts the missing servers. If that fails, ends all that it has started.
 
-        Raises Cancelled once `interrupted()`.
+        Raises Cancelled once `interrupted()` is true.
         """
         if self.interrupted():
             raise Cancelled
@@ -68,7 +68,7 @@ class Start:
             self.missing = missing
             try:
                 self._start_all()
-            except BaseException:
+            except BaseException:  # Whatever the reason is, no process may be left behind.
                 self.undo()
                 raise
 
@@ -82,11 +82,11 @@ class Start:
             if port and server and server.serves and server.port != port:
                 raise UsageError(
                     f"{_TITLES[name]} of {self.state} already runs on port {server.port}, "
-                    f"not on {port}: take it down first"
+                    f"not on {port}: stop it first with `headrace down`"
                 )
 
     def _settle_owner(self, *, fresh: bool) -> None:
-        """Whose stack this is from now on, with a guard on watch if it is somebody's."""
+        """Decides whose stack this is from now on. If it has an owner, a guard watches that."""
         owner = self.stack.owner
         if fresh or (owner and not owner.alive):
             owner = self.owner
@@ -96,7 +96,7 @@ class Start:
         if owner is None:
             guard = None
         elif guard is None or not guard.alive:
-            # Before any server: from its start on none can outlive the owner.
+            # Start the guard before any server, so that no server can outlive the owner.
             log = self.state / "logs" / "guard.log"
             command = [sys.executable, "-m", __package__, str(self.state)]
             guard = processes.spawn([*command, str(owner.pid), owner.started], log=log)
@@ -113,19 +113,19 @@ class Start:
         if self.interrupted():
             raise Cancelled
         failures = [failure for future in futures if (failure := future.exception())]
-        # The cause, rather than the other half's giving up because of it.
+        # Raise the cause first: the other start was only cancelled because of it.
         for failure in sorted(failures, key=lambda failure: isinstance(failure, Cancelled)):
             raise failure
 
     def _wait_for(self, futures: Sequence[Future[None]]) -> None:
-        """Until all are done, one has failed, or the start was interrupted."""
+        """Returns when all are done, one has failed, or the start was interrupted."""
         while not self.interrupted():
             done, running = wait(futures, timeout=_CANCEL_POLL_S, return_when=FIRST_EXCEPTION)
             if not running or any(future.exception() for future in done):
                 return
 
     def undo(self) -> None:
-        """End what this call started; what ran before it runs on. The lock must be held."""
+        """Ends what this call has started, and nothing else. The caller must hold the lock."""
         self.stack = record.load(self.state)
         servers = self.stack.servers
         others = {name: server for name, server in servers.items() if name not in self.missing}
@@ -172,15 +172,15 @@ class Start:
     def _runtime(
         self, name: record.ServerName, found: jars.Jars, heap: tuple[str, ...]
     ) -> runtime.JavaRuntime:
-        # Recording slows the start and the end. So not on the very first start, which a newcomer
-        # waits for, nor for an owner, which waits for the end.
+        # Recording makes the start and the end slower. A newcomer waits for the very first start,
+        # and an owner waits for the end, so neither of them records.
         may_record = not found.fetched and self.stack.owner is None
         return runtime.prepare(
             name, self.java, found.class_path, heap, self.cache, may_record=may_record
         )
 
     def _clear(self, name: record.ServerName) -> Path:
-        """End what a killed `up` left half started; an empty log, the last one kept beside it."""
+        """Ends a server that a killed `up` left half started. Renames the old log, returns a new one."""
         left = self.stack.servers.get(name)
         if left:
             stop_servers([left])
@@ -201,7 +201,7 @@ class Start:
         command: Callable[[int], list[str]],
         is_ready: Callable[[int], bool],
     ) -> None:
-        """Start one server and wait until it serves, on another port if it lost one to a race."""
+        """Starts one server and waits until it serves. If its port was taken, tries another one."""
         log = self.state / "logs" / f"{name}.log"
         fixed = self._fixed_port(name)
         for attempt in range(1, _PORT_ATTEMPTS + 1):
@@ -224,7 +224,7 @@ class Start:
             return
 
     def _fixed_port(self, name: record.ServerName) -> int | None:
-        """The one port that will do: as asked, or as clients of a stack half dead know it."""
+        """Returns the port that was asked for, or that clients of the other server already know."""
         last = self.stack.servers.get(name)
         if self.asked[name] is None and last and last.ready and any(map(self._serves, USUAL_PORTS)):
             return last.port
@@ -234,8 +234,8 @@ class Start:
         if fixed is not None:
             if not processes.port_is_free(fixed):
                 raise UsageError(
-                    f"port {fixed}, wanted for {_TITLES[name]}, is taken by another process: "
-                    "end that one, or take the stack down and ask for another port, or for none"
+                    f"port {fixed}, wanted for {_TITLES[name]}, is taken by another process: end "
+                    "that process, or stop the stack with `headrace down` and give another port"
                 )
             return fixed
         last = self.stack.servers.get(name)

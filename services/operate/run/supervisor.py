@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.errors import HeadraceError, RecordsLost, UsageError
+from headrace.services.base.files import last_lines
 from headrace.services.operate.run.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
@@ -30,7 +31,6 @@ from headrace.services.operate.run.processes import (
 
 LOG_LINES = 20
 """Lines of a dead child's log that the error shows."""
-_TAIL_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -251,18 +251,6 @@ class Supervisor:
 def headrace_command(*arguments: str) -> tuple[str, ...]:
     """Returns the command line of a `headrace` command in this interpreter."""
     return (sys.executable, "-m", "headrace", *arguments)
-
-
-def last_lines(path: Path, count: int) -> list[str]:
-    """Returns at most `count` lines of a log's last 16 KiB, or none if the log is missing."""
-    try:
-        with path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    return text.splitlines()[-count:]
 
 
 def _ended(code: int) -> str:
