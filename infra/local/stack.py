@@ -1,7 +1,8 @@
 """Brings the local stack up and down: a real Kafka and a real schema registry.
 
-A state folder has one stack and a lock for all changes to it. Its `stack.json` says what runs. It is
-written as soon as a process has started, so the next `up` or `down` knows what a killed one left.
+A state folder has one stack, a lock for all changes to it, and `stack.json`, which says what runs.
+That is written as soon as a process has started, so the next `up` or `down` knows what a killed one
+left.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Start:
         )
 
     def _clear(self, name: record.ServerName) -> Path:
-        """Ends a server that a killed `up` left half started. Renames the old log, returns a new one."""
+        """Ends what a killed `up` left half started. Renames the old log and returns a new one."""
         left = self.stack.servers.get(name)
         if left:
             stop_servers([left])

@@ -75,23 +75,15 @@ def run(
     """
     import asyncio
 
-    from rich.console import Console
-
     from headrace.services.models.weights import model_folder
     from headrace.services.namespace.cluster_config import read_recipe
-    from headrace.services.operate.run.live_view import Status, make_view
     from headrace.services.operate.run.run import LocalRun
 
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
     for policy in resolved.policies.values():
         model_folder(policy.model, weights=True)  # Download it before any process waits for it.
-    status = Status(cluster.namespace or resolved.name)
-    view = make_view(status, Console(stderr=True, quiet=quiet))
-    whole = LocalRun(resolved, cluster, status, view, checks, metrics_port)
-    try:
-        summary = asyncio.run(whole.execute())
-    finally:
-        view.close()
+    whole = LocalRun(resolved, cluster, quiet=quiet, checks=checks, metrics_port=metrics_port)
+    summary = asyncio.run(whole.execute())
     if as_json:
         print_json(summary.to_tree())
     else:
