@@ -19,6 +19,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from headrace.services.base.concurrency import readable
+
 NEVER_BORN = 256
 """Instead of an exit code: the preloader died before it forked the process."""
 ENDED_UNSEEN = 257
@@ -81,17 +83,17 @@ class ForkedProcess:
     async def _live(self, status: socket.socket, on_hang: Callable[[], None]) -> int:
         with status:
             hang = asyncio.get_running_loop().call_later(BIRTH_S, on_hang)
-            await _readable(status)
+            await readable(status)
             hang.cancel()
             message, handles, _, _ = socket.recv_fds(status, MESSAGE_LIMIT, 1)
             if not message:
                 return NEVER_BORN
             self.pid, self._handle = int(message), handles[0]
             try:
-                await _readable(status)
+                await readable(status)
                 if message := status.recv(MESSAGE_LIMIT):
                     return int(message)
-                await _readable(self._handle)
+                await readable(self._handle)
                 return ENDED_UNSEEN
             finally:
                 os.close(self._handle)
@@ -99,16 +101,6 @@ class ForkedProcess:
 
 
 Process = asyncio.subprocess.Process | ForkedProcess
-
-
-async def _readable(descriptor: socket.socket | int) -> None:
-    """Waits until there is data to read, or the end. A pidfd ends when its process does."""
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, event.set)
-    try:
-        await event.wait()
-    finally:
-        loop.remove_reader(descriptor)
 
 
 class Preloader:

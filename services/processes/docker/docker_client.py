@@ -20,12 +20,32 @@ from docker.transport.unixconn import (
 )
 from docker.utils import kwargs_from_env, parse_host
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
 
-from headrace.errors import UsageError
+from headrace.errors import InfrastructureError, UsageError
 from headrace.services.processes.docker.docker_errors import refused
 
 UNIX = "http+docker://localhost"
 """What the SDK's URLs begin with if the engine listens at a Unix socket."""
+SDK_ERRORS = (DockerException, HTTPError, OSError)
+"""What a call raises if it gets no answer, or if the SDK itself refuses it."""
+
+
+def failed(error: Exception, call: str, limit_s: float) -> InfrastructureError:
+    """Returns the error for one of SDK_ERRORS. `limit_s` is the time that the call had."""
+    broken: BaseException | None = None
+    reason: BaseException | None = error
+    while reason is not None:
+        if isinstance(reason, InfrastructureError):  # The engine refused to say its version.
+            return reason
+        if isinstance(reason, (TimeoutError, requests.Timeout)):
+            return InfrastructureError("engine_silent", f"{call}: no answer in {limit_s:g} s")
+        if isinstance(reason, (HTTPError, OSError)):
+            broken = reason
+        reason = reason.__cause__ or reason.__context__
+    if broken is None:
+        return InfrastructureError("engine_error", f"{call}: {error}")
+    return InfrastructureError("engine_unreachable", f"{call}: {type(broken).__name__}: {broken}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import InfrastructureError, UsageError
+from headrace.services.base.concurrency import in_daemon_thread, readable
 from headrace.services.processes.docker.docker_errors import Conflict, NotThere
-from headrace.services.processes.docker.docker_threads import Threads
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -58,27 +58,22 @@ class DockerEngine:
         self._connect = lambda: client.DockerClient(found, CALLS, CALL_S, PULL_S)
         self._client: APIClient | None = None
         self._connecting = asyncio.Lock()
-        self._threads = Threads(CALLS, "docker")
+        self._turns = asyncio.Semaphore(CALLS)
         self._closed = False
 
     async def aclose(self) -> None:
         """Closes its connections. What runs in containers goes on."""
         self._closed = True
-        self._threads.close()
         if self._client is not None:
             self._client.close()
 
     async def info(self) -> Mapping[str, Any]:
         """What the engine says of itself."""
-        found: Mapping[str, Any] = await self._call("info", lambda client: client.info())
-        return found
+        return await self._call("info", lambda client: client.info())
 
     async def image(self, name: str) -> Mapping[str, Any]:
         """An image's description. NotThere if the engine doesn't have it."""
-        found: Mapping[str, Any] = await self._call(
-            f"inspect image {name}", lambda client: client.inspect_image(name)
-        )
-        return found
+        return await self._call(f"inspect image {name}", lambda client: client.inspect_image(name))
 
     async def pull(self, name: str) -> None:
         """Pulls an image, with the credentials that the command `docker` would use.
@@ -125,10 +120,7 @@ class DockerEngine:
 
     async def inspect(self, name: str) -> Mapping[str, Any]:
         """A container's state. NotThere if there is none."""
-        found: Mapping[str, Any] = await self._call(
-            f"inspect {name}", lambda client: client.inspect_container(name)
-        )
-        return found
+        return await self._call(f"inspect {name}", lambda client: client.inspect_container(name))
 
     async def containers(
         self, labels: Mapping[str, str], name: str = ""
@@ -136,10 +128,9 @@ class DockerEngine:
         """Containers, running or not, by labels (an empty value: any) and a pattern of names."""
         wanted = [f"{key}={value}" if value else key for key, value in labels.items()]
         filters = {"label": wanted, **({"name": [name]} if name else {})}
-        found: list[Mapping[str, Any]] = await self._call(
+        return await self._call(
             "list containers", lambda client: client.containers(all=True, filters=filters)
         )
-        return found
 
     async def remove(self, name: str) -> None:
         """Kills and removes a container with its volumes. It may be gone or going already."""
@@ -184,10 +175,12 @@ class DockerEngine:
     async def _call(
         self, what: str, function: Callable[[APIClient], T], limit_s: float | None = None
     ) -> T:
-        """Runs a function of the client in a thread, for CALL_S at most without `limit_s`.
+        """Runs a function of the client in a thread, for at most CALL_S unless `limit_s` is given.
 
         `what` names the call in errors.
         """
+        from headrace.services.processes.docker.docker_client import SDK_ERRORS, failed
+
         limit_s = limit_s or CALL_S
         if self._closed:
             raise InfrastructureError("engine_closed", "the worker is ending")
@@ -196,13 +189,28 @@ class DockerEngine:
             async with asyncio.timeout(limit_s):
                 async with self._connecting:
                     if self._client is None:
-                        self._client = await self._threads.run(_explained(self._connect, call))
+                        self._client = await self._in_thread(self._connect)
                 client = self._client
-                return await self._threads.run(_explained(lambda: function(client), call))
-        except TimeoutError as error:
-            raise InfrastructureError(
-                "engine_silent", f"{call}: no answer in {limit_s} s"
-            ) from error
+                return await self._in_thread(lambda: function(client))
+        except SDK_ERRORS as error:
+            raise failed(error, call, limit_s) from error
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        """Runs a function in a daemon thread, which does not keep the process from exiting.
+
+        If the caller is cancelled, a function that waits for its turn is not run at all. One that
+        runs already goes on to its end, and its result is lost.
+        """
+        loop = asyncio.get_running_loop()
+
+        def end_turn(_: object) -> None:
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(self._turns.release)
+
+        await self._turns.acquire()
+        future = in_daemon_thread(function, "docker")
+        future.add_done_callback(end_turn)
+        return await asyncio.wrap_future(future)
 
 
 class Output:
@@ -270,55 +278,10 @@ class Output:
             try:
                 received = self._socket.recv(CHUNK_BYTES)
             except (BlockingIOError, ssl.SSLWantReadError):
-                await _readable(self._socket.fileno())
+                await readable(self._socket.fileno())
             except OSError as error:
                 message = f"{self._host}: a command's output: {type(error).__name__}: {error}"
                 raise InfrastructureError("engine_unreachable", message) from error
             else:
                 self._received += received
                 return len(received)
-
-
-async def _readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(descriptor, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(descriptor)
-
-
-def _explained(function: Callable[[], T], call: str) -> Callable[[], T]:
-    """A function whose errors are InfrastructureErrors that name the call."""
-
-    def explained() -> T:
-        from docker.errors import DockerException
-        from urllib3.exceptions import HTTPError
-
-        try:
-            return function()
-        except (DockerException, HTTPError, OSError) as error:
-            raise _failed(error, call) from error
-
-    return explained
-
-
-def _failed(error: Exception, call: str) -> InfrastructureError:
-    """The error for a call that got no answer, or that the SDK itself refuses."""
-    from requests import Timeout
-    from urllib3.exceptions import HTTPError
-
-    broken: BaseException | None = None
-    reason: BaseException | None = error
-    while reason is not None:
-        if isinstance(reason, InfrastructureError):  # the engine refused to tell its version
-            return reason
-        if isinstance(reason, (TimeoutError, Timeout)):
-            return InfrastructureError("engine_silent", f"{call}: no answer in its time")
-        if isinstance(reason, (HTTPError, OSError)):
-            broken = reason
-        reason = reason.__cause__ or reason.__context__
-    if broken is None:
-        return InfrastructureError("engine_error", f"{call}: {error}")
-    return InfrastructureError("engine_unreachable", f"{call}: {type(broken).__name__}: {broken}")
