@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from headrace.services.operate.run.progress import Check
 
 
-def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> list[Check]:
-    if not texts:
-        return []
+def _check(text: str) -> Check:
     from headrace.services.operate.run.progress import Check
 
     try:
-        return [Check.parse(text) for text in texts]
+        return Check.parse(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -34,7 +32,7 @@ def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> li
 @click.argument("recipe", default="quickstart")
 @set_option
 @click.option(
-    "--check", "checks", metavar="'reward>=0.95'", multiple=True, callback=_checks,
+    "--check", "checks", metavar="'reward>=0.95'", multiple=True, type=_check,
     help="Exit with code 3 unless this holds at the end. Give reward, versions, episodes, seconds, "
     "failures or restarts, then >=, <=, ==, > or <, then a number. If stop.reward or "
     "stop.versions ended the run, reward and versions are those at which the rule held. All other "
@@ -51,7 +49,7 @@ def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> li
 def run(
     recipe: str,
     settings: tuple[str, ...],
-    checks: list[Check],
+    checks: tuple[Check, ...],
     quiet: bool,
     as_json: bool,
     metrics_port: int,

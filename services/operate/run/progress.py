@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded, TaskSubmitted
 from headrace.schemas.frontier import Frontier
@@ -258,9 +258,7 @@ class Progress:
 
 
 Measure = Literal["reward", "versions", "episodes", "seconds", "failures", "restarts"]
-MEASURES: tuple[Measure, ...] = (
-    "reward", "versions", "episodes", "seconds", "failures", "restarts",
-)  # fmt: skip
+MEASURES: tuple[Measure, ...] = get_args(Measure)
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
@@ -289,8 +287,7 @@ class Check:
             bound = float(match[3])
         except ValueError:
             raise ValueError(f"{text!r}: {match[3]!r} is not a number") from None
-        measure = next(name for name in MEASURES if name == match[1])
-        return cls(text, measure, match[2], bound)
+        return cls(text, cast(Measure, match[1]), match[2], bound)
 
     def holds(self, value: float | None) -> bool:
         """Returns whether a value meets the check. None, a missing measure, meets no check."""

@@ -66,6 +66,18 @@ class _Child:
     pipe: int | None = None
     deaths: deque[float] = field(default_factory=deque)
 
+    @property
+    def running(self) -> Process | None:
+        """Its process, if that has not ended."""
+        process = self.process
+        return process if process is not None and process.returncode is None else None
+
+    def hang_up(self) -> None:
+        """Closes its pipe."""
+        if self.pipe is not None:
+            os.close(self.pipe)
+            self.pipe = None
+
 
 class Supervisor:
     """Starts, watches and ends the children.
@@ -120,8 +132,7 @@ class Supervisor:
 
     async def watch(self) -> None:
         """Returns when all children have ended. Raises as soon as one can't be kept alive."""
-        if self._keepers:
-            await asyncio.gather(*self._keepers)
+        await asyncio.gather(*self._keepers)
 
     def release(self) -> None:
         """From now on a child may end. It is not started again."""
@@ -133,8 +144,10 @@ class Supervisor:
         if self._preloader is not None:
             await self._preloader.close()  # no process starts from now on
         for child in self._children:
-            self._hang_up(child)
-            self._signal(child, signal.SIGTERM)
+            child.hang_up()
+            if process := child.running:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
         waits = [
             asyncio.create_task(child.process.wait())
             for child in self._children
@@ -153,43 +166,34 @@ class Supervisor:
         """Kills every child and the processes that it started."""
         self.release()
         for child in self._children:
-            self._hang_up(child)
-            process = child.process
-            if process is not None and process.returncode is None and process.pid is not None:
+            child.hang_up()
+            if (process := child.running) and process.pid is not None:
                 self._on_change(f"{child.spec.name} did not end in time and was killed")
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
     def alive(self) -> int:
         """Returns the number of running children."""
-        return sum(
-            child.process is not None and child.process.returncode is None
-            for child in self._children
-        )
+        return sum(child.running is not None for child in self._children)
 
     async def _keep(self, child: _Child) -> None:
         while True:
-            if child.process is None:
-                await self._launch(child)
             assert child.process is not None
             code = await child.process.wait()
-            self._hang_up(child)
+            child.hang_up()
             if self._stopping.is_set():
                 return
-            if code == NEVER_BORN:
-                child.process = None
-                continue
             if code == 0 and child.spec.may_end:
                 self.finished.add(child.spec.name)
                 return
-            delay_s = self._judge_death(child, code)
-            self._on_change(f"{child.spec.name} {_ended(code)}: started again in {delay_s:g} s")
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay_s)
-            if self._stopping.is_set():
-                return
-            child.process = None
-            self.restarts += 1
+            if code != NEVER_BORN:
+                delay_s = self._judge_death(child, code)
+                self._on_change(f"{child.spec.name} {_ended(code)}: started again in {delay_s:g} s")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay_s)
+                    return
+                self.restarts += 1
+            await self._launch(child)
 
     def _judge_death(self, child: _Child, code: int) -> float:
         """Returns the seconds before the restart. Raises if a restart would not help."""
@@ -236,16 +240,6 @@ class Supervisor:
             # A line fits the pipe's buffer. If the child has already died, `_keep` handles it.
             with contextlib.suppress(BrokenPipeError):
                 os.write(child.pipe, f"{self._cluster}\n".encode())
-
-    def _hang_up(self, child: _Child) -> None:
-        if child.pipe is not None:
-            os.close(child.pipe)
-            child.pipe = None
-
-    def _signal(self, child: _Child, number: signal.Signals) -> None:
-        if child.process is not None and child.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(number)
 
 
 def headrace_command(*arguments: str) -> tuple[str, ...]:
