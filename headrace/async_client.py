@@ -70,7 +70,7 @@ class AsyncClient:
             kafka_properties=dict(properties or {}),
         )
         self._source = source
-        self._session: _Session | None = None
+        self._session: _ClientSession | None = None
         self._first_result: dict[int, dict[Partition, Start]] = {}
         """Submitted task to where its result can be at the earliest."""
 
@@ -85,7 +85,7 @@ class AsyncClient:
             connection = await stack.enter_async_context(connect(cluster, self._source))
             topics, life = await find_namespace(connection, cluster.namespace)
             recipe = life.recipe()
-            self._session = _Session(
+            self._session = _ClientSession(
                 connection, connection.log(topics), recipe, Texts(recipe), stack.pop_all()
             )
         return self
@@ -200,14 +200,14 @@ class AsyncClient:
             return self._first_result[min(wanted)]
         return dict.fromkeys(log.topics.partitions_of(RESULTS), "first")
 
-    def _connected(self) -> _Session:
+    def _connected(self) -> _ClientSession:
         if self._session is None:
             raise UsageError("the client is not connected: use it in a `with` statement")
         return self._session
 
 
 @dataclass
-class _Session:
+class _ClientSession:
     """What a client has while it is connected."""
 
     connection: Connection

@@ -1,4 +1,6 @@
-"""Prints `jars.sha256` for what the Maven repository serves today. Run it after a version change:
+"""Prints `jars.sha256` for what the Maven repository serves today.
+
+Run it after a version change:
 
     python -m headrace.infra.local.pin > pins && mv pins infra/local/jars.sha256
 

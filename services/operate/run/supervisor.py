@@ -223,10 +223,8 @@ class Supervisor:
             self.logs.mkdir(parents=True, exist_ok=True)
             with (self.logs / f"{child.spec.name}.log").open("ab") as log:
                 command = child.spec.command
-                if self._preloader is not None:
-                    child.process = self._preloader.fork(command, reading, log.fileno())
-                if child.process is None:
-                    child.process = await spawn(command, reading, log.fileno())
+                forked = self._preloader and self._preloader.fork(command, reading, log.fileno())
+                child.process = forked or await spawn(command, reading, log.fileno())
         except BaseException:
             os.close(writing)
             raise
