@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,11 +60,10 @@ def up(
     state = state.resolve()
     for folder in (state, state / "logs"):
         folder.mkdir(parents=True, exist_ok=True)
-    owner = _find_owner(owner_pid)
-    asked: Mapping[record.ServerName, int | None] = {
-        "kafka": kafka_port,
-        "registry": registry_port,
-    }
+    owner = None if owner_pid is None else ProcessId.of(owner_pid)
+    if owner_pid is not None and owner is None:
+        raise HeadraceError(f"process {owner_pid}, which is to own the local stack, does not run")
+    asked: record.Ports = {"kafka": kafka_port, "registry": registry_port}
     interrupts = Interrupts()
 
     def interrupted() -> bool:
@@ -135,15 +134,6 @@ def down_abandoned(state: Path, owner: ProcessId) -> None:
 
 def _holders(state: Path) -> Path:
     return state / "holders.lock"
-
-
-def _find_owner(pid: int | None) -> ProcessId | None:
-    if pid is None:
-        return None
-    owner = ProcessId.of(pid)
-    if owner is None:
-        raise HeadraceError(f"process {pid}, which is to own the local stack, does not run")
-    return owner
 
 
 def _describe(state: Path, stack: record.Stack) -> LocalStack | None:

@@ -14,6 +14,7 @@ from headrace.infra.local.detached import ProcessId
 
 FILE = "stack.json"
 ServerName = Literal["kafka", "registry"]
+Ports = dict[ServerName, int | None]
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
@@ -24,7 +25,7 @@ class Server:
     version: str
     port: int
     ready: bool
-    recording: str | None  # the start-up archive that it writes as it ends
+    recording: Path | None  # the start-up archive that it writes as it ends
 
     @property
     def serves(self) -> bool:

@@ -6,10 +6,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.errors import DependencyError, UsageError
@@ -22,12 +21,36 @@ from headrace.infra.local import stack_record as record
 from headrace.infra.local.detached import Cancelled, ProcessId
 from headrace.infra.local.stop import STOP_BOUND_S, stop_servers, take_down
 
-USUAL_PORTS: dict[record.ServerName, int] = {"kafka": 9092, "registry": 8081}
-_TITLES: dict[record.ServerName, str] = {"kafka": "Kafka", "registry": "the registry"}
 _READY_BOUND_S = 120.0  # a broker that was killed first reads its newest segments
 _READY_POLL_S = 0.02
 _CANCEL_POLL_S = 0.05
 _PORT_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """What differs between the two servers."""
+
+    title: str
+    version: str
+    usual_port: int
+    heap: tuple[str, ...]
+    fetch: Callable[[jars.Pins, Path, Callable[[str], None], threading.Event], jars.Jars]
+    command: Callable[[runtime.JavaRuntime, Path, int], list[str]]
+    is_ready: Callable[[Path, int], bool]
+
+
+KINDS: dict[record.ServerName, ServerKind] = {
+    "kafka": ServerKind(
+        "Kafka", jars.KAFKA_VERSION, 9092, kafka.HEAP, jars.kafka_jars,
+        lambda run, state, port: kafka.command(run, state, port, processes.free_port()),
+        lambda log, _: kafka.is_ready(log),
+    ),
+    "registry": ServerKind(
+        "the registry", jars.REGISTRY_VERSION, 8081, registry.HEAP, jars.registry_jars,
+        registry.command, registry.is_ready,
+    ),
+}  # fmt: skip
 
 
 class Start:
@@ -37,7 +60,7 @@ class Start:
         self,
         state: Path,
         on_progress: Callable[[str], None],
-        asked: Mapping[record.ServerName, int | None],
+        asked: record.Ports,
         owner: ProcessId | None,
         interrupted: Callable[[], bool],
     ) -> None:
@@ -62,8 +85,8 @@ class Start:
             raise Cancelled
         self.stack = record.load(self.state)
         self._refuse_other_ports()
-        missing = [name for name in USUAL_PORTS if not self._serves(name)]
-        self._settle_owner(fresh=len(missing) == len(USUAL_PORTS))
+        missing = [name for name in KINDS if not self._serves(name)]
+        self._settle_owner(fresh=len(missing) == len(KINDS))
         if missing:
             self.missing = missing
             try:
@@ -81,7 +104,7 @@ class Start:
             server = self.stack.servers.get(name)
             if port and server and server.serves and server.port != port:
                 raise UsageError(
-                    f"{_TITLES[name]} of {self.state} already runs on port {server.port}, "
+                    f"{KINDS[name].title} of {self.state} already runs on port {server.port}, "
                     f"not on {port}: stop it first with `headrace down`"
                 )
 
@@ -103,9 +126,8 @@ class Start:
         self._save(replace(self.stack, owner=owner, guard=guard))
 
     def _start_all(self) -> None:
-        start = {"kafka": self._start_kafka, "registry": self._start_registry}
         with ThreadPoolExecutor(len(self.missing), thread_name_prefix="up") as pool:
-            futures = [pool.submit(start[name]) for name in self.missing]
+            futures = [pool.submit(self._start, name) for name in self.missing]
             try:
                 self._wait_for(futures)
             finally:
@@ -144,41 +166,6 @@ class Start:
         with self.changing:
             self._save(replace(self.stack, servers=self.stack.servers | {name: server}))
 
-    def _start_kafka(self) -> None:
-        found = jars.kafka_jars(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
-        run = self._runtime("kafka", found, kafka.HEAP)
-        log = self._clear("kafka")
-        kafka.format_log(run, self.state, log, self.cancelled)
-        self._start(
-            "kafka",
-            run,
-            jars.KAFKA_VERSION,
-            lambda port: kafka.command(run, self.state, port, processes.free_port()),
-            lambda _: kafka.is_ready(log),
-        )
-
-    def _start_registry(self) -> None:
-        found = jars.registry_jars(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
-        run = self._runtime("registry", found, registry.HEAP)
-        log = self._clear("registry")
-        self._start(
-            "registry",
-            run,
-            jars.REGISTRY_VERSION,
-            lambda port: registry.command(run, self.state, port),
-            lambda port: registry.is_ready(log, port),
-        )
-
-    def _runtime(
-        self, name: record.ServerName, found: jars.Jars, heap: tuple[str, ...]
-    ) -> runtime.JavaRuntime:
-        # Recording makes the start and the end slower. A newcomer waits for the very first start,
-        # and an owner waits for the end, so neither of them records.
-        may_record = not found.fetched and self.stack.owner is None
-        return runtime.prepare(
-            name, self.java, found.class_path, heap, self.cache, may_record=may_record
-        )
-
     def _clear(self, name: record.ServerName) -> Path:
         """Ends what a killed `up` left half started. Renames the old log and returns a new one."""
         left = self.stack.servers.get(name)
@@ -193,28 +180,36 @@ class Start:
         folder.mkdir(parents=True)
         return log
 
-    def _start(
-        self,
-        name: record.ServerName,
-        run: runtime.JavaRuntime,
-        version: str,
-        command: Callable[[int], list[str]],
-        is_ready: Callable[[int], bool],
-    ) -> None:
-        """Starts one server and waits until it serves. If its port was taken, tries another one."""
-        log = self.state / "logs" / f"{name}.log"
+    def _start(self, name: record.ServerName) -> None:
+        """Fetches and starts one server, and waits until it serves.
+
+        If another process takes its port meanwhile, it tries another port.
+        """
+        kind = KINDS[name]
+        found = kind.fetch(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
+        # Recording makes the start and the end slower. A newcomer waits for the very first start,
+        # and an owner waits for the end, so neither of them records.
+        may_record = not found.fetched and self.stack.owner is None
+        run = runtime.prepare(
+            name, self.java, found.class_path, kind.heap, self.cache, may_record=may_record
+        )
+        log = self._clear(name)
+        if name == "kafka":
+            kafka.format_log(run, self.state, log, self.cancelled)
         fixed = self._fixed_port(name)
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             port = self._choose_port(name, fixed)
             if self.cancelled.is_set():
                 raise Cancelled
-            self.on_progress(f"starting {_TITLES[name]} {version} on port {port}")
-            recording = str(run.recording) if run.recording else None
-            process = processes.spawn(command(port), log=log, folder=self.state)
-            server = record.Server(process, version, port, ready=False, recording=recording)
+            self.on_progress(f"starting {kind.title} {kind.version} on port {port}")
+            command = kind.command(run, self.state, port)
+            process = processes.spawn(command, log=log, folder=self.state)
+            server = record.Server(
+                process, kind.version, port, ready=False, recording=run.recording
+            )
             self._put(name, server)
             try:
-                self._wait_until(partial(is_ready, port), name, process, log)
+                self._wait_until_ready(kind, server, log)
             except DependencyError:
                 taken = not process.alive and not processes.port_is_free(port)
                 if taken and fixed is None and attempt < _PORT_ATTEMPTS:
@@ -226,7 +221,7 @@ class Start:
     def _fixed_port(self, name: record.ServerName) -> int | None:
         """Returns the port that was asked for, or that clients of the other server already know."""
         last = self.stack.servers.get(name)
-        if self.asked[name] is None and last and last.ready and any(map(self._serves, USUAL_PORTS)):
+        if self.asked[name] is None and last and last.ready and any(map(self._serves, KINDS)):
             return last.port
         return self.asked[name]
 
@@ -234,28 +229,26 @@ class Start:
         if fixed is not None:
             if not processes.port_is_free(fixed):
                 raise UsageError(
-                    f"port {fixed}, wanted for {_TITLES[name]}, is taken by another process: end "
-                    "that process, or stop the stack with `headrace down` and give another port"
+                    f"port {fixed}, wanted for {KINDS[name].title}, is taken by another process: "
+                    "end that process, or stop the stack with `headrace down` and give another port"
                 )
             return fixed
         last = self.stack.servers.get(name)
-        for port in (*([last.port] if last else []), USUAL_PORTS[name]):
+        for port in (*([last.port] if last else []), KINDS[name].usual_port):
             if processes.port_is_free(port):
                 return port
         return processes.free_port()
 
-    def _wait_until(
-        self, is_ready: Callable[[], bool], name: record.ServerName, process: ProcessId, log: Path
-    ) -> None:
+    def _wait_until_ready(self, kind: ServerKind, server: record.Server, log: Path) -> None:
         deadline = time.monotonic() + _READY_BOUND_S
-        while not is_ready():
-            if not process.alive:
+        while not kind.is_ready(log, server.port):
+            if not server.process.alive:
                 raise DependencyError(
-                    f"{_TITLES[name]} ended while it started; {processes.describe_log(log)}"
+                    f"{kind.title} ended while it started; {processes.describe_log(log)}"
                 )
             if time.monotonic() > deadline:
                 raise DependencyError(
-                    f"{_TITLES[name]} did not start within {_READY_BOUND_S:.0f} s; "
+                    f"{kind.title} did not start within {_READY_BOUND_S:.0f} s; "
                     f"{processes.describe_log(log)}"
                 )
             if self.cancelled.wait(_READY_POLL_S):

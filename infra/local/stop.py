@@ -43,4 +43,4 @@ def stop_servers(servers: Sequence[record.Server]) -> None:
     for server in servers:
         if server.recording:
             whole = heeded and server.process in served
-            runtime.keep_recording(Path(server.recording), whole=whole)
+            runtime.keep_recording(server.recording, whole=whole)

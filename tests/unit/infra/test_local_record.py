@@ -25,7 +25,7 @@ servers = st.builds(
     version=st.text(max_size=8),
     port=st.integers(1, 65_535),
     ready=st.booleans(),
-    recording=st.none() | st.text(max_size=20),
+    recording=st.none() | st.text(max_size=20).map(Path),
 )
 stacks = st.builds(
     record.Stack,
