@@ -55,11 +55,7 @@ def _iterating(
     def iterate(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         items = method(client._async, *args, **kwargs)
         try:
-            while True:
-                try:
-                    item = client._wait(anext(items))
-                except StopAsyncIteration:
-                    return
+            while (item := client._wait(anext(items, None))) is not None:
                 yield item
         finally:
             if not client._loop.is_closed():

@@ -21,11 +21,10 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.errors import DependencyError
-from headrace.services.base.files import last_lines
+from headrace.services.base.files import describe_log
 
 _LOCK_POLL_S = 0.05
 _SIGKILL_BOUND_S = 10.0
-_LOG_LINES = 15
 
 
 class Cancelled(Exception):
@@ -228,9 +227,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def describe_log(log: Path) -> str:
-    """Returns the last lines of a log, for an error message."""
-    lines = last_lines(log, _LOG_LINES) or ["(nothing)"]
-    return f"the end of {log}:\n" + "\n".join(f"    {line}" for line in lines)

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace.errors import DependencyError
-from headrace.infra.local.detached import Cancelled, describe_log
+from headrace.infra.local.detached import Cancelled
 from headrace.infra.local.java_runtime import JavaRuntime
+from headrace.services.base.files import describe_log
 
 HEAP = ("-Xms256m", "-Xmx512m")
 MESSAGE_BYTES = 8 * 1024 * 1024

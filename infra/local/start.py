@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headrace.errors import DependencyError, UsageError
@@ -20,6 +20,7 @@ from headrace.infra.local import registry_server as registry
 from headrace.infra.local import stack_record as record
 from headrace.infra.local.detached import Cancelled, ProcessId
 from headrace.infra.local.stop import STOP_BOUND_S, stop_servers, take_down
+from headrace.services.base.files import describe_log
 
 _READY_BOUND_S = 120.0  # a broker that was killed first reads its newest segments
 _READY_POLL_S = 0.02
@@ -53,28 +54,21 @@ KINDS: dict[record.ServerName, ServerKind] = {
 }  # fmt: skip
 
 
+@dataclass
 class Start:
     """The state of one call. Use it once, while the state folder is locked."""
 
-    def __init__(
-        self,
-        state: Path,
-        on_progress: Callable[[str], None],
-        asked: record.Ports,
-        owner: ProcessId | None,
-        interrupted: Callable[[], bool],
-    ) -> None:
-        self.state = state
-        self.on_progress = on_progress
-        self.asked = asked
-        self.owner = owner
-        self.interrupted = interrupted  # only this thread calls it
-        self.stack = record.NOTHING
-        self.missing: list[record.ServerName] = []
-        self.changing = threading.Lock()
-        self.cancelled = threading.Event()  # tells the threads to give up
-        self.cache = jars.cache_folder()
-        self.java = jars.java()  # if it is missing, fail before anything is fetched
+    state: Path
+    on_progress: Callable[[str], None]
+    asked: record.Ports
+    owner: ProcessId | None
+    interrupted: Callable[[], bool]  # only the thread of `run` calls it
+    stack: record.Stack = record.NOTHING
+    missing: list[record.ServerName] = field(default_factory=list)
+    changing: threading.Lock = field(default_factory=threading.Lock)
+    cancelled: threading.Event = field(default_factory=threading.Event)  # stops the threads
+    cache: Path = field(default_factory=jars.cache_folder)
+    java: Path = field(default_factory=jars.java)  # if it is missing, nothing has been fetched yet
 
     def run(self) -> None:
         """Starts the missing servers. If that fails, ends all that it has started.
@@ -243,13 +237,10 @@ class Start:
         deadline = time.monotonic() + _READY_BOUND_S
         while not kind.is_ready(log, server.port):
             if not server.process.alive:
-                raise DependencyError(
-                    f"{kind.title} ended while it started; {processes.describe_log(log)}"
-                )
+                raise DependencyError(f"{kind.title} ended while it started; {describe_log(log)}")
             if time.monotonic() > deadline:
                 raise DependencyError(
-                    f"{kind.title} did not start within {_READY_BOUND_S:.0f} s; "
-                    f"{processes.describe_log(log)}"
+                    f"{kind.title} did not start within {_READY_BOUND_S:.0f} s; {describe_log(log)}"
                 )
             if self.cancelled.wait(_READY_POLL_S):
                 raise Cancelled

@@ -6,6 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
+LOG_LINES = 20
+"""Lines of a log that an error message shows."""
 TAIL_BYTES = 16_384
 """Bytes at the end of a log in which its last lines are looked for."""
 
@@ -34,3 +36,9 @@ def last_lines(log: Path, count: int) -> list[str]:
     except FileNotFoundError:
         return []
     return text.splitlines()[-count:]
+
+
+def describe_log(log: Path) -> str:
+    """Returns the last lines of a log, for an error message."""
+    lines = last_lines(log, LOG_LINES) or ["(nothing)"]
+    return f"the last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)

@@ -72,6 +72,7 @@ def run(
       headrace run my.toml --bootstrap-servers broker:9092 --registry-url http://registry:8081
     """
     import asyncio
+    from dataclasses import asdict
 
     from headrace.services.models.weights import model_folder
     from headrace.services.namespace.cluster_config import read_recipe
@@ -83,7 +84,7 @@ def run(
     whole = LocalRun(resolved, cluster, quiet=quiet, checks=checks, metrics_port=metrics_port)
     summary = asyncio.run(whole.execute())
     if as_json:
-        print_json(summary.to_tree())
+        print_json(asdict(summary))
     else:
         click.echo("\n".join(summary.lines()))
     whole.judge(summary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from headrace.services.operate.run.live_view import Status, policy_line
 from headrace.services.operate.run.progress import Measure, Progress
@@ -83,10 +83,6 @@ class Summary:
             "failures": self.failures,
             "restarts": self.restarts,
         }
-
-    def to_tree(self) -> dict[str, object]:
-        """Returns JSON values."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """Returns lines for people."""

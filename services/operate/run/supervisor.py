@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.errors import HeadraceError, RecordsLost, UsageError
-from headrace.services.base.files import last_lines
+from headrace.services.base.files import describe_log
 from headrace.services.operate.run.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
@@ -28,9 +28,6 @@ from headrace.services.operate.run.processes import (
     Process,
     spawn,
 )
-
-LOG_LINES = 20
-"""Lines of a dead child's log that the error shows."""
 
 
 @dataclass(frozen=True)
@@ -198,24 +195,20 @@ class Supervisor:
     def _judge_death(self, child: _Child, code: int) -> float:
         """Returns the seconds before the restart. Raises if a restart would not help."""
         name, now = child.spec.name, time.monotonic()
+        log = self.logs / f"{name}.log"
         if code == UsageError.exit_code:
-            raise UsageError(f"{name} refused to start{self._last_lines(name)}")
+            raise UsageError(f"{name} refused to start; {describe_log(log)}")
         if code == RecordsLost.exit_code:
-            raise RecordsLost(f"{name} needs records that are gone{self._last_lines(name)}")
+            raise RecordsLost(f"{name} needs records that are gone; {describe_log(log)}")
         child.deaths.append(now)
         while child.deaths[0] < now - self._rule.window_s:
             child.deaths.popleft()
         if len(child.deaths) >= self._rule.deaths:
             raise HeadraceError(
                 f"{name} {_ended(code)}, {len(child.deaths)} times within "
-                f"{self._rule.window_s:g} s{self._last_lines(name)}"
+                f"{self._rule.window_s:g} s; {describe_log(log)}"
             )
         return self._rule.delay_s(len(child.deaths))
-
-    def _last_lines(self, name: str) -> str:
-        path = self.logs / f"{name}.log"
-        lines = last_lines(path, LOG_LINES)
-        return f"; the last lines of {path}:\n" + "\n".join(f"  {line}" for line in lines)
 
     async def _launch(self, child: _Child) -> None:
         reading, writing = os.pipe()
