@@ -36,7 +36,7 @@ PRELOADER = "preloader"
 
 
 async def spawn(command: Sequence[str], parent: int, log: int) -> asyncio.subprocess.Process:
-    """Starts a process directly, in its own session, and gives it the pipe `parent`."""
+    """Starts a process directly, in its own session, and gives it the descriptor `parent`."""
     return await asyncio.create_subprocess_exec(
         *with_parent(command, parent),
         stdin=asyncio.subprocess.DEVNULL,
@@ -115,7 +115,8 @@ class Preloader:
         """`recipe` says what to import, `commands` what will be forked."""
         # The command line of a forked process overwrites the preloader's, so it must fit.
         room = "." * max(len("\0".join(command)) for command in commands)
-        self._arguments = (str(recipe), room)
+        command = (sys.executable, "-m", "headrace", "preload", "{parent_fd}")
+        self._command = (*command, str(recipe), room)
         self._on_change = on_change
         self._process: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
@@ -186,15 +187,7 @@ class Preloader:
         self._channel.setblocking(False)
         folder.mkdir(parents=True, exist_ok=True)
         with theirs, (folder / f"{PRELOADER}.log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "headrace", "preload", str(theirs.fileno())),
-                *self._arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            self._process = await spawn(self._command, theirs.fileno(), log.fileno())
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
