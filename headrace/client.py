@@ -65,7 +65,10 @@ def _iterating(
 
 
 class Client:
-    """`AsyncClient` without `async`: its loop runs in a thread, so it works in notebooks too."""
+    """`AsyncClient` without `async`: its methods return results and iterators.
+
+    The event loop runs in a thread, so a client works in notebooks too.
+    """
 
     def __init__(
         self,
