@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace.errors import RecordsLost, UsageError
 from headrace.schemas.events import EpisodeEnded, Ref, TaskEnded, TrajectoryRecorded
@@ -24,8 +24,6 @@ from headrace.services.namespace.lookup import find_namespace
 from headrace.services.operate.show.unpacked import Texts
 from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
 from headrace.trajectories import Trajectory, unpack
-
-T = TypeVar("T")
 
 FETCHED_AT_ONCE = 64
 """Trajectories in memory at once."""
@@ -72,12 +70,7 @@ class AsyncClient:
             kafka_properties=dict(properties or {}),
         )
         self._source = source
-        self._stack = AsyncExitStack()
-        self._connection: Connection | None = None
-        self._log: EventLog | None = None
-        self._writing: EventLog | None = None
-        self._recipe: Recipe | None = None
-        self._texts: Texts | None = None
+        self._session: _ClientSession | None = None
         self._first_result: dict[int, dict[Partition, Start]] = {}
         """Submitted task to where its result can be at the earliest."""
 
@@ -88,32 +81,30 @@ class AsyncClient:
         namespace exists.
         """
         cluster = await asyncio.to_thread(locate, self._cluster)
-        self._connection = await self._stack.enter_async_context(connect(cluster, self._source))
-        try:
-            topics, life = await find_namespace(self._connection, cluster.namespace)
-            self._log, self._recipe = self._connection.log(topics), life.recipe()
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        self._texts = Texts(self._recipe)
+        async with AsyncExitStack() as stack:
+            connection = await stack.enter_async_context(connect(cluster, self._source))
+            topics, life = await find_namespace(connection, cluster.namespace)
+            recipe = life.recipe()
+            self._session = _ClientSession(
+                connection, connection.log(topics), recipe, Texts(recipe), stack.pop_all()
+            )
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Closes the connection."""
-        await self._stack.aclose()
-        self._connection = self._log = self._writing = None
+        if self._session is not None:
+            await self._session.stack.aclose()
+            self._session = None
 
     @property
     def namespace(self) -> str:
         """The namespace that this client uses."""
-        return self._reading().topics.namespace
+        return self._connected().log.topics.namespace
 
     @property
     def recipe(self) -> Recipe:
         """The recipe of the run."""
-        self._reading()
-        assert self._recipe is not None
-        return self._recipe
+        return self._connected().recipe
 
     async def submit(self, tasks: Iterable[Mapping[str, Any]]) -> list[SubmittedTask]:
         """Writes tasks; they are durable on return.
@@ -122,15 +113,15 @@ class AsyncClient:
         `task_id` and so on; what is left out comes from the recipe. Raises UsageError if a key or a
         value is wrong: then no task was written.
         """
-        log = self._reading()
+        session = self._connected()
         lines = [json.dumps({"task_id": uuid.uuid4().hex, **task}) for task in tasks]
-        events = await asyncio.to_thread(read_tasks, self.recipe, self._source, lines)
-        if self._writing is None:
-            assert self._connection is not None
-            self._writing = await self._connection.writing_log(log.topics)
-        bounds = await log.broker.ends(log.topics.partitions_of(RESULTS))
+        events = await asyncio.to_thread(read_tasks, session.recipe, self._source, lines)
+        topics = session.log.topics
+        if session.writing is None:
+            session.writing = await session.connection.writing_log(topics)
+        bounds = await session.log.broker.ends(topics.partitions_of(RESULTS))
         starts: dict[Partition, Start] = {each: end for each, (_, end) in bounds.items()}
-        submitted = [SubmittedTask(*pair) for pair in await send_tasks(self._writing, events)]
+        submitted = [SubmittedTask(*pair) for pair in await send_tasks(session.writing, events)]
         self._first_result |= dict.fromkeys((task.number for task in submitted), starts)
         return submitted
 
@@ -147,14 +138,13 @@ class AsyncClient:
         it yields all results that the log holds, and with `follow` goes on with new ones. Raises
         TimeoutError if a result that is waited for does not come within `timeout_s`.
         """
-        log = self._reading()
-        wanted = None if tasks is None else {_number(task) for task in tasks}
-        if wanted is not None and not wanted:
-            return
+        log = self._connected().log
+        wanted = None
+        if tasks is not None:
+            wanted = {task if isinstance(task, int) else task.number for task in tasks}
         seen: set[int] = set()
-        items = follow_events(log, self._starts(log, wanted))
         ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        try:
+        async with aclosing(follow_events(log, self._starts(log, wanted))) as items:
             while wanted is None or not wanted <= seen:
                 try:
                     async with asyncio.timeout_at(ends_at):
@@ -171,8 +161,6 @@ class AsyncClient:
                 elif (ended := _result(item, wanted, seen)) is not None:
                     seen.add(ended.task)
                     yield ended
-        finally:
-            await items.aclose()
 
     async def trajectories(
         self,
@@ -200,32 +188,36 @@ class AsyncClient:
         return (await self._fetch([outcome.trajectory]))[0]
 
     async def _fetch(self, refs: list[Ref]) -> list[Trajectory]:
-        events = await self._reading().fetch(refs)
-        for ref, event in zip(refs, events, strict=True):
+        session, trajectories = self._connected(), []
+        for ref, event in zip(refs, await session.log.fetch(refs), strict=True):
             if not isinstance(event, TrajectoryRecorded):
-                raise RecordsLost(f"{ref.topic}/{ref.partition}@{ref.offset} is no trajectory")
-        assert self._texts is not None
-        texts = self._texts
-        return [
-            await asyncio.to_thread(unpack, event, texts)
-            for event in events
-            if isinstance(event, TrajectoryRecorded)
-        ]
+                raise RecordsLost(f"{ref.topic}/{ref.partition}@{ref.offset} is not a trajectory")
+            trajectories.append(await asyncio.to_thread(unpack, event, session.texts))
+        return trajectories
 
     def _starts(self, log: EventLog, wanted: set[int] | None) -> Mapping[Partition, Start]:
-        starts: dict[Partition, Start] = dict.fromkeys(log.topics.partitions_of(RESULTS), "first")
-        if wanted is not None and wanted <= self._first_result.keys():
+        if wanted and wanted <= self._first_result.keys():
             return self._first_result[min(wanted)]
-        return starts
+        return dict.fromkeys(log.topics.partitions_of(RESULTS), "first")
 
-    def _reading(self) -> EventLog:
-        if self._log is None:
+    def _connected(self) -> _ClientSession:
+        if self._session is None:
             raise UsageError("the client is not connected: use it in a `with` statement")
-        return self._log
+        return self._session
 
 
-def _number(task: SubmittedTask | int) -> int:
-    return task if isinstance(task, int) else task.number
+@dataclass
+class _ClientSession:
+    """What a client has while it is connected."""
+
+    connection: Connection
+    log: EventLog
+    recipe: Recipe
+    texts: Texts
+    stack: AsyncExitStack
+    """Closes the connection."""
+    writing: EventLog | None = None
+    """Opened by the first task that is submitted."""
 
 
 def _result(item: Delivery[Any], wanted: set[int] | None, seen: set[int]) -> TaskEnded | None:

@@ -17,24 +17,58 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
-from headrace.async_client import AsyncClient, SubmittedTask
+from headrace.async_client import AsyncClient
 from headrace.errors import UsageError
-from headrace.schemas.events import EpisodeEnded, TaskEnded
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.trajectories import Trajectory
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSE_S = 10.0
 """Seconds that the loop's thread may take to end."""
 
 
+def _waiting(
+    method: Callable[Concatenate[AsyncClient, P], Awaitable[T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """The same method for `Client`: it returns when the coroutine has ended."""
+
+    @wraps(method)
+    def wait(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return client._wait(method(client._async, *args, **kwargs))
+
+    return wait
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """The same method for `Client`: it yields what the asynchronous generator yields."""
+
+    @wraps(method)
+    def iterate(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        items = method(client._async, *args, **kwargs)
+        try:
+            while (item := client._wait(anext(items, None))) is not None:
+                yield item
+        finally:
+            if not client._loop.is_closed():
+                client._wait(items.aclose())
+
+    return iterate
+
+
 class Client:
-    """`AsyncClient` without `async`: its loop runs in a thread, so it works in notebooks too."""
+    """`AsyncClient` without `async`: its methods return results and iterators.
+
+    The event loop runs in a thread, so a client works in notebooks too.
+    """
 
     def __init__(
         self,
@@ -53,28 +87,21 @@ class Client:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace", daemon=True)
         self._thread.start()
-        try:
-            self._call(self._async.__aenter__())
-        except BaseException:
-            self._end_loop()
-            raise
+        with ExitStack() as closing:
+            closing.callback(self._end_loop)
+            self._wait(self._async.__aenter__())
+            closing.callback(lambda: self._wait(self._async.__aexit__()))
+            self._closing = closing.pop_all()
 
     def __enter__(self) -> Client:
-        """Connected already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes the connection."""
         self.close()
 
     def close(self) -> None:
         """Closes the connection. A second call does nothing."""
-        if self._loop.is_closed():
-            return
-        try:
-            self._call(self._async.__aexit__())
-        finally:
-            self._end_loop()
+        self._closing.close()
 
     @property
     def namespace(self) -> str:
@@ -86,49 +113,15 @@ class Client:
         """The recipe of the run."""
         return self._async.recipe
 
-    def submit(self, tasks: Iterable[Mapping[str, Any]]) -> list[SubmittedTask]:
-        """As `AsyncClient.submit`."""
-        return self._call(self._async.submit(tasks))
+    submit = _waiting(AsyncClient.submit)
+    results = _iterating(AsyncClient.results)
+    trajectories = _iterating(AsyncClient.trajectories)
+    trajectory = _waiting(AsyncClient.trajectory)
 
-    def results(
-        self,
-        tasks: Iterable[SubmittedTask | int] | None = None,
-        *,
-        follow: bool = False,
-        timeout_s: float | None = None,
-    ) -> Iterator[TaskEnded]:
-        """As `AsyncClient.results`."""
-        return self._each(self._async.results(tasks, follow=follow, timeout_s=timeout_s))
-
-    def trajectories(
-        self,
-        tasks: Iterable[SubmittedTask | int] | None = None,
-        *,
-        follow: bool = False,
-        timeout_s: float | None = None,
-    ) -> Iterator[Trajectory]:
-        """As `AsyncClient.trajectories`."""
-        return self._each(self._async.trajectories(tasks, follow=follow, timeout_s=timeout_s))
-
-    def trajectory(self, outcome: EpisodeEnded) -> Trajectory | None:
-        """As `AsyncClient.trajectory`."""
-        return self._call(self._async.trajectory(outcome))
-
-    def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        try:
-            while True:
-                try:
-                    item = self._call(anext(items))
-                except StopAsyncIteration:
-                    return
-                yield item
-        finally:
-            if not self._loop.is_closed():
-                self._call(items.aclose())
-
-    def _call(self, work: Awaitable[T]) -> T:
+    def _wait(self, work: Awaitable[T]) -> T:
         if self._loop.is_closed():
-            _close_unused(work)
+            if isinstance(work, Coroutine):
+                work.close()
             raise UsageError("the client is closed: make a new one")
 
         async def run() -> T:
@@ -137,17 +130,11 @@ class Client:
         future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
             return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C in a notebook ends the work too.
-            raise
+        finally:
+            future.cancel()  # It does nothing unless Ctrl-C ended the wait: then the work ends too.
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_S)
         if not self._thread.is_alive():
             self._loop.close()
-
-
-def _close_unused(work: Awaitable[Any]) -> None:
-    if isinstance(work, Coroutine):
-        work.close()

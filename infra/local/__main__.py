@@ -1,4 +1,4 @@
-"""Ends a local stack whose owner has ended, kill -9 included.
+"""The guard: ends a local stack when its owner has ended, even if that was killed.
 
 python -m headrace.infra.local STATE OWNER_PID OWNER_STARTED
 """
@@ -13,7 +13,7 @@ from headrace.infra.local.stack import down_abandoned
 
 
 def main() -> None:
-    """Wait for the owner's end, however long that takes, then take the stack down."""
+    """Waits until the owner has ended, then takes the stack down."""
     state, pid, started = sys.argv[1:]
     owner = ProcessId(int(pid), started)
     wait_for_exit(owner, bound_s=None)

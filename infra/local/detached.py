@@ -1,6 +1,6 @@
 """Detached processes, locks and ports: the operating system's part of the local stack.
 
-Processes are told apart by pid *and* start, so that a recycled pid is never taken for ours.
+A process is identified by its pid *and* its start, so a recycled pid is never taken for ours.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.errors import DependencyError
+from headrace.services.base.files import describe_log
 
 _LOCK_POLL_S = 0.05
 _SIGKILL_BOUND_S = 10.0
 
 
 class Cancelled(Exception):
-    """The start was given up: it was interrupted, or its other half failed."""
+    """The start was cancelled: it was interrupted, or the other server did not start."""
 
 
 class Interrupts:
-    """Whether Ctrl-C was pressed within `with`, which postpones KeyboardInterrupt to its end.
+    """A `with` block that notes Ctrl-C in `noted`, and raises KeyboardInterrupt only at its end.
 
-    KeyboardInterrupt can be raised between any two instructions of the main thread, so also
-    between the start of a process and the line that records it, or within the standard library's
-    own locks. Code inside asks `noted` instead, at points where it can end cleanly.
+    KeyboardInterrupt can be raised between any two instructions of the main thread: also between
+    the start of a process and the line that records it, or inside a lock of the standard library.
+    The block checks `noted` at points where it can end cleanly.
 
     Does nothing outside the main thread, or if the program has a SIGINT handler of its own.
     """
@@ -65,20 +66,20 @@ class Interrupts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process, for good: its pid may be another's one day, but not with the same start."""
+    """A process. Another process may get the same pid later, but not with the same start."""
 
     pid: int
     started: str
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
-        """The process that has this pid now; None if none has, or only a zombie."""
+        """Returns the process that has this pid now, or None if there is none or it is a zombie."""
         started = _started(pid)
         return None if started is None else cls(pid, started)
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         return ProcessId.of(self.pid) == self
 
 
@@ -88,7 +89,7 @@ def _started(pid: int) -> str | None:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        # proc(5): the command may hold any character, so count from its last parenthesis.
+        # proc(5): the command may contain any character, so count from its last parenthesis.
         fields = stat.rpartition(")")[2].split()
         state, ticks_since_boot = fields[0], fields[19]
         if state in "ZX":
@@ -102,10 +103,11 @@ def _started(pid: int) -> str | None:
 
 
 def spawn(command: Sequence[str], *, log: Path, folder: Path | None = None) -> ProcessId:
-    """Start `command` in `folder`, in a session of its own, its output appended to `log`.
+    """Starts `command` in `folder` and in its own session. Appends its output to `log`.
 
-    The shell between makes it a child of init: a terminal's Ctrl-C doesn't reach it, its end
-    leaves no zombie here, and it outlives this process. Raises DependencyError if it ended at once.
+    A shell starts it and ends, so that it becomes a child of init: Ctrl-C in a terminal does not
+    reach it, it leaves no zombie here, and it outlives this process. Raises DependencyError if it
+    ends at once.
     """
     with log.open("ab") as output:
         shell = subprocess.run(
@@ -125,7 +127,7 @@ def spawn(command: Sequence[str], *, log: Path, folder: Path | None = None) -> P
 
 
 def wait_for_exit(process: ProcessId, bound_s: float | None) -> bool:
-    """Whether `process` has ended, within `bound_s` seconds (None: however long it takes)."""
+    """Waits at most `bound_s` seconds; None means no limit. Returns whether `process` has ended."""
     if sys.platform == "linux":
         try:
             descriptor = os.pidfd_open(process.pid)
@@ -134,7 +136,7 @@ def wait_for_exit(process: ProcessId, bound_s: float | None) -> bool:
         try:
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)
-            # Looked at after opening: from here on the descriptor can't mean another process.
+            # Check this only now: from here on the descriptor can't mean another process.
             return not process.alive or bool(poller.poll(bound_s and bound_s * 1000))
         finally:
             os.close(descriptor)
@@ -149,9 +151,14 @@ def wait_for_exit(process: ProcessId, bound_s: float | None) -> bool:
 
 
 def stop(processes: Sequence[ProcessId], bound_s: float) -> bool:
-    """End `processes`: SIGTERM, and SIGKILL after `bound_s`. Whether all heeded the SIGTERM."""
+    """Sends SIGTERM to `processes`, and SIGKILL to those that run after `bound_s` seconds.
+
+    Returns whether all ended on SIGTERM. Raises DependencyError if one survives SIGKILL.
+    """
     for process in processes:
-        _send(process, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            if process.alive:
+                os.kill(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + bound_s
     stubborn = [
         process
@@ -159,7 +166,7 @@ def stop(processes: Sequence[ProcessId], bound_s: float) -> bool:
         if not wait_for_exit(process, max(0.001, deadline - time.monotonic()))
     ]
     for process in stubborn:
-        # Its whole session: a Java runtime may have a child at work on its start-up archive.
+        # Kill its whole session: a Java runtime may have a child that writes its start-up archive.
         with contextlib.suppress(ProcessLookupError):
             if process.alive:
                 os.killpg(os.getpgid(process.pid), signal.SIGKILL)
@@ -169,20 +176,14 @@ def stop(processes: Sequence[ProcessId], bound_s: float) -> bool:
     return not stubborn
 
 
-def _send(process: ProcessId, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        if process.alive:
-            os.kill(process.pid, number)
-
-
 @contextlib.contextmanager
 def locked(
     path: Path, bound_s: float, cancelled: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Hold an exclusive lock on `path`, which the kernel frees should this process die.
+    """Holds an exclusive lock on `path`. The kernel frees it if this process dies.
 
     Raises DependencyError if another process or thread holds it for `bound_s` seconds, and
-    Cancelled if `cancelled()` becomes true meanwhile.
+    Cancelled if `cancelled()` becomes true while it waits.
     """
     deadline = time.monotonic() + bound_s
     with path.open("ab") as opened:
@@ -195,24 +196,24 @@ def locked(
                     raise Cancelled from None
                 if time.monotonic() > deadline:
                     raise DependencyError(
-                        f"another process has held {path} for {bound_s:.0f} s: "
-                        "is a headrace stuck there? End it, then try again"
+                        f"another process has held {path} for {bound_s:.0f} s. End the headrace "
+                        "command that hangs there, then try again"
                     ) from error
                 time.sleep(_LOCK_POLL_S)
         yield
 
 
 def share(path: Path) -> None:
-    """Hold a shared lock on `path` until this process ends, unless it is `locked` just now."""
+    """Holds a shared lock on `path` until this process ends. Does nothing if it is `locked` now."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen on this port of 127.0.0.1 now."""
+    """Returns whether a server can listen on this port of 127.0.0.1 now."""
     with socket.socket() as probe:
-        # As servers do: connections of a server that has ended don't keep its port.
+        # Servers set this too: a port is free although it has connections of an ended server.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -222,19 +223,7 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nothing listens."""
+    """Returns a port of 127.0.0.1 on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def describe_log(log: Path, lines: int = 15) -> str:
-    """The end of a log, for an error message."""
-    try:
-        with log.open("rb") as opened:
-            opened.seek(max(0, log.stat().st_size - 16_384))
-            tail = opened.read().decode("utf-8", "replace").splitlines()[-lines:]
-    except FileNotFoundError:
-        tail = []
-    shown = "\n".join(f"    {line}" for line in tail) if tail else "    (nothing)"
-    return f"the end of {log}:\n{shown}"

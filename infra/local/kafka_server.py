@@ -1,4 +1,4 @@
-"""Apache Kafka as one process: broker and controller (KRaft), for one machine."""
+"""Apache Kafka as one process: broker and controller (KRaft)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace.errors import DependencyError
-from headrace.infra.local.detached import Cancelled, describe_log
+from headrace.infra.local.detached import Cancelled
 from headrace.infra.local.java_runtime import JavaRuntime
+from headrace.services.base.files import describe_log
 
 HEAP = ("-Xms256m", "-Xmx512m")
 MESSAGE_BYTES = 8 * 1024 * 1024
 _FORMAT_BOUND_S = 60
 _FORMAT_POLL_S = 0.02
-# But for what went wrong, and the line that tells that the broker is up.
+# Log only problems, and the line which says that the broker has started.
 _QUIET = tuple(
     f"-Dorg.slf4j.simpleLogger.{setting}"
     for setting in (
@@ -36,7 +37,7 @@ _SETTINGS = {
     "node.id": 1,
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    # One broker: its own topics can have one replica only.
+    # With one broker, its own topics can have one replica only.
     "offsets.topic.num.partitions": 1,
     "offsets.topic.replication.factor": 1,
     "transaction.state.log.num.partitions": 1,
@@ -45,25 +46,25 @@ _SETTINGS = {
     "share.coordinator.state.topic.num.partitions": 1,
     "share.coordinator.state.topic.replication.factor": 1,
     "share.coordinator.state.topic.min.isr": 1,
-    # A topic is made with its partitions and retention or not at all.
+    # A topic is created explicitly, with its partitions and retention.
     "auto.create.topics.enable": "false",
     "message.max.bytes": MESSAGE_BYTES,
     "replica.fetch.max.bytes": MESSAGE_BYTES,
-    # An abandoned transaction holds up read_committed readers for as long as this.
+    # An abandoned transaction blocks read_committed readers for at most this long.
     "transaction.max.timeout.ms": 60_000,
-    # A year: a stack left down for weeks must still find its groups' positions.
+    # One year: a stack that was down for weeks must still find its groups' positions.
     "offsets.retention.minutes": 525_600,
-    # A dead member is to be noticed within seconds, by classic and KIP-848 groups alike.
+    # Classic and KIP-848 groups must notice a dead member within seconds.
     "group.initial.rebalance.delay.ms": 0,
     "group.min.session.timeout.ms": 1_000,
     "group.consumer.session.timeout.ms": 6_000,
     "group.consumer.min.session.timeout.ms": 3_000,
     "group.consumer.heartbeat.interval.ms": 1_000,
     "group.consumer.min.heartbeat.interval.ms": 500,
-    # A killed broker is let in again once the session of its former life has run out.
+    # A killed broker can join again only when its old session has expired.
     "broker.session.timeout.ms": 3_000,
     "broker.heartbeat.interval.ms": 500,
-    # Two cores are shared with everything else.
+    # All other processes share the two cores.
     "num.network.threads": 2,
     "num.io.threads": 4,
     "background.threads": 2,
@@ -73,10 +74,10 @@ _SETTINGS = {
 
 
 def render_properties(port: int, controller_port: int, log_folder: str) -> str:
-    """The text of `server.properties`, listening on 127.0.0.1 only.
+    """Returns the text of `server.properties`. The broker listens on 127.0.0.1 only.
 
-    `log_folder` is relative to the process's folder: no path of a user's, which may hold commas
-    or backslashes, is ever quoted in it.
+    `log_folder` is relative to the process's folder, because a user's path may have commas or
+    backslashes, which would need quoting.
     """
     broker = f"PLAINTEXT://127.0.0.1:{port}"
     settings = _SETTINGS | {
@@ -89,9 +90,9 @@ def render_properties(port: int, controller_port: int, log_folder: str) -> str:
 
 
 def format_log(runtime: JavaRuntime, state: Path, log: Path, cancelled: threading.Event) -> None:
-    """Make the empty log folder `<state>/kafka`, unless there is one.
+    """Creates the empty log folder `<state>/kafka` if it is missing.
 
-    Raises DependencyError, and Cancelled once `cancelled` is set.
+    Raises DependencyError if that fails, and Cancelled once `cancelled` is set.
     """
     folder = state / "kafka"
     if folder.exists():
@@ -99,9 +100,9 @@ def format_log(runtime: JavaRuntime, state: Path, log: Path, cancelled: threadin
     unfinished = state / "kafka-format"
     shutil.rmtree(unfinished, ignore_errors=True)
     properties = state / "kafka-format.properties"
-    properties.write_text(render_properties(1, 2, unfinished.name))  # ports aren't looked at
+    properties.write_text(render_properties(1, 2, unfinished.name))  # the ports are not used
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # With "=", for an id may begin with a dash. Formatting uses a start-up archive, it makes none.
+    # With "=", because an id may begin with a dash. Formatting does not record a start-up archive.
     tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(properties)]
     command = replace(runtime, recording=None).command(state, "kafka", [*_QUIET, *tool])
     deadline = time.monotonic() + _FORMAT_BOUND_S
@@ -113,7 +114,7 @@ def format_log(runtime: JavaRuntime, state: Path, log: Path, cancelled: threadin
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # a terminal's Ctrl-C is for this process to act on
+            start_new_session=True,  # so that a terminal's Ctrl-C does not reach it
         ) as process,
     ):
         while process.poll() is None:
@@ -127,13 +128,13 @@ def format_log(runtime: JavaRuntime, state: Path, log: Path, cancelled: threadin
                 )
     if process.returncode != 0:
         raise DependencyError(f"formatting Kafka's log failed; {describe_log(log)}")
-    # Whole or not at all, whatever is killed in between.
+    # The rename is atomic: if a process is killed meanwhile, there is no half formatted folder.
     unfinished.rename(folder)
     properties.unlink()
 
 
 def command(runtime: JavaRuntime, state: Path, port: int, controller_port: int) -> list[str]:
-    """Write the broker's properties; the command line that starts it, to be run in `state`."""
+    """Writes the broker's properties. Returns its command line, which must be run in `state`."""
     properties = state / "kafka.properties"
     properties.write_text(render_properties(port, controller_port, "kafka"))
     arguments = [*_QUIET, "kafka.Kafka", str(properties)]
@@ -141,5 +142,5 @@ def command(runtime: JavaRuntime, state: Path, port: int, controller_port: int) 
 
 
 def is_ready(log: Path) -> bool:
-    """Whether the broker that writes this log serves: a port alone could be another's."""
+    """Returns whether the broker with this log serves. A port could be another process's."""
     return _STARTED in log.read_bytes()

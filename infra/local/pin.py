@@ -1,8 +1,10 @@
-"""Print `jars.sha256` from what the repository serves today. Use it after a version was raised.
+"""Prints `jars.sha256` for what the Maven repository serves today.
 
-python -m headrace.infra.local.pin > pins && mv pins infra/local/jars.sha256
+Run it after a version change:
 
-Trust is on first use: compare the printed digests with what the projects publish.
+    python -m headrace.infra.local.pin > pins && mv pins infra/local/jars.sha256
+
+It trusts what it downloads: compare the printed digests with those that the projects publish.
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ from headrace.infra.local.jars import (
     tree_sha256,
 )
 
-# The broker and a logger that writes to standard error, which the broker lacks.
+# The broker, and a logger that writes to standard error, because the broker has none.
 KAFKA = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 
 
 def main() -> None:
-    """Resolve both servers into a scratch folder and print the table."""
+    """Resolves both servers in a temporary folder and prints the table."""
     with tempfile.TemporaryDirectory() as scratch:
         context = maven_context(Path(scratch), threading.Event())
         roots = [context.create_dependency(coordinate) for coordinate in KAFKA]
         direct, transitive = context.resolver.resolve(roots)
         print("# Every file of the local stack. Made by: python -m headrace.infra.local.pin")
         print(f"# Apache Kafka {KAFKA_VERSION}")
-        # The broker first, its dependencies after it.
+        # The broker comes first, then its dependencies.
         for jar in [*direct, *sorted(transitive, key=lambda jar: (jar.groupId, jar.artifactId))]:
             if jar.scope in ("compile", "runtime", None):
                 path = jar.artifact.resolve()

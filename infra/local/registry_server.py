@@ -1,7 +1,7 @@
-"""Apicurio Registry, which speaks Confluent's registry protocol, on a file of its own.
+"""Apicurio Registry, which speaks the protocol of Confluent's registry, with its own database file.
 
-Its database commits to the file system before it answers (`WRITE_DELAY=0`), so that a schema's
-id, once given out, outlives a kill -9: records on the log name their schemas by these ids.
+The database commits to the file system before it answers (`WRITE_DELAY=0`), so a schema's id
+survives kill -9 as soon as a client has it. Records in the log name their schemas by these ids.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ _SETTINGS = {
     "quarkus.http.host": "127.0.0.1",
     "quarkus.banner.enabled": "false",
     "quarkus.http.access-log.enabled": "false",
-    # Quiet, but for what went wrong and the line that tells that it is up.
+    # Log only problems, and the line which says that it has started.
     "quarkus.log.level": "WARN",
     'quarkus.log.category."io.quarkus".level': "INFO",
     'quarkus.log.category."io.apicurio".level': "WARN",
     "quarkus.log.console.format": "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p [%c] %m%n%e",
     "apicurio.storage.kind": "sql",
     "apicurio.storage.sql.kind": "h2",
-    # Relative to the process's folder, so that no path of a user's is quoted in a URL.
+    # Relative to the process's folder, because a user's path in a URL would need quoting.
     "apicurio.datasource.url": "jdbc:h2:file:./registry/registry;WRITE_DELAY=0",
     "apicurio.datasource.jdbc.initial-size": "1",
     "apicurio.datasource.jdbc.min-size": "1",
     "apicurio.datasource.jdbc.max-size": "8",
-    # Looks for changed log levels each second by default.
+    # The default is to look for changed log levels every second.
     "apicurio.logconfigjob.every": "1h",
 }
 
 
 def command(runtime: JavaRuntime, state: Path, port: int) -> list[str]:
-    """The command line that starts the registry, to be run in `state`."""
+    """Returns the registry's command line, which must be run in `state`."""
     settings = [f"-D{key}={value}" for key, value in _SETTINGS.items()]
     arguments = [*settings, f"-Dquarkus.http.port={port}", "io.quarkus.runner.GeneratedMain"]
     return runtime.command(state, "registry", arguments)
 
 
 def is_ready(log: Path, port: int) -> bool:
-    """Whether the registry that writes this log answers: a port alone could be another's."""
+    """Returns whether the registry with this log answers. A port could be another process's."""
     if f"http://127.0.0.1:{port}".encode() not in log.read_bytes():
         return False
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_REQUEST_BOUND_S)

@@ -1,15 +1,15 @@
 """Brings the local stack up and down: a real Kafka and a real schema registry.
 
-One stack a state folder. All changes are made under a lock in it, and what runs is in its
-`stack.json`, written before anything is waited for: whatever is killed, the next `up` or `down`
-knows what is left.
+A state folder has one stack, a lock for all changes to it, and `stack.json`, which says what runs.
+That is written as soon as a process has started, so the next `up` or `down` knows what a killed one
+left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from headrace.infra.local.detached import Interrupts, ProcessId
 from headrace.infra.local.start import Start
 from headrace.infra.local.stop import take_down
 
-_LOCK_BOUND_S = 900.0  # a cold `up` over a slow line
-_HELD_BOUND_S = 11.0  # a service ends by force after 10 s
+_LOCK_BOUND_S = 900.0  # the first `up` with a slow network
+_HELD_BOUND_S = 11.0  # a service exits by force after 10 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class LocalStack:
     """A running stack."""
 
     bootstrap_servers: str
-    registry_url: str  # the Confluent-compatible root, path included
+    registry_url: str  # with the path of the Confluent-compatible API
     kafka_pid: int
     registry_pid: int
     state: Path
-    owner_pid: int | None  # the process that it ends with; None: it stays until `down`
+    owner_pid: int | None  # it ends with this process; None means that it stays until `down`
 
 
 def up(
@@ -46,24 +46,24 @@ def up(
     owner_pid: int | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> LocalStack:
-    """Find the stack of `state`, or start what is missing of it, on the data of the last one.
+    """Finds the stack of `state`, or starts the servers that are missing, with their old data.
 
-    `on_progress` gets a line at a time, from several threads. A port of None is the one it had,
-    the usual one (9092, 8081) or a free one. With `owner_pid` a stack started here ends when that
-    process does, however it does; one found running keeps the owner it has, or none.
+    `on_progress` receives one line at a time, from several threads. If a port is None, the server
+    uses the port that it had, else the usual one (9092, 8081), else a free one. A stack that this
+    call starts ends when the process `owner_pid` ends, even if that is killed. A stack that already
+    runs keeps its owner.
 
-    Raises UsageError if an asked port is taken or the extra isn't installed, DependencyError if
-    jars can't be fetched or a server doesn't start, Cancelled once `cancelled()` is true, and
-    KeyboardInterrupt after Ctrl-C. Then nothing is left that was started here.
+    Raises UsageError if a given port is taken or the extra `local` is not installed,
+    DependencyError if jars can't be fetched or a server does not start, Cancelled once
+    `cancelled()` is true, and KeyboardInterrupt after Ctrl-C. Then it ends all that it has started.
     """
     state = state.resolve()
     for folder in (state, state / "logs"):
         folder.mkdir(parents=True, exist_ok=True)
-    owner = _find_owner(owner_pid)
-    asked: Mapping[record.ServerName, int | None] = {
-        "kafka": kafka_port,
-        "registry": registry_port,
-    }
+    owner = None if owner_pid is None else ProcessId.of(owner_pid)
+    if owner_pid is not None and owner is None:
+        raise HeadraceError(f"process {owner_pid}, which is to own the local stack, does not run")
+    asked: record.Ports = {"kafka": kafka_port, "registry": registry_port}
     interrupts = Interrupts()
 
     def interrupted() -> bool:
@@ -76,18 +76,18 @@ def up(
             found = _describe(state, start.stack)
         if found is None:
             raise DependencyError(
-                f"the local stack ended right after its start; see {state / 'logs'}"
+                f"the local stack ended right after its start: see {state / 'logs'}"
             )
         return found
     except KeyboardInterrupt:
-        if start.missing:  # it came after all was up
+        if start.missing:  # Ctrl-C came after all servers had started
             with processes.locked(state / "stack.lock", _LOCK_BOUND_S):
                 start.undo()
         raise
 
 
 def find(state: Path) -> LocalStack | None:
-    """The stack of `state` if all of it runs, else None. Starts and changes nothing."""
+    """Returns the stack of `state`, or None if a server does not run. Changes nothing."""
     state = state.resolve()
     return _describe(state, record.load(state))
 
@@ -95,7 +95,7 @@ def find(state: Path) -> LocalStack | None:
 def down(
     state: Path, *, wipe: bool = False, on_progress: Callable[[str], None] = lambda _: None
 ) -> bool:
-    """End the stack of `state`, and with `wipe` delete its data. Whether anything ran.
+    """Ends the stack of `state`, and deletes its data if `wipe`. Returns whether a server ran.
 
     Raises DependencyError if a process can't be ended.
     """
@@ -112,15 +112,15 @@ def down(
 
 
 def hold(state: Path) -> None:
-    """Keep the stack of `state` up after its owner's death until this process has ended, too.
+    """Lets the stack of `state` run until this process ends, at most 11 s after its owner's end.
 
-    For at most 11 s: so that the owner's children write what they have to, and leave in order.
+    So the owner's children can write their last records and leave in order.
     """
     processes.share(_holders(state.resolve()))
 
 
 def down_abandoned(state: Path, owner: ProcessId) -> None:
-    """What the guard does once `owner` has ended: `down`, unless the stack is another's by now."""
+    """Ends the stack after its `owner` has ended, unless it has another owner now."""
     with processes.locked(state / "stack.lock", _LOCK_BOUND_S):
         stack = record.load(state)
         if stack.owner == owner:
@@ -134,15 +134,6 @@ def down_abandoned(state: Path, owner: ProcessId) -> None:
 
 def _holders(state: Path) -> Path:
     return state / "holders.lock"
-
-
-def _find_owner(pid: int | None) -> ProcessId | None:
-    if pid is None:
-        return None
-    owner = ProcessId.of(pid)
-    if owner is None:
-        raise HeadraceError(f"no process {pid} to own the local stack")
-    return owner
 
 
 def _describe(state: Path, stack: record.Stack) -> LocalStack | None:

@@ -1,4 +1,4 @@
-"""One call of `up`: what is missing of a stack is fetched and started side by side."""
+"""One call of `up`: fetches and starts the missing servers of a stack at the same time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headrace.errors import DependencyError, UsageError
@@ -21,54 +20,72 @@ from headrace.infra.local import registry_server as registry
 from headrace.infra.local import stack_record as record
 from headrace.infra.local.detached import Cancelled, ProcessId
 from headrace.infra.local.stop import STOP_BOUND_S, stop_servers, take_down
+from headrace.services.base.files import describe_log
 
-USUAL_PORTS: dict[record.ServerName, int] = {"kafka": 9092, "registry": 8081}
-_TITLES: dict[record.ServerName, str] = {"kafka": "Kafka", "registry": "the registry"}
-_READY_BOUND_S = 120.0  # a broker that was killed re-reads its newest segments first
+_READY_BOUND_S = 120.0  # a broker that was killed first reads its newest segments
 _READY_POLL_S = 0.02
 _CANCEL_POLL_S = 0.05
 _PORT_ATTEMPTS = 3
 
 
-class Start:
-    """Holds what one call knows. To be used once, under the state folder's lock."""
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """What differs between the two servers."""
 
-    def __init__(
-        self,
-        state: Path,
-        on_progress: Callable[[str], None],
-        asked: Mapping[record.ServerName, int | None],
-        owner: ProcessId | None,
-        interrupted: Callable[[], bool],
-    ) -> None:
-        self.state = state
-        self.on_progress = on_progress
-        self.asked = asked
-        self.owner = owner
-        self.interrupted = interrupted  # asked by this thread only
-        self.stack = record.Stack()
-        self.missing: list[record.ServerName] = []
-        self.changing = threading.Lock()
-        self.cancelled = threading.Event()  # tells the threads to give up
-        self.cache = jars.cache_folder()
-        self.java = jars.java()  # if it isn't there, nothing need be fetched first
+    title: str
+    version: str
+    usual_port: int
+    heap: tuple[str, ...]
+    fetch: Callable[[jars.Pins, Path, Callable[[str], None], threading.Event], jars.Jars]
+    command: Callable[[runtime.JavaRuntime, Path, int], list[str]]
+    is_ready: Callable[[Path, int], bool]
+
+
+KINDS: dict[record.ServerName, ServerKind] = {
+    "kafka": ServerKind(
+        "Kafka", jars.KAFKA_VERSION, 9092, kafka.HEAP, jars.kafka_jars,
+        lambda run, state, port: kafka.command(run, state, port, processes.free_port()),
+        lambda log, _: kafka.is_ready(log),
+    ),
+    "registry": ServerKind(
+        "the registry", jars.REGISTRY_VERSION, 8081, registry.HEAP, jars.registry_jars,
+        registry.command, registry.is_ready,
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class Start:
+    """The state of one call. Use it once, while the state folder is locked."""
+
+    state: Path
+    on_progress: Callable[[str], None]
+    asked: record.Ports
+    owner: ProcessId | None
+    interrupted: Callable[[], bool]  # only the thread of `run` calls it
+    stack: record.Stack = record.NOTHING
+    missing: list[record.ServerName] = field(default_factory=list)
+    changing: threading.Lock = field(default_factory=threading.Lock)
+    cancelled: threading.Event = field(default_factory=threading.Event)  # stops the threads
+    cache: Path = field(default_factory=jars.cache_folder)
+    java: Path = field(default_factory=jars.java)  # if it is missing, nothing has been fetched yet
 
     def run(self) -> None:
-        """Start what is missing, or raise and leave nothing behind that was started here.
+        """Starts the missing servers. If that fails, ends all that it has started.
 
-        Raises Cancelled once `interrupted()`.
+        Raises Cancelled once `interrupted()` is true.
         """
         if self.interrupted():
             raise Cancelled
         self.stack = record.load(self.state)
         self._refuse_other_ports()
-        missing = [name for name in USUAL_PORTS if not self._serves(name)]
-        self._settle_owner(fresh=len(missing) == len(USUAL_PORTS))
+        missing = [name for name in KINDS if not self._serves(name)]
+        self._settle_owner(fresh=len(missing) == len(KINDS))
         if missing:
             self.missing = missing
             try:
                 self._start_all()
-            except BaseException:
+            except BaseException:  # Whatever the reason is, no process may be left behind.
                 self.undo()
                 raise
 
@@ -81,12 +98,12 @@ class Start:
             server = self.stack.servers.get(name)
             if port and server and server.serves and server.port != port:
                 raise UsageError(
-                    f"{_TITLES[name]} of {self.state} already runs on port {server.port}, "
-                    f"not on {port}: take it down first"
+                    f"{KINDS[name].title} of {self.state} already runs on port {server.port}, "
+                    f"not on {port}: stop it first with `headrace down`"
                 )
 
     def _settle_owner(self, *, fresh: bool) -> None:
-        """Whose stack this is from now on, with a guard on watch if it is somebody's."""
+        """Decides whose stack this is from now on. If it has an owner, a guard watches that."""
         owner = self.stack.owner
         if fresh or (owner and not owner.alive):
             owner = self.owner
@@ -96,16 +113,15 @@ class Start:
         if owner is None:
             guard = None
         elif guard is None or not guard.alive:
-            # Before any server: from its start on none can outlive the owner.
+            # Start the guard before any server, so that no server can outlive the owner.
             log = self.state / "logs" / "guard.log"
             command = [sys.executable, "-m", __package__, str(self.state)]
             guard = processes.spawn([*command, str(owner.pid), owner.started], log=log)
         self._save(replace(self.stack, owner=owner, guard=guard))
 
     def _start_all(self) -> None:
-        start = {"kafka": self._start_kafka, "registry": self._start_registry}
         with ThreadPoolExecutor(len(self.missing), thread_name_prefix="up") as pool:
-            futures = [pool.submit(start[name]) for name in self.missing]
+            futures = [pool.submit(self._start, name) for name in self.missing]
             try:
                 self._wait_for(futures)
             finally:
@@ -113,19 +129,19 @@ class Start:
         if self.interrupted():
             raise Cancelled
         failures = [failure for future in futures if (failure := future.exception())]
-        # The cause, rather than the other half's giving up because of it.
+        # Raise the cause first: the other start was only cancelled because of it.
         for failure in sorted(failures, key=lambda failure: isinstance(failure, Cancelled)):
             raise failure
 
     def _wait_for(self, futures: Sequence[Future[None]]) -> None:
-        """Until all are done, one has failed, or the start was interrupted."""
+        """Returns when all are done, one has failed, or the start was interrupted."""
         while not self.interrupted():
             done, running = wait(futures, timeout=_CANCEL_POLL_S, return_when=FIRST_EXCEPTION)
             if not running or any(future.exception() for future in done):
                 return
 
     def undo(self) -> None:
-        """End what this call started; what ran before it runs on. The lock must be held."""
+        """Ends what this call has started, and nothing else. The caller must hold the lock."""
         self.stack = record.load(self.state)
         servers = self.stack.servers
         others = {name: server for name, server in servers.items() if name not in self.missing}
@@ -144,43 +160,8 @@ class Start:
         with self.changing:
             self._save(replace(self.stack, servers=self.stack.servers | {name: server}))
 
-    def _start_kafka(self) -> None:
-        found = jars.kafka_jars(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
-        run = self._runtime("kafka", found, kafka.HEAP)
-        log = self._clear("kafka")
-        kafka.format_log(run, self.state, log, self.cancelled)
-        self._start(
-            "kafka",
-            run,
-            jars.KAFKA_VERSION,
-            lambda port: kafka.command(run, self.state, port, processes.free_port()),
-            lambda _: kafka.is_ready(log),
-        )
-
-    def _start_registry(self) -> None:
-        found = jars.registry_jars(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
-        run = self._runtime("registry", found, registry.HEAP)
-        log = self._clear("registry")
-        self._start(
-            "registry",
-            run,
-            jars.REGISTRY_VERSION,
-            lambda port: registry.command(run, self.state, port),
-            lambda port: registry.is_ready(log, port),
-        )
-
-    def _runtime(
-        self, name: record.ServerName, found: jars.Jars, heap: tuple[str, ...]
-    ) -> runtime.JavaRuntime:
-        # Recording slows the start and the end. So not on the very first start, which a newcomer
-        # waits for, nor for an owner, which waits for the end.
-        may_record = not found.fetched and self.stack.owner is None
-        return runtime.prepare(
-            name, self.java, found.class_path, heap, self.cache, may_record=may_record
-        )
-
     def _clear(self, name: record.ServerName) -> Path:
-        """End what a killed `up` left half started; an empty log, the last one kept beside it."""
+        """Ends what a killed `up` left half started. Renames the old log and returns a new one."""
         left = self.stack.servers.get(name)
         if left:
             stop_servers([left])
@@ -193,28 +174,36 @@ class Start:
         folder.mkdir(parents=True)
         return log
 
-    def _start(
-        self,
-        name: record.ServerName,
-        run: runtime.JavaRuntime,
-        version: str,
-        command: Callable[[int], list[str]],
-        is_ready: Callable[[int], bool],
-    ) -> None:
-        """Start one server and wait until it serves, on another port if it lost one to a race."""
-        log = self.state / "logs" / f"{name}.log"
+    def _start(self, name: record.ServerName) -> None:
+        """Fetches and starts one server, and waits until it serves.
+
+        If another process takes its port meanwhile, it tries another port.
+        """
+        kind = KINDS[name]
+        found = kind.fetch(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
+        # Recording makes the start and the end slower. A newcomer waits for the very first start,
+        # and an owner waits for the end, so neither of them records.
+        may_record = not found.fetched and self.stack.owner is None
+        run = runtime.prepare(
+            name, self.java, found.class_path, kind.heap, self.cache, may_record=may_record
+        )
+        log = self._clear(name)
+        if name == "kafka":
+            kafka.format_log(run, self.state, log, self.cancelled)
         fixed = self._fixed_port(name)
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             port = self._choose_port(name, fixed)
             if self.cancelled.is_set():
                 raise Cancelled
-            self.on_progress(f"starting {_TITLES[name]} {version} on port {port}")
-            recording = str(run.recording) if run.recording else None
-            process = processes.spawn(command(port), log=log, folder=self.state)
-            server = record.Server(process, version, port, ready=False, recording=recording)
+            self.on_progress(f"starting {kind.title} {kind.version} on port {port}")
+            command = kind.command(run, self.state, port)
+            process = processes.spawn(command, log=log, folder=self.state)
+            server = record.Server(
+                process, kind.version, port, ready=False, recording=run.recording
+            )
             self._put(name, server)
             try:
-                self._wait_until(partial(is_ready, port), name, process, log)
+                self._wait_until_ready(kind, server, log)
             except DependencyError:
                 taken = not process.alive and not processes.port_is_free(port)
                 if taken and fixed is None and attempt < _PORT_ATTEMPTS:
@@ -224,9 +213,9 @@ class Start:
             return
 
     def _fixed_port(self, name: record.ServerName) -> int | None:
-        """The one port that will do: as asked, or as clients of a stack half dead know it."""
+        """Returns the port that was asked for, or that clients of the other server already know."""
         last = self.stack.servers.get(name)
-        if self.asked[name] is None and last and last.ready and any(map(self._serves, USUAL_PORTS)):
+        if self.asked[name] is None and last and last.ready and any(map(self._serves, KINDS)):
             return last.port
         return self.asked[name]
 
@@ -234,29 +223,24 @@ class Start:
         if fixed is not None:
             if not processes.port_is_free(fixed):
                 raise UsageError(
-                    f"port {fixed}, wanted for {_TITLES[name]}, is taken by another process: "
-                    "end that one, or take the stack down and ask for another port, or for none"
+                    f"port {fixed}, wanted for {KINDS[name].title}, is taken by another process: "
+                    "end that process, or stop the stack with `headrace down` and give another port"
                 )
             return fixed
         last = self.stack.servers.get(name)
-        for port in (*([last.port] if last else []), USUAL_PORTS[name]):
+        for port in (*([last.port] if last else []), KINDS[name].usual_port):
             if processes.port_is_free(port):
                 return port
         return processes.free_port()
 
-    def _wait_until(
-        self, is_ready: Callable[[], bool], name: record.ServerName, process: ProcessId, log: Path
-    ) -> None:
+    def _wait_until_ready(self, kind: ServerKind, server: record.Server, log: Path) -> None:
         deadline = time.monotonic() + _READY_BOUND_S
-        while not is_ready():
-            if not process.alive:
-                raise DependencyError(
-                    f"{_TITLES[name]} ended while it started; {processes.describe_log(log)}"
-                )
+        while not kind.is_ready(log, server.port):
+            if not server.process.alive:
+                raise DependencyError(f"{kind.title} ended while it started; {describe_log(log)}")
             if time.monotonic() > deadline:
                 raise DependencyError(
-                    f"{_TITLES[name]} did not start within {_READY_BOUND_S:.0f} s; "
-                    f"{processes.describe_log(log)}"
+                    f"{kind.title} did not start within {_READY_BOUND_S:.0f} s; {describe_log(log)}"
                 )
             if self.cancelled.wait(_READY_POLL_S):
                 raise Cancelled

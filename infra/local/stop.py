@@ -1,4 +1,4 @@
-"""Ends a stack's processes, and keeps what they leave."""
+"""Ends a stack's processes, and keeps the start-up archives that they write."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from headrace.infra.local import java_runtime as runtime
 from headrace.infra.local import stack_record as record
 
 STOP_BOUND_S = 20.0
-_UNREADY_BOUND_S = 2.0  # a server still at its start has nothing to finish
-_RECORDING_BOUND_S = 60.0  # an ending Java process that writes its start-up archive
+_UNREADY_BOUND_S = 2.0  # a server that is still starting has nothing to finish
+_RECORDING_BOUND_S = 60.0  # a Java process writes its start-up archive as it ends
 
 
 def take_down(
     state: Path, stack: record.Stack, on_progress: Callable[[str], None] = lambda _: None
 ) -> bool:
-    """End all of `stack` and forget it. Whether a server ran."""
-    # The guard first, or it would do the same. It may be the guard that calls.
+    """Ends all processes of `stack` and deletes its record. Returns whether a server ran."""
+    # End the guard first, because it would do the same. The caller may be the guard.
     if stack.guard and stack.guard.pid != os.getpid():
         processes.stop([stack.guard], STOP_BOUND_S)
     if any(server.serves and server.recording for server in stack.servers.values()):
-        on_progress("writing Java start-up archives (once; later starts are faster for it)")
+        on_progress("writing Java start-up archives (once; they make later starts faster)")
     ran = any(server.process.alive for server in stack.servers.values())
     stop_servers(list(stack.servers.values()))
     (state / record.FILE).unlink(missing_ok=True)
@@ -33,7 +33,7 @@ def take_down(
 
 
 def stop_servers(servers: Sequence[record.Server]) -> None:
-    """End `servers` side by side. Raises DependencyError if one can't be ended."""
+    """Ends `servers` at the same time. Raises DependencyError if one can't be ended."""
     bound_s = _UNREADY_BOUND_S
     if any(server.serves for server in servers):
         recording = any(server.serves and server.recording for server in servers)
@@ -43,4 +43,4 @@ def stop_servers(servers: Sequence[record.Server]) -> None:
     for server in servers:
         if server.recording:
             whole = heeded and server.process in served
-            runtime.keep_recording(Path(server.recording), whole=whole)
+            runtime.keep_recording(server.recording, whole=whole)

@@ -1,9 +1,10 @@
 """Makes the model folders in this folder: `python -m headrace.infra.models.make`.
 
 A folder has `config.json` and `tokenizer.json`, and no weights: version 0 is random, from the
-recipe's seed. The tokenizer has one token for each byte, so any text can be tokenized and restored.
-Ids 0 to 255 are the bytes; an ASCII character is one token with its own spelling. Then come `<pad>`
-and `<end>`. A test proves that the files in the repository equal what this module makes.
+recipe's seed. All folders share one tokenizer file. It has one token for each byte, so any text can
+be tokenized and restored. Ids 0 to 255 are the bytes; an ASCII character is one token with its own
+spelling. Then come `<pad>` and `<end>`. A test proves that the files in the repository equal what
+this module makes.
 """
 
 from __future__ import annotations
@@ -18,23 +19,10 @@ from tokenizers.models import BPE
 SPECIAL_TOKENS = ("<pad>", "<end>")
 """Ids 256 and 257."""
 
-# Attention heads have 32 dimensions, the fewest that vLLM's CPU build supports.
-SIZES: dict[str, dict[str, int]] = {
-    "tiny-llama": {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-    },
-    "small-llama": {
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-    },
-}
+SIZES = {"tiny-llama": (64, 2), "small-llama": (128, 3)}
+"""Hidden size and number of layers of each model."""
+HEAD = 32
+"""Dimensions of an attention head: the fewest that vLLM's CPU build supports."""
 CONTEXT = 512
 """Maximum number of tokens of a sequence."""
 
@@ -67,11 +55,16 @@ def byte_tokenizer() -> Tokenizer:
 def configuration(name: str) -> dict[str, Any]:
     """Returns the `config.json` of a model, as transformers and vLLM read it."""
     vocabulary = 256 + len(SPECIAL_TOKENS)
+    hidden, layers = SIZES[name]
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": vocabulary,
-        **SIZES[name],
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // HEAD,
+        "num_key_value_heads": hidden // HEAD,
         "hidden_act": "silu",
         "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-6,

@@ -1,8 +1,9 @@
-"""Runs coroutines that end together, and functions in threads that nothing waits for."""
+"""Runs coroutines that end together and functions in daemon threads, and waits for descriptors."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -25,10 +26,15 @@ async def until_first(*work: Coroutine[object, object, object]) -> None:
 
 
 def in_daemon_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Runs `work` in a thread of its own. The process does not wait for it when it exits."""
+    """Runs `work` in a thread of its own. The process does not wait for it when it exits.
+
+    If the future is cancelled before the thread runs, `work` is not done. Later it does nothing.
+    """
     future: Future[T] = Future()
 
     def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             future.set_result(work())
         except BaseException as error:
@@ -36,3 +42,13 @@ def in_daemon_thread(work: Callable[[], T], name: str) -> Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+async def readable(descriptor: socket.socket | int) -> None:
+    """Waits until a descriptor has data or is at its end. A pidfd ends when its process does."""
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, event.set)
+    try:
+        await event.wait()
+    finally:
+        loop.remove_reader(descriptor)

@@ -1,10 +1,15 @@
-"""Hashes files, and makes the entries of a folder durable. Both functions block."""
+"""Hashes files, reads the end of logs, and makes a folder's entries durable. All of it blocks."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from pathlib import Path
+
+LOG_LINES = 20
+"""Lines of a log that an error message shows."""
+TAIL_BYTES = 16_384
+"""Bytes at the end of a log in which its last lines are looked for."""
 
 
 def file_digest(path: Path) -> bytes:
@@ -20,3 +25,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """Returns at most `count` lines of a log's last 16 KiB, or none if the log is missing."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return text.splitlines()[-count:]
+
+
+def describe_log(log: Path) -> str:
+    """Returns the last lines of a log, for an error message."""
+    lines = last_lines(log, LOG_LINES) or ["(nothing)"]
+    return f"the last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)

@@ -12,20 +12,19 @@ from contextlib import suppress
 from headrace.services.processes import guard
 
 END_S = 5.0
-"""Seconds that the guard has to kill everything; it takes milliseconds."""
+"""Seconds that the guard has to kill everything. It usually takes milliseconds."""
 CHUNK_BYTES = 1 << 16
 
 
 class LineTooLong(Exception):
-    """The child wrote a longer line than its parent takes. The rest of it can't be read."""
+    """The child wrote a line that exceeds the limit. The rest of its output can't be read."""
 
 
 class ChildProcess:
-    """A command under its guard. Whoever starts one must close it.
+    """A command under its guard. The one who starts it must close it.
 
-    `aclose` kills the command and all that it started (elsewhere than on Linux: its process group).
-    The same happens if this process dies. What the command leaves running when it ends by itself is
-    killed then.
+    `aclose` kills the command and all that it started, or only its process group if this is not
+    Linux. The same happens if this process dies, or if the command ends by itself.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
@@ -35,7 +34,7 @@ class ChildProcess:
         self.stdout = process.stdout
         self.stderr = process.stderr
         self.pid = process.pid
-        """The guard's."""
+        """The guard's pid."""
         self._process = process
         self._lifeline = lifeline
 
@@ -52,7 +51,7 @@ class ChildProcess:
         """Starts a command in a session of its own. Lines of its stdout have at most `limit` bytes.
 
         `environment` replaces this process's environment. A command that can't be run ends with
-        exit code 127. Raises OSError if there is no such folder.
+        exit code 127. Raises OSError if `folder` does not exist.
         """
         ours, lifeline = os.pipe()
         try:
@@ -83,7 +82,7 @@ class ChildProcess:
             self.stdin.write(line + b"\n")
 
     async def receive(self) -> bytes | None:
-        """The next line of its stdout; None at the end. LineTooLong if it exceeds the limit."""
+        """Returns the next line of its stdout, or None at the end. Raises LineTooLong."""
         try:
             line = await self.stdout.readline()
         except ValueError as error:
@@ -91,14 +90,14 @@ class ChildProcess:
         return line if line.endswith(b"\n") else None
 
     async def wait(self) -> int:
-        """Its exit code, or 128 plus the signal's number if a signal ended it.
+        """Returns its exit code, or 128 plus the signal's number if a signal ended it.
 
-        Returns only after all of its output was read, so something must read it meanwhile.
+        It returns only after all output was read, so something must read that meanwhile.
         """
         return await self._process.wait()
 
     async def describe_end(self) -> str:
-        """How it ended, once `receive` has returned None: `exit code 7`, `SIGKILL`."""
+        """Says how it ended, after `receive` has returned None: `exit code 7`, `SIGKILL`."""
         if not await self.ends_within(END_S):
             return "it closed its stdout"
         code = await self.wait()
@@ -107,7 +106,7 @@ class ChildProcess:
         return f"exit code {code}"
 
     async def ends_within(self, seconds: float) -> bool:
-        """Whether it ends in time. Reads and drops what it writes."""
+        """Returns whether it ends in time. Reads and drops what it writes."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 for stream in (self.stdout, self.stderr):

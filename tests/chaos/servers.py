@@ -22,7 +22,8 @@ from headrace.infra.local import jars
 from headrace.infra.local import java_runtime as runtime
 from headrace.infra.local import kafka_server as kafka
 from headrace.infra.local import registry_server as registry
-from headrace.infra.local.detached import describe_log, free_port
+from headrace.infra.local.detached import free_port
+from headrace.services.base.files import describe_log
 from tests.chaos.proxy import Proxy
 
 READY_S = 120.0

@@ -373,5 +373,5 @@ def test_damaged_jar_is_fetched_again_and_a_wrong_one_refused(tmp_path: Path) ->
     assert again.fetched
     assert jars.file_sha256(again.class_path[0]) == smallest.sha256
     assert len(lines) == 2
-    with pytest.raises(DependencyError, match=f"{smallest.sha256}, pinned is {'0' * 64}"):
+    with pytest.raises(DependencyError, match=f"{smallest.sha256}, but {'0' * 64} is pinned"):
         fetch("0" * 64)

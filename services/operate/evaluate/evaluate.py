@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
 
-from rich.console import Console
-
 from headrace.errors import Interrupted, UsageError
 from headrace.schemas.events import PolicyPublished
 from headrace.schemas.recipe.read_recipe import parse_recipe
@@ -23,7 +21,6 @@ from headrace.services.models.weights import ADAPTER, model_folder
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.evaluation import Evaluations
-from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.run import LocalRun
 
 MODEL_FILES = "*.json", "*.jinja"
@@ -121,15 +118,9 @@ async def evaluate(
         else:
             models = dict.fromkeys(recipe.policies, str(weights.absolute()))
         derived = evaluation_recipe(recipe, models)
-        status = Status(recipe.name)
-        view = make_view(status, Console(stderr=True, quiet=quiet))
         temporary = ClusterConfig(state=folder / "state", namespace=recipe.name)
-        run = LocalRun(derived, temporary, status, view)
-        try:
-            await run.execute()
-        finally:
-            view.close()
+        run = LocalRun(derived, temporary, quiet=quiet)
+        await run.execute()
         if run.interrupted.is_set():
             raise Interrupted("interrupted before the evaluation was complete")
-        assert status.progress is not None
-        return status.progress.evaluations
+        return run.progress.evaluations

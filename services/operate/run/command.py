@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from headrace.services.operate.run.progress import Check
 
 
-def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> list[Check]:
-    if not texts:
-        return []
+def _check(text: str) -> Check:
     from headrace.services.operate.run.progress import Check
 
     try:
-        return [Check.parse(text) for text in texts]
+        return Check.parse(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -34,7 +32,7 @@ def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> li
 @click.argument("recipe", default="quickstart")
 @set_option
 @click.option(
-    "--check", "checks", metavar="'reward>=0.95'", multiple=True, callback=_checks,
+    "--check", "checks", metavar="'reward>=0.95'", multiple=True, type=_check,
     help="Exit with code 3 unless this holds at the end. Give reward, versions, episodes, seconds, "
     "failures or restarts, then >=, <=, ==, > or <, then a number. If stop.reward or "
     "stop.versions ended the run, reward and versions are those at which the rule held. All other "
@@ -51,7 +49,7 @@ def _checks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> li
 def run(
     recipe: str,
     settings: tuple[str, ...],
-    checks: list[Check],
+    checks: tuple[Check, ...],
     quiet: bool,
     as_json: bool,
     metrics_port: int,
@@ -74,26 +72,19 @@ def run(
       headrace run my.toml --bootstrap-servers broker:9092 --registry-url http://registry:8081
     """
     import asyncio
-
-    from rich.console import Console
+    from dataclasses import asdict
 
     from headrace.services.models.weights import model_folder
     from headrace.services.namespace.cluster_config import read_recipe
-    from headrace.services.operate.run.live_view import Status, make_view
     from headrace.services.operate.run.run import LocalRun
 
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
     for policy in resolved.policies.values():
         model_folder(policy.model, weights=True)  # Download it before any process waits for it.
-    status = Status(cluster.namespace or resolved.name)
-    view = make_view(status, Console(stderr=True, quiet=quiet))
-    whole = LocalRun(resolved, cluster, status, view, checks, metrics_port)
-    try:
-        summary = asyncio.run(whole.execute())
-    finally:
-        view.close()
+    whole = LocalRun(resolved, cluster, quiet=quiet, checks=checks, metrics_port=metrics_port)
+    summary = asyncio.run(whole.execute())
     if as_json:
-        print_json(summary.to_tree())
+        print_json(asdict(summary))
     else:
         click.echo("\n".join(summary.lines()))
     whole.judge(summary)

@@ -54,7 +54,6 @@ class LiveView:
     """Draws a few lines again twice a second."""
 
     def __init__(self, status: Status, console: Console) -> None:
-        self._status = status
         self._live = Live(
             console=console,
             refresh_per_second=2,

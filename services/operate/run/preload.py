@@ -74,22 +74,17 @@ def one_thread_each() -> Iterator[None]:
 
 
 def import_services(recipe: Recipe) -> None:
-    """Imports what the recipe's services need.
+    """Imports what the recipe's services need, but no engine of the user: it may start threads.
 
     An import that fails is ignored here: the service's own process fails again and reports it.
     """
-    shipped = _with_shipped_engines(recipe)
-    for service in services_of(recipe):
-        with contextlib.suppress(ImportError, HeadraceError):
-            load_service(service, shipped)
-
-
-def _with_shipped_engines(recipe: Recipe) -> Recipe:
-    """Removes the policies with an engine of the user, whose imports may start threads."""
     policies = {
         name: policy for name, policy in recipe.policies.items() if ":" not in policy.engine.use
     }
-    return recipe.model_copy(update={"policies": policies})
+    shipped = recipe.model_copy(update={"policies": policies})
+    for service in services_of(recipe):
+        with contextlib.suppress(ImportError, HeadraceError):
+            load_service(service, shipped)
 
 
 def fork_on_request(channel: socket.socket) -> list[str] | None:

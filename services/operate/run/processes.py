@@ -19,6 +19,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from headrace.services.base.concurrency import readable
+
 NEVER_BORN = 256
 """Instead of an exit code: the preloader died before it forked the process."""
 ENDED_UNSEEN = 257
@@ -34,7 +36,7 @@ PRELOADER = "preloader"
 
 
 async def spawn(command: Sequence[str], parent: int, log: int) -> asyncio.subprocess.Process:
-    """Starts a process directly, in its own session, and gives it the pipe `parent`."""
+    """Starts a process directly, in its own session, and gives it the descriptor `parent`."""
     return await asyncio.create_subprocess_exec(
         *with_parent(command, parent),
         stdin=asyncio.subprocess.DEVNULL,
@@ -81,17 +83,17 @@ class ForkedProcess:
     async def _live(self, status: socket.socket, on_hang: Callable[[], None]) -> int:
         with status:
             hang = asyncio.get_running_loop().call_later(BIRTH_S, on_hang)
-            await _readable(status)
+            await readable(status)
             hang.cancel()
             message, handles, _, _ = socket.recv_fds(status, MESSAGE_LIMIT, 1)
             if not message:
                 return NEVER_BORN
             self.pid, self._handle = int(message), handles[0]
             try:
-                await _readable(status)
+                await readable(status)
                 if message := status.recv(MESSAGE_LIMIT):
                     return int(message)
-                await _readable(self._handle)
+                await readable(self._handle)
                 return ENDED_UNSEEN
             finally:
                 os.close(self._handle)
@@ -99,16 +101,6 @@ class ForkedProcess:
 
 
 Process = asyncio.subprocess.Process | ForkedProcess
-
-
-async def _readable(descriptor: socket.socket | int) -> None:
-    """Waits until there is data to read, or the end. A pidfd ends when its process does."""
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, event.set)
-    try:
-        await event.wait()
-    finally:
-        loop.remove_reader(descriptor)
 
 
 class Preloader:
@@ -123,7 +115,8 @@ class Preloader:
         """`recipe` says what to import, `commands` what will be forked."""
         # The command line of a forked process overwrites the preloader's, so it must fit.
         room = "." * max(len("\0".join(command)) for command in commands)
-        self._arguments = (str(recipe), room)
+        command = (sys.executable, "-m", "headrace", "preload", "{parent_fd}")
+        self._command = (*command, str(recipe), room)
         self._on_change = on_change
         self._process: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
@@ -194,15 +187,7 @@ class Preloader:
         self._channel.setblocking(False)
         folder.mkdir(parents=True, exist_ok=True)
         with theirs, (folder / f"{PRELOADER}.log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "headrace", "preload", str(theirs.fileno())),
-                *self._arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            self._process = await spawn(self._command, theirs.fileno(), log.fileno())
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

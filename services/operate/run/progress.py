@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded, TaskSubmitted
 from headrace.schemas.frontier import Frontier
@@ -45,7 +45,7 @@ class PolicyProgress:
     no such tokens."""
 
     def reward(self, versions: int, newest: int | None = None) -> float | None:
-        """Mean over the last `versions` versions that have a reward; None before.
+        """Returns the mean over the last `versions` versions with a reward (None if too few).
 
         The last of them is at most version `newest`, by default the newest published.
         """
@@ -60,14 +60,14 @@ class PolicyProgress:
 
 @dataclass(frozen=True)
 class Decision:
-    """That a stop rule held, at the first published version at which it did.
+    """A stop rule that held, with the first published versions at which it did.
 
-    The log alone decides it: whatever is published later, or read in another order, a second `run`
-    of the same namespace finds the same.
+    Only the log decides it. A second `run` of the same namespace finds the same, even if more was
+    published or if it reads the events in another order.
     """
 
     reason: str
-    """The rule, as the run's end gives it."""
+    """The rule, in the words of the run's end."""
     versions: Mapping[str, int]
     """Newest published at that moment, by policy; -1 before version 0."""
     at: float
@@ -93,7 +93,7 @@ class Progress:
         self._by_reward: Decision | None = None
         self._by_versions: Decision | None = None
         self._judged = dict.fromkeys(self.policies, -1)
-        """The versions at which the stop rule's reward was looked at last."""
+        """The versions at which the stop rule's reward was checked last."""
         self._unjudged: deque[tuple[str, int, float]] = deque()
         """Policy, version and time of the publications after them, in order."""
         self._to_evaluate: list[int] = []
@@ -186,9 +186,9 @@ class Progress:
             self._judge_reward()
 
     def _judge_reward(self) -> None:
-        """Looks at every published version in turn whether the stop rule's reward is met.
+        """Checks for every published version in turn whether the stop rule's reward is met.
 
-        Not before the version's batch, which has its reward, was read from another partition.
+        It waits for the version's batch, which has the reward and comes from another partition.
         """
         stop = self.recipe.stop
         while self._unjudged:
@@ -208,18 +208,21 @@ class Progress:
         return sum(n for at, n in self._ends if at >= now - RATE_WINDOW_S) / RATE_WINDOW_S
 
     def versions(self) -> dict[str, int]:
-        """The newest published, by policy; -1 before version 0."""
+        """Returns each policy's newest published version; -1 before version 0."""
         return {name: policy.version for name, policy in self.policies.items()}
 
     def version(self, versions: Mapping[str, int] | None = None) -> int:
-        """The least version of the trained policies, by default of the newest; -1 before."""
+        """Returns the lowest of the trained policies' versions, by default of the newest ones.
+
+        -1 if one has no version, or no policy is trained.
+        """
         at = self.versions() if versions is None else versions
         return min((at[name] for name in self._trained()), default=-1)
 
     def reward(self, versions: Mapping[str, int] | None = None) -> float | None:
-        """The lowest reward of the trained policies at these versions, by default the newest.
+        """Returns the trained policies' lowest reward at these versions, by default the newest.
 
-        None while one has none.
+        None if a policy has no reward yet.
         """
         at = self.versions() if versions is None else versions
         count = self.recipe.stop.reward_versions
@@ -228,16 +231,16 @@ class Progress:
         return min(known) if known and len(known) == len(rewards) else None
 
     def first_step_at(self) -> float | None:
-        """When the first policy was first trained."""
+        """Returns when the first policy was first trained, or None before that."""
         times = (policy.first_step_at for policy in self._trained().values())
         return min((at for at in times if at is not None), default=None)
 
     def learned_at(self) -> float | None:
-        """When the stop rule's reward was first met; None before, or without one."""
+        """Returns when the stop rule's reward was first met, or None."""
         return None if self._by_reward is None else self._by_reward.at
 
     def stop_reason(self, *, seconds: float, exhausted: bool) -> str | None:
-        """Why the run ends now, or None. `exhausted`: the source will submit no more tasks."""
+        """Returns why the run ends now, or None. `exhausted` means that no more tasks will come."""
         for decision in (self._by_reward, self._by_versions):
             if decision is not None:
                 return decision.reason
@@ -249,7 +252,7 @@ class Progress:
         return None
 
     def decision(self, reason: str) -> Decision | None:
-        """The decision that ended a run for `reason`; None if no version decided its end."""
+        """Returns the decision that ended a run for `reason`; None if no version decided that."""
         decisions = (self._by_reward, self._by_versions)
         return next((one for one in decisions if one is not None and one.reason == reason), None)
 
@@ -258,9 +261,7 @@ class Progress:
 
 
 Measure = Literal["reward", "versions", "episodes", "seconds", "failures", "restarts"]
-MEASURES: tuple[Measure, ...] = (
-    "reward", "versions", "episodes", "seconds", "failures", "restarts",
-)  # fmt: skip
+MEASURES: tuple[Measure, ...] = get_args(Measure)
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
@@ -289,8 +290,7 @@ class Check:
             bound = float(match[3])
         except ValueError:
             raise ValueError(f"{text!r}: {match[3]!r} is not a number") from None
-        measure = next(name for name in MEASURES if name == match[1])
-        return cls(text, measure, match[2], bound)
+        return cls(text, cast(Measure, match[1]), match[2], bound)
 
     def holds(self, value: float | None) -> bool:
         """Returns whether a value meets the check. None, a missing measure, meets no check."""

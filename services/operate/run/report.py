@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from headrace.services.operate.run.live_view import Status, policy_line
 from headrace.services.operate.run.progress import Measure, Progress
@@ -24,8 +24,8 @@ class Summary:
     learned_s: float | None
     """Until the stop rule's reward was reached."""
     versions: dict[str, int]
-    """By policy, those at which the stop rule held. The newest published, if no version decided the
-    run's end."""
+    """By policy, the versions at which the stop rule held. If no version decided the run's end, the
+    newest published."""
     published: dict[str, int]
     """The newest published, by policy. Later than `versions` if training went on meanwhile."""
     rewards: dict[str, float | None]
@@ -43,7 +43,7 @@ class Summary:
 
     @classmethod
     def of(cls, status: Status, namespace: str, reason: str, progress: Progress) -> Summary:
-        """The figures as they stand; versions and rewards as the stop rule held."""
+        """Returns the current figures, but versions and rewards as the stop rule held."""
         decision = progress.decision(reason)
         versions = progress.versions() if decision is None else dict(decision.versions)
         count = progress.recipe.stop.reward_versions
@@ -83,10 +83,6 @@ class Summary:
             "failures": self.failures,
             "restarts": self.restarts,
         }
-
-    def to_tree(self) -> dict[str, object]:
-        """Returns JSON values."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """Returns lines for people."""

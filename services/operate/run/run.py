@@ -12,9 +12,11 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import replace
 from pathlib import Path
+
+from rich.console import Console
 
 from headrace.errors import CheckFailed, DependencyError, HeadraceError, Interrupted, UsageError
 from headrace.schemas.recipe.recipe import Recipe
@@ -25,7 +27,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig, write_reso
 from headrace.services.namespace.connect import Connection, connect
 from headrace.services.namespace.run_life import RunLife, enter
 from headrace.services.operate.run.children import child_specs
-from headrace.services.operate.run.live_view import Status, View
+from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
 from headrace.services.operate.run.report import Summary
@@ -46,225 +48,208 @@ INTERRUPT = "interrupt"
 """The reason of a run that Ctrl-C or SIGTERM ended."""
 
 
-@dataclass
 class LocalRun:
     """One `headrace run`."""
 
-    recipe: Recipe
-    cluster: ClusterConfig
-    status: Status
-    view: View
-    checks: Sequence[Check] = ()
-    metrics_port: int = 0
-    """Port of the first child's metrics. Each further child uses the next port. 0 disables them."""
-    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by Ctrl-C or SIGTERM. The run then ends cleanly."""
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(
+        self,
+        recipe: Recipe,
+        cluster: ClusterConfig,
+        *,
+        quiet: bool,
+        checks: Sequence[Check] = (),
+        metrics_port: int = 0,
+    ) -> None:
+        """The first child serves its metrics on `metrics_port`, as `child_specs` has it."""
+        self.interrupted = asyncio.Event()
+        """Set by Ctrl-C or SIGTERM. The run then ends cleanly."""
+        self.progress = Progress(recipe)
+        self._recipe = recipe
+        self._cluster = cluster
+        self._checks = checks
+        self._changed = asyncio.Event()
+        self._beside: list[asyncio.Task[None]] = []
+        """The tasks that run beside the children. If one ends, its error ends the run."""
+        path = write_resolved(recipe, cluster.state)
+        launch = new_launch_folder(cluster.state)
+        specs = child_specs(recipe, path, metrics_port)
+        self._status = Status(cluster.namespace or recipe.name)
+        self._view = make_view(self._status, Console(stderr=True, quiet=quiet))
+        note = self._view.note
+        preloader = Preloader(path, [spec.command for spec in specs], on_change=note)
+        self._supervisor = Supervisor(specs, launch, preloader=preloader, on_change=note)
+        self._stack = RunStack(cluster, on_progress=self._phase, on_restart=note)
 
     async def execute(self) -> Summary:
         """Runs until the end of the run. Raises the error that failed it."""
-        launch = new_launch_folder(self.cluster.state)
-        path = write_resolved(self.recipe, self.cluster.state)
-        specs = child_specs(self.recipe, path, self.metrics_port)
-        preloader = Preloader(path, [spec.command for spec in specs], on_change=self.view.note)
-        supervisor = Supervisor(specs, launch, preloader=preloader, on_change=self.view.note)
-        stack = RunStack(self.cluster, on_progress=self._phase, on_restart=self.view.note)
-        self._on_signals(supervisor)
-        try:
-            await supervisor.start()
-            cluster = await stack.up(self.interrupted.is_set)
-            return await self._run_on(cluster, supervisor, stack)
-        finally:
-            self.status.phase = "ending the processes"
-            await supervisor.stop()
-            self.status.phase = "stopping the local stack"
-            await stack.down()
+        with closing(self._view):
+            self._on_signals()
+            try:
+                await self._supervisor.start()
+                cluster = await self._stack.up(self.interrupted.is_set)
+                return await self._run_on(cluster)
+            finally:
+                self._status.phase = "ending the processes"
+                await self._supervisor.stop()
+                self._status.phase = "stopping the local stack"
+                await self._stack.down()
 
-    def _on_signals(self, supervisor: Supervisor) -> None:
+    def _on_signals(self) -> None:
         """Lets Ctrl-C end the run cleanly, and a second Ctrl-C at once."""
 
         def on_signal() -> None:
             if self.interrupted.is_set():
-                supervisor.kill()
+                self._supervisor.kill()
                 # Only the local stack is left, and its guard stops it when this process ends.
                 os._exit(Interrupted.exit_code)
-            self.view.note("ending cleanly; press Ctrl-C again to end at once")
+            self._view.note("ending cleanly; press Ctrl-C again to end at once")
             self.interrupted.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
-    async def _run_on(
-        self, cluster: ClusterConfig, supervisor: Supervisor, stack: RunStack
-    ) -> Summary:
+    async def _run_on(self, cluster: ClusterConfig) -> Summary:
         async with connect(cluster, f"run-{os.getpid()}") as connection:
             self._phase("preparing the namespace")
             namespace = await self._choose_namespace(connection)
             log = await connection.writing_log(self._topics(namespace))
             if self.interrupted.is_set():
                 raise Interrupted("interrupted before the run began")
-            life = await apply(log, self.recipe)
-            self._settle_logs(supervisor, namespace)
-            supervisor.send_cluster(replace(cluster, namespace=namespace).to_json())
-            self.status.name, progress = namespace, Progress(self.recipe)
-            self.status.progress = progress
+            life = await apply(log, self._recipe)
+            self._settle_logs(namespace)
+            self._supervisor.send_cluster(replace(cluster, namespace=namespace).to_json())
+            self._status.name, self._status.progress = namespace, self.progress
             self._phase("running")
-            async with self._following(log, progress, supervisor, stack, cluster) as tasks:
-                reason = await self._until_stop(life, progress, supervisor, tasks)
-                await self._end(log, life, progress, reason, tasks)
-                supervisor.release()
-                await enter(log, "ended", self.recipe, reason)
-            return Summary.of(self.status, namespace, reason, progress)
+            async with self._following(log, cluster):
+                reason = await self._until_stop(life)
+                await self._end(log, life, reason)
+                self._supervisor.release()
+                await enter(log, "ended", self._recipe, reason)
+            return Summary.of(self._status, namespace, reason, self.progress)
 
     def _topics(self, namespace: str) -> Topics:
-        return Topics(namespace, tuple(self.recipe.policies), self.recipe.partitions)
+        return Topics(namespace, tuple(self._recipe.policies), self._recipe.partitions)
 
     async def _choose_namespace(self, connection: Connection) -> str:
         """Returns the first of `<name>`, `<name>-2`, … whose run has not ended or not started."""
-        first = self.cluster.namespace or self.recipe.name
+        first = self._cluster.namespace or self._recipe.name
         for number in range(1, MOST_RUNS):
             name = first if number == 1 else f"{first}-{number}"
             life = await find_run(connection.log(self._topics(name)))
             if life is None or life.ended is None:
                 if life is not None:
-                    self.view.note(f"continuing the unfinished run of namespace {name}")
+                    self._view.note(f"continuing the unfinished run of namespace {name}")
                 elif number > 1:
-                    self.view.note(f"the run of {first} has ended: the new one uses {name}")
+                    self._view.note(f"the run of {first} has ended: the new one uses {name}")
                 return name
         raise UsageError(
             f"all namespaces from {first} to {first}-{MOST_RUNS - 1} have runs that ended: choose "
             "another --namespace"
         )
 
-    def _settle_logs(self, supervisor: Supervisor, namespace: str) -> None:
+    def _settle_logs(self, namespace: str) -> None:
         """Moves the children's logs to the namespace's folder. Logs of earlier commands stay."""
-        logs = self.cluster.folder(namespace).absolute() / "logs"
+        logs = self._cluster.folder(namespace).absolute() / "logs"
         logs.parent.mkdir(parents=True, exist_ok=True)
         if logs.exists():
             number = next(n for n in range(1, MOST_RUNS) if not Path(f"{logs}-{n}").exists())
             logs.rename(f"{logs}-{number}")
-        supervisor.logs.rename(logs)
-        supervisor.logs = self.status.logs = logs
+        self._supervisor.logs.rename(logs)
+        self._supervisor.logs = self._status.logs = logs
 
     @asynccontextmanager
-    async def _following(
-        self,
-        log: EventLog,
-        progress: Progress,
-        supervisor: Supervisor,
-        stack: RunStack,
-        cluster: ClusterConfig,
-    ) -> AsyncIterator[list[asyncio.Task[None]]]:
-        """Starts the tasks that run beside the children. If one ends, its error ends the run."""
-        tasks = [
-            asyncio.create_task(supervisor.watch(), name="children"),
-            asyncio.create_task(stack.watch(cluster), name="stack"),
-            asyncio.create_task(follow_progress(log, progress, self._changed.set), name="progress"),
-            asyncio.create_task(self._follow_lags(log), name="lags"),
-        ]
+    async def _following(self, log: EventLog, cluster: ClusterConfig) -> AsyncIterator[None]:
+        work = {
+            "children": self._supervisor.watch(),
+            "stack": self._stack.watch(cluster),
+            "progress": follow_progress(log, self.progress, self._changed.set),
+            "lags": self._follow_lags(log),
+        }
+        self._beside = [asyncio.create_task(one, name=name) for name, one in work.items()]
         try:
-            yield tasks
+            yield
         finally:
-            for task in tasks:
+            for task in self._beside:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._beside, return_exceptions=True)
 
     async def _follow_lags(self, log: EventLog) -> None:
         while True:
             with suppress(DependencyError):  # The broker may be restarting.
-                self.status.lags = await lags(log.broker, log.topics)
+                self._status.lags = await lags(log.broker, log.topics)
             await asyncio.sleep(LAG_INTERVAL_S)
 
-    async def _until_stop(
-        self,
-        life: RunLife,
-        progress: Progress,
-        supervisor: Supervisor,
-        beside: Sequence[asyncio.Task[None]],
-    ) -> str:
+    async def _until_stop(self, life: RunLife) -> str:
         """Waits for the stop rule or Ctrl-C. Returns why the run ends.
 
         Returns only after it has read the whole log. If an earlier command recorded the end, that
         end stays.
         """
         if life.ending is not None:
-            await self._first_of((self._changed,), beside)
+            await self._first_of(self._changed)
             return life.ending.reason
-        events = (self._changed, self.interrupted)
-        await self._first_of(events, beside)  # Decide only after reading the past.
+        await self._first_of(self._changed, self.interrupted)  # Decide only after reading the past.
         while not self.interrupted.is_set():
-            self._show(supervisor)
-            reason = progress.stop_reason(
-                seconds=time.time() - life.started_at, exhausted="source" in supervisor.finished
+            self._show()
+            reason = self.progress.stop_reason(
+                seconds=time.time() - life.started_at,
+                exhausted="source" in self._supervisor.finished,
             )
             if reason is not None:
                 return reason
             self._changed.clear()
-            await self._first_of(events, beside, timeout_s=TICK_S)
+            await self._first_of(self._changed, self.interrupted, timeout_s=TICK_S)
         return INTERRUPT
 
-    async def _first_of(
-        self,
-        events: Sequence[asyncio.Event],
-        beside: Sequence[asyncio.Task[None]],
-        timeout_s: float | None = None,
-    ) -> None:
-        """Waits for an event or the timeout. Raises the error that ended a task of `beside`."""
+    async def _first_of(self, *events: asyncio.Event, timeout_s: float | None = None) -> None:
+        """Waits for an event or the timeout. Raises the error that ended a task beside."""
         waits = [asyncio.create_task(event.wait()) for event in events]
         try:
             await asyncio.wait(
-                [*waits, *beside], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                [*waits, *self._beside], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             for wait in waits:
                 wait.cancel()
-        for task in beside:
+        for task in self._beside:
             if task.done():
                 task.result()
                 raise HeadraceError(
                     f"the task {task.get_name()!r} ended before the run: see the logs in "
-                    f"{self.status.logs}"
+                    f"{self._status.logs}"
                 )
 
-    async def _end(
-        self,
-        log: EventLog,
-        life: RunLife,
-        progress: Progress,
-        reason: str,
-        beside: Sequence[asyncio.Task[None]],
-    ) -> None:
+    async def _end(self, log: EventLog, life: RunLife, reason: str) -> None:
         """Writes `ending`, then waits a bounded time until every task has ended."""
         self._phase(f"ending: {reason}")
         if life.ending is None:
-            await enter(log, "ending", self.recipe, reason)
+            await enter(log, "ending", self._recipe, reason)
         began = time.monotonic()
-        while not progress.drained:
+        while not self.progress.drained:
             interrupted = self.interrupted.is_set()
             left_s = began + (INTERRUPTED_END_S if interrupted else END_S) - time.monotonic()
             if left_s <= 0:
-                open_tasks = progress.submitted - progress.tasks_ended
-                self.view.note(f"{open_tasks} tasks did not end in time: ending without them")
+                open_tasks = self.progress.submitted - self.progress.tasks_ended
+                self._view.note(f"{open_tasks} tasks did not end in time: ending without them")
                 return
             self._changed.clear()
             events = (self._changed,) if interrupted else (self._changed, self.interrupted)
-            await self._first_of(events, beside, timeout_s=left_s)
+            await self._first_of(*events, timeout_s=left_s)
 
-    def _show(self, supervisor: Supervisor) -> None:
-        self.status.restarts = supervisor.restarts
-        self.status.processes = supervisor.alive()
-        self.view.refresh()
+    def _show(self) -> None:
+        self._status.restarts = self._supervisor.restarts
+        self._status.processes = self._supervisor.alive()
+        self._view.refresh()
 
     def _phase(self, phase: str) -> None:
-        self.status.phase = phase
-        self.view.note(phase)
+        self._status.phase = phase
+        self._view.note(phase)
 
     def judge(self, summary: Summary) -> None:
         """Raises Interrupted after Ctrl-C, and CheckFailed if a check does not hold."""
         if summary.reason == INTERRUPT:
             raise Interrupted("interrupted: the run ended before its stop rule held")
-        assert self.status.progress is not None
-        failed = violations(self.checks, summary.measures(self.status.progress))
+        failed = violations(self._checks, summary.measures(self.progress))
         if failed:
             raise CheckFailed("; ".join(failed))
 

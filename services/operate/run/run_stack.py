@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from headrace.errors import DependencyError, Interrupted
 from headrace.infra import local
@@ -14,56 +15,51 @@ from headrace.services.namespace.connect import locate
 WATCH_INTERVAL_S = 1.0
 
 
+@dataclass
 class RunStack:
     """Starts the local stack if the user names no cluster, repairs it, and stops what it started.
 
     A local stack that already runs is used, but neither repaired nor stopped.
     """
 
-    def __init__(
-        self,
-        cluster: ClusterConfig,
-        *,
-        on_progress: Callable[[str], None],
-        on_restart: Callable[[str], None],
-    ) -> None:
-        self._cluster = cluster
-        self._on_progress = on_progress
-        self._on_restart = on_restart
-        self._ours = False
+    cluster: ClusterConfig
+    on_progress: Callable[[str], None]
+    on_restart: Callable[[str], None]
+    ours: bool = False
+    """Whether this run started it."""
 
     async def up(self, interrupted: Callable[[], bool]) -> ClusterConfig:
         """Returns the addresses of broker and registry once they answer.
 
         Raises Interrupted, and leaves nothing behind, as soon as `interrupted()` is true.
         """
-        if self._cluster.bootstrap_servers is not None:
-            return locate(self._cluster)
+        if self.cluster.bootstrap_servers is not None:
+            return locate(self.cluster)
         try:
             # In a thread, so that the loop can take the signal that interrupts the start.
             stack = await asyncio.to_thread(
                 local.up,
-                self._cluster.state,
-                on_progress=self._on_progress,
+                self.cluster.state,
+                on_progress=self.on_progress,
                 owner_pid=os.getpid(),
                 cancelled=interrupted,
             )
         except local.Cancelled:
             raise Interrupted("interrupted before the run began") from None
         # A stack that was already there keeps its owner.
-        self._ours = stack.owner_pid == os.getpid()
-        return self._cluster.connected(stack.bootstrap_servers, stack.registry_url)
+        self.ours = stack.owner_pid == os.getpid()
+        return self.cluster.connected(stack.bootstrap_servers, stack.registry_url)
 
     async def watch(self, connected: ClusterConfig) -> None:
         """Restarts a local broker or registry that died, with the same data and ports."""
-        if not self._ours:
+        if not self.ours:
             await asyncio.Event().wait()  # Its owner repairs it.
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            if await asyncio.to_thread(local.find, self._cluster.state) is not None:
+            if await asyncio.to_thread(local.find, self.cluster.state) is not None:
                 continue
-            self._on_restart("a part of the local stack died: starting it again")
-            stack = await asyncio.to_thread(local.up, self._cluster.state, owner_pid=os.getpid())
+            self.on_restart("a part of the local stack died: starting it again")
+            stack = await asyncio.to_thread(local.up, self.cluster.state, owner_pid=os.getpid())
             if stack.bootstrap_servers != connected.bootstrap_servers:
                 raise DependencyError(
                     f"the local broker moved to {stack.bootstrap_servers}, because another process "
@@ -72,5 +68,5 @@ class RunStack:
 
     async def down(self) -> None:
         """Stops the stack if this run started it."""
-        if self._ours:
-            await asyncio.to_thread(local.down, self._cluster.state)
+        if self.ours:
+            await asyncio.to_thread(local.down, self.cluster.state)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.errors import HeadraceError, RecordsLost, UsageError
+from headrace.services.base.files import describe_log
 from headrace.services.operate.run.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
@@ -27,10 +28,6 @@ from headrace.services.operate.run.processes import (
     Process,
     spawn,
 )
-
-LOG_LINES = 20
-"""Lines of a dead child's log that the error shows."""
-_TAIL_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,18 @@ class _Child:
     process: Process | None = None
     pipe: int | None = None
     deaths: deque[float] = field(default_factory=deque)
+
+    @property
+    def running(self) -> Process | None:
+        """Its process, if that has not ended."""
+        process = self.process
+        return process if process is not None and process.returncode is None else None
+
+    def hang_up(self) -> None:
+        """Closes its pipe."""
+        if self.pipe is not None:
+            os.close(self.pipe)
+            self.pipe = None
 
 
 class Supervisor:
@@ -120,8 +129,7 @@ class Supervisor:
 
     async def watch(self) -> None:
         """Returns when all children have ended. Raises as soon as one can't be kept alive."""
-        if self._keepers:
-            await asyncio.gather(*self._keepers)
+        await asyncio.gather(*self._keepers)
 
     def release(self) -> None:
         """From now on a child may end. It is not started again."""
@@ -133,8 +141,10 @@ class Supervisor:
         if self._preloader is not None:
             await self._preloader.close()  # no process starts from now on
         for child in self._children:
-            self._hang_up(child)
-            self._signal(child, signal.SIGTERM)
+            child.hang_up()
+            if process := child.running:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
         waits = [
             asyncio.create_task(child.process.wait())
             for child in self._children
@@ -153,65 +163,52 @@ class Supervisor:
         """Kills every child and the processes that it started."""
         self.release()
         for child in self._children:
-            self._hang_up(child)
-            process = child.process
-            if process is not None and process.returncode is None and process.pid is not None:
+            child.hang_up()
+            if (process := child.running) and process.pid is not None:
                 self._on_change(f"{child.spec.name} did not end in time and was killed")
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
     def alive(self) -> int:
         """Returns the number of running children."""
-        return sum(
-            child.process is not None and child.process.returncode is None
-            for child in self._children
-        )
+        return sum(child.running is not None for child in self._children)
 
     async def _keep(self, child: _Child) -> None:
         while True:
-            if child.process is None:
-                await self._launch(child)
             assert child.process is not None
             code = await child.process.wait()
-            self._hang_up(child)
+            child.hang_up()
             if self._stopping.is_set():
                 return
-            if code == NEVER_BORN:
-                child.process = None
-                continue
             if code == 0 and child.spec.may_end:
                 self.finished.add(child.spec.name)
                 return
-            delay_s = self._judge_death(child, code)
-            self._on_change(f"{child.spec.name} {_ended(code)}: started again in {delay_s:g} s")
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay_s)
-            if self._stopping.is_set():
-                return
-            child.process = None
-            self.restarts += 1
+            if code != NEVER_BORN:
+                delay_s = self._judge_death(child, code)
+                self._on_change(f"{child.spec.name} {_ended(code)}: started again in {delay_s:g} s")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay_s)
+                    return
+                self.restarts += 1
+            await self._launch(child)
 
     def _judge_death(self, child: _Child, code: int) -> float:
         """Returns the seconds before the restart. Raises if a restart would not help."""
         name, now = child.spec.name, time.monotonic()
+        log = self.logs / f"{name}.log"
         if code == UsageError.exit_code:
-            raise UsageError(f"{name} refused to start{self._last_lines(name)}")
+            raise UsageError(f"{name} refused to start; {describe_log(log)}")
         if code == RecordsLost.exit_code:
-            raise RecordsLost(f"{name} needs records that are gone{self._last_lines(name)}")
+            raise RecordsLost(f"{name} needs records that are gone; {describe_log(log)}")
         child.deaths.append(now)
         while child.deaths[0] < now - self._rule.window_s:
             child.deaths.popleft()
         if len(child.deaths) >= self._rule.deaths:
             raise HeadraceError(
                 f"{name} {_ended(code)}, {len(child.deaths)} times within "
-                f"{self._rule.window_s:g} s{self._last_lines(name)}"
+                f"{self._rule.window_s:g} s; {describe_log(log)}"
             )
         return self._rule.delay_s(len(child.deaths))
-
-    def _last_lines(self, name: str) -> str:
-        path = self.logs / f"{name}.log"
-        lines = last_lines(path, LOG_LINES)
-        return f"; the last lines of {path}:\n" + "\n".join(f"  {line}" for line in lines)
 
     async def _launch(self, child: _Child) -> None:
         reading, writing = os.pipe()
@@ -219,10 +216,8 @@ class Supervisor:
             self.logs.mkdir(parents=True, exist_ok=True)
             with (self.logs / f"{child.spec.name}.log").open("ab") as log:
                 command = child.spec.command
-                if self._preloader is not None:
-                    child.process = self._preloader.fork(command, reading, log.fileno())
-                if child.process is None:
-                    child.process = await spawn(command, reading, log.fileno())
+                forked = self._preloader and self._preloader.fork(command, reading, log.fileno())
+                child.process = forked or await spawn(command, reading, log.fileno())
         except BaseException:
             os.close(writing)
             raise
@@ -237,32 +232,10 @@ class Supervisor:
             with contextlib.suppress(BrokenPipeError):
                 os.write(child.pipe, f"{self._cluster}\n".encode())
 
-    def _hang_up(self, child: _Child) -> None:
-        if child.pipe is not None:
-            os.close(child.pipe)
-            child.pipe = None
-
-    def _signal(self, child: _Child, number: signal.Signals) -> None:
-        if child.process is not None and child.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(number)
-
 
 def headrace_command(*arguments: str) -> tuple[str, ...]:
     """Returns the command line of a `headrace` command in this interpreter."""
     return (sys.executable, "-m", "headrace", *arguments)
-
-
-def last_lines(path: Path, count: int) -> list[str]:
-    """Returns at most `count` lines of a log's last 16 KiB, or none if the log is missing."""
-    try:
-        with path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    return text.splitlines()[-count:]
 
 
 def _ended(code: int) -> str:

@@ -17,6 +17,7 @@ from contextlib import aclosing
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.broker import Broker
@@ -66,20 +67,14 @@ def serve(
             logger.info("the parent process ended before it said where to connect")
             return
         cluster = ClusterConfig.from_json(line.decode())
-        hold_local_stack(cluster)
+        # So the run's local broker lives until this process ends, even if `run` is killed.
+        cluster.state.mkdir(parents=True, exist_ok=True)
+        local.hold(cluster.state)
     tune_garbage_collector()
     try:
         asyncio.run(_serve(run, service, recipe, cluster, parent_fd))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def hold_local_stack(cluster: ClusterConfig) -> None:
-    """Keeps the run's local broker alive until this process ends, even if `run` is killed."""
-    from headrace.infra import local
-
-    cluster.state.mkdir(parents=True, exist_ok=True)
-    local.hold(cluster.state)
 
 
 def check_policy(service: str, policy: str | None, recipe: Recipe) -> None:

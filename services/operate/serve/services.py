@@ -29,29 +29,19 @@ def load_service(name: str, recipe: Recipe, policy: str | None = None, listen: s
     """Imports a service. `listen` is HOST:PORT of the gateway."""
     match name:
         case "source":
-            from headrace.services.tasks import source
-
-            return lambda context, cluster: source.run(context)
+            from headrace.services.tasks.source import run
         case "evaluation":
-            from headrace.services.tasks import evaluation_source
-
-            return lambda context, cluster: evaluation_source.run(context)
+            from headrace.services.tasks.evaluation_source import run
         case "scheduler":
-            from headrace.services.scheduler import service as scheduler
-
-            return lambda context, cluster: scheduler.run(context)
+            from headrace.services.scheduler.service import run
         case "agent":
-            from headrace.services.agent import service as agent
-
-            return lambda context, cluster: agent.run(context)
+            from headrace.services.agent.service import run
+        case "env":
+            from headrace.services.env.service import run
         case "gateway":
             from headrace.services.agent.gateway import service as gateway
 
             return lambda context, cluster: gateway.run(context, listen)
-        case "env":
-            from headrace.services.env import service as env
-
-            return lambda context, cluster: env.run(context)
         case "inference":
             from headrace.services.inference import service as inference
 
@@ -72,4 +62,6 @@ def load_service(name: str, recipe: Recipe, policy: str | None = None, listen: s
 
             trainer.prepare(recipe)
             return lambda context, cluster: trainer.run(context, policy)
-    raise ValueError(f"{name!r} is not a service: choose from {', '.join(SERVICES)}")
+        case _:
+            raise ValueError(f"{name!r} is not a service: choose from {', '.join(SERVICES)}")
+    return lambda context, cluster: run(context)

@@ -1,4 +1,4 @@
-"""The Docker SDK's client, and which engine it speaks to. This module needs the extra `docker`."""
+"""The Docker SDK's client, and the engine that it uses. This module needs the extra `docker`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,37 @@ from docker.transport.unixconn import (
 )
 from docker.utils import kwargs_from_env, parse_host
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
 
-from headrace.errors import UsageError
+from headrace.errors import InfrastructureError, UsageError
 from headrace.services.processes.docker.docker_errors import refused
 
 UNIX = "http+docker://localhost"
-"""What the SDK's URLs begin with if the engine listens at a Unix socket."""
+"""The beginning of the SDK's URLs if the engine listens at a Unix socket."""
+SDK_ERRORS = (DockerException, HTTPError, OSError)
+"""What a call raises if it gets no answer, or if the SDK itself refuses it."""
+
+
+def failed(error: Exception, call: str, limit_s: float) -> InfrastructureError:
+    """Returns the error for one of SDK_ERRORS. `limit_s` is the time that the call had."""
+    broken: BaseException | None = None
+    reason: BaseException | None = error
+    while reason is not None:
+        if isinstance(reason, InfrastructureError):  # The engine refused to say its version.
+            return reason
+        if isinstance(reason, (TimeoutError, requests.Timeout)):
+            return InfrastructureError("engine_silent", f"{call}: no answer in {limit_s:g} s")
+        if isinstance(reason, (HTTPError, OSError)):
+            broken = reason
+        reason = reason.__cause__ or reason.__context__
+    if broken is None:
+        return InfrastructureError("engine_error", f"{call}: {error}")
+    return InfrastructureError("engine_unreachable", f"{call}: {type(broken).__name__}: {broken}")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """An engine's address, and what named it."""
+    """An engine's address, and the setting that names it."""
 
     url: str
     """As in DOCKER_HOST, for example `unix:///var/run/docker.sock`."""
@@ -44,9 +64,9 @@ class Host:
 
 
 def find_host(url: str | None = None) -> Host:
-    """The engine at `url`; without one, the engine that the command `docker` would use.
+    """Returns the engine at `url`, by default the one that the command `docker` would use.
 
-    UsageError if that can't be used.
+    Raises UsageError if it can't be used.
     """
     host = _named(url)
     try:
@@ -87,7 +107,7 @@ def _named(url: str | None) -> Host:
 class DockerClient(docker.APIClient):
     """The SDK's client. It raises the errors of `docker_errors.py`.
 
-    It speaks the engine's own version of the API, which it asks for as it is made.
+    When it is made, it asks the engine for its version of the API and then uses that.
     """
 
     def __init__(self, host: Host, connections: int, answer_s: int, longest_s: int) -> None:
@@ -103,11 +123,11 @@ class DockerClient(docker.APIClient):
         )
         self._longest_s = longest_s
         super().__init__(base_url=host.url, tls=host.tls, version="auto", timeout=answer_s)
-        # A Unix socket has no proxy, whose settings requests would look for at each call.
+        # A Unix socket has no proxy. Without this, requests looks for its settings at each call.
         self.trust_env = not host.local
 
     def get_adapter(self, url: str) -> HTTPAdapter:
-        """Ours, for all that is sent."""
+        """Returns our adapter, for all requests."""
         return self._adapter
 
     def close(self) -> None:
@@ -115,7 +135,7 @@ class DockerClient(docker.APIClient):
         self._adapter.close()
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-        """Sends one request, as requests.Session has it."""
+        """Sends one request, like `requests.Session.send`."""
         # The SDK sets no limit to a pull.
         options["timeout"] = options.get("timeout") or self._longest_s
         # Without this, requests checks an engine against REQUESTS_CA_BUNDLE if that is set.
@@ -130,8 +150,8 @@ class DockerClient(docker.APIClient):
 class UnixAdapter(UnixHTTPAdapter):
     """Sends everything through one pool of connections.
 
-    The SDK's own adapter has a pool for each URL and closes the oldest: it doesn't use connections
-    again, and a thread may find that its pool has just been closed.
+    The SDK's own adapter has a pool for each URL and closes the oldest pool. So it does not reuse
+    connections, and a thread may find that its pool has just been closed.
     """
 
     def __init__(self, url: str, answer_s: int, connections: int) -> None:
@@ -139,7 +159,7 @@ class UnixAdapter(UnixHTTPAdapter):
         self._pool = UnixPool(UNIX, self.socket_path, answer_s, connections)
 
     def get_connection(self, url: str | bytes, proxies: Any = None) -> UnixPool:
-        """The pool."""
+        """Returns the pool."""
         return self._pool
 
     def close(self) -> None:
@@ -155,10 +175,10 @@ class UnixPool(UnixHTTPConnectionPool):
 
 
 class UnixConnection(UnixHTTPConnection):
-    """A connection that is closed if it can't be made: the SDK's own leaves its socket open."""
+    """Closes its socket if it can't connect. The SDK's own class leaves the socket open."""
 
     def connect(self) -> None:
         """Connects."""
-        self.sock = socket.socket(socket.AF_UNIX)  # before it connects: urllib3 closes what is here
+        self.sock = socket.socket(socket.AF_UNIX)  # set first, because urllib3 closes it
         self.sock.settimeout(self.timeout)
         self.sock.connect(self.unix_socket)

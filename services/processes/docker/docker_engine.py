@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import InfrastructureError, UsageError
+from headrace.services.base.concurrency import in_daemon_thread, readable
 from headrace.services.processes.docker.docker_errors import Conflict, NotThere
-from headrace.services.processes.docker.docker_threads import Threads
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -26,14 +26,14 @@ __all__ = ["Conflict", "DockerEngine", "NotThere", "Output"]
 T = TypeVar("T")
 
 CALLS = 32
-"""Calls that are under way at once, each in a thread of its own."""
+"""Most calls at the same time, each in a thread of its own."""
 CALL_S = 60
-"""Seconds that the engine has for one call; a busy host takes several to start a container."""
+"""Seconds that the engine has for one call. A busy host takes several to start a container."""
 PULL_S = 900
 """Seconds that an image has to be pulled."""
 POLL_S = 0.1
 HEADER_BYTES = 8
-"""Of one frame of a command's output: stream, three zeros, big-endian length."""
+"""The header of one frame of a command's output: stream, three zeros, big-endian length."""
 CHUNK_BYTES = 64 * 1024
 
 
@@ -41,9 +41,9 @@ class DockerEngine:
     """A Docker engine. The first call connects. Its errors are InfrastructureErrors."""
 
     def __init__(self, host: str | None = None) -> None:
-        """`host` as in DOCKER_HOST; without one, the engine that the command `docker` would use.
+        """`host` is as in DOCKER_HOST. None means the engine that the command `docker` would use.
 
-        UsageError if the extra isn't installed, or the host can't be used.
+        Raises UsageError if the extra is not installed, or the host can't be used.
         """
         try:
             from headrace.services.processes.docker import docker_client as client
@@ -58,32 +58,27 @@ class DockerEngine:
         self._connect = lambda: client.DockerClient(found, CALLS, CALL_S, PULL_S)
         self._client: APIClient | None = None
         self._connecting = asyncio.Lock()
-        self._threads = Threads(CALLS, "docker")
+        self._turns = asyncio.Semaphore(CALLS)
         self._closed = False
 
     async def aclose(self) -> None:
         """Closes its connections. What runs in containers goes on."""
         self._closed = True
-        self._threads.close()
         if self._client is not None:
             self._client.close()
 
     async def info(self) -> Mapping[str, Any]:
-        """What the engine says of itself."""
-        found: Mapping[str, Any] = await self._call("info", lambda client: client.info())
-        return found
+        """Returns the engine's description of itself."""
+        return await self._call("info", lambda client: client.info())
 
     async def image(self, name: str) -> Mapping[str, Any]:
-        """An image's description. NotThere if the engine doesn't have it."""
-        found: Mapping[str, Any] = await self._call(
-            f"inspect image {name}", lambda client: client.inspect_image(name)
-        )
-        return found
+        """Returns an image's description. Raises NotThere if the engine does not have it."""
+        return await self._call(f"inspect image {name}", lambda client: client.inspect_image(name))
 
     async def pull(self, name: str) -> None:
         """Pulls an image, with the credentials that the command `docker` would use.
 
-        InfrastructureError `pull_failed` says what the registry said.
+        Raises InfrastructureError `pull_failed` with the registry's answer.
         """
         given_up = threading.Event()
 
@@ -102,7 +97,7 @@ class DockerEngine:
             given_up.set()
 
     async def create(self, name: str, configuration: Mapping[str, Any]) -> None:
-        """Makes a container and starts it. Conflict if the name is taken."""
+        """Creates a container and starts it. Raises Conflict if the name is taken."""
         body = dict(configuration)
         await self._call(
             f"create {name}", lambda client: client.create_container_from_config(body, name)
@@ -114,35 +109,34 @@ class DockerEngine:
         await self._call(f"restart {name}", lambda client: client.restart(name, timeout=0))
 
     async def rename(self, name: str, new: str) -> None:
-        """Renames a container. NotThere if none has that name, Conflict if `new` is taken."""
+        """Raises NotThere if no container has that name, and Conflict if `new` is taken."""
         await self._call(f"rename {name}", lambda client: client.rename(name, new))
 
     async def ended(self, name: str) -> None:
-        """Waits until a container doesn't run. The caller bounds it."""
-        # By polling: a call that waits would hold a thread.
+        """Waits until a container does not run. The caller bounds the time."""
+        # It polls, because a call that waits would occupy a thread.
         while (await self.inspect(name))["State"].get("Running"):
             await asyncio.sleep(POLL_S)
 
     async def inspect(self, name: str) -> Mapping[str, Any]:
-        """A container's state. NotThere if there is none."""
-        found: Mapping[str, Any] = await self._call(
-            f"inspect {name}", lambda client: client.inspect_container(name)
-        )
-        return found
+        """Returns a container's state. Raises NotThere if there is no such container."""
+        return await self._call(f"inspect {name}", lambda client: client.inspect_container(name))
 
     async def containers(
         self, labels: Mapping[str, str], name: str = ""
     ) -> list[Mapping[str, Any]]:
-        """Containers, running or not, by labels (an empty value: any) and a pattern of names."""
+        """Returns containers, running or not, by labels and a pattern of names.
+
+        An empty value of a label means any value.
+        """
         wanted = [f"{key}={value}" if value else key for key, value in labels.items()]
         filters = {"label": wanted, **({"name": [name]} if name else {})}
-        found: list[Mapping[str, Any]] = await self._call(
+        return await self._call(
             "list containers", lambda client: client.containers(all=True, filters=filters)
         )
-        return found
 
     async def remove(self, name: str) -> None:
-        """Kills and removes a container with its volumes. It may be gone or going already."""
+        """Kills and removes a container with its volumes, unless it is already gone or going."""
         with suppress(NotThere, Conflict):
             await self._call(
                 f"remove {name}", lambda client: client.remove_container(name, v=True, force=True)
@@ -152,7 +146,7 @@ class DockerEngine:
     async def run(
         self, name: str, command: Sequence[str], user: str, folder: str
     ) -> AsyncIterator[tuple[str, Output]]:
-        """Begins a command in a container: its id, and its output, both streams as they come."""
+        """Begins a command in a container. Yields the command's id and its output."""
         output = Output(self.host)
 
         def begin(client: APIClient) -> str:
@@ -166,7 +160,7 @@ class DockerEngine:
             output.close()
 
     async def exit_code(self, command: str) -> int | None:
-        """How a command ended; None if it still runs, or the engine doesn't know."""
+        """Returns a command's exit code, or None if it still runs or the engine does not know."""
         found = await self._call(
             f"inspect command {command}", lambda client: client.exec_inspect(command)
         )
@@ -174,7 +168,7 @@ class DockerEngine:
         return None if found.get("Running") or code is None else int(code)
 
     async def processes(self, name: str) -> int:
-        """How many processes and threads a container holds."""
+        """Returns the number of processes and threads in a container."""
         found = await self._call(
             f"count processes of {name}",
             lambda client: client.stats(name, stream=False, one_shot=True),
@@ -184,10 +178,12 @@ class DockerEngine:
     async def _call(
         self, what: str, function: Callable[[APIClient], T], limit_s: float | None = None
     ) -> T:
-        """Runs a function of the client in a thread, for CALL_S at most without `limit_s`.
+        """Runs a function of the client in a thread, for at most CALL_S unless `limit_s` is given.
 
         `what` names the call in errors.
         """
+        from headrace.services.processes.docker.docker_client import SDK_ERRORS, failed
+
         limit_s = limit_s or CALL_S
         if self._closed:
             raise InfrastructureError("engine_closed", "the worker is ending")
@@ -196,13 +192,28 @@ class DockerEngine:
             async with asyncio.timeout(limit_s):
                 async with self._connecting:
                     if self._client is None:
-                        self._client = await self._threads.run(_explained(self._connect, call))
+                        self._client = await self._in_thread(self._connect)
                 client = self._client
-                return await self._threads.run(_explained(lambda: function(client), call))
-        except TimeoutError as error:
-            raise InfrastructureError(
-                "engine_silent", f"{call}: no answer in {limit_s} s"
-            ) from error
+                return await self._in_thread(lambda: function(client))
+        except SDK_ERRORS as error:
+            raise failed(error, call, limit_s) from error
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        """Runs a function in a daemon thread, which does not keep the process from exiting.
+
+        If the caller is cancelled, a function that waits for its turn is not run at all. One that
+        runs already goes on to its end, and its result is lost.
+        """
+        loop = asyncio.get_running_loop()
+
+        def end_turn(_: object) -> None:
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(self._turns.release)
+
+        await self._turns.acquire()
+        future = in_daemon_thread(function, "docker")
+        future.add_done_callback(end_turn)
+        return await asyncio.wrap_future(future)
 
 
 class Output:
@@ -213,11 +224,11 @@ class Output:
 
     def __init__(self, host: str) -> None:
         self.stream = 0
-        """Where the bytes that were read last were written: 1 is stdout, 2 stderr."""
+        """Where the bytes that were read last were written: 1 for stdout, 2 for stderr."""
         self._host = host
         self._received = bytearray()
         self._left = 0
-        """Bytes of the current frame that are still to be read."""
+        """Bytes of the current frame that are not read yet."""
         self._lock = threading.Lock()
         self._response: Any = None
         self._socket: Any = None
@@ -229,7 +240,7 @@ class Output:
             self._response = stream._response
             self._socket = getattr(stream, "_sock", stream)  # with TLS, the socket is `stream`
             self._socket.setblocking(False)
-            # The headers were read through a buffer, which may hold the stream's first bytes.
+            # The headers were read through a buffer, which may contain the stream's first bytes.
             with suppress(ssl.SSLWantReadError):
                 self._received += self._response.raw._fp.fp.peek()
             if self._closed:  # the caller gave up meanwhile
@@ -243,7 +254,7 @@ class Output:
                 self._response.raw.close()
 
     async def read(self) -> bytes:
-        """The next bytes; none once the command has ended. May be given up and called again."""
+        """Returns the next bytes, or none at the end. A cancelled call loses no bytes."""
         while not self._left:
             while len(self._received) < HEADER_BYTES:
                 if not await self._receive():
@@ -264,61 +275,16 @@ class Output:
             pass
 
     async def _receive(self) -> int:
-        """Waits for bytes, and takes what is there. Returns how many; 0 at the end."""
-        await asyncio.sleep(0)  # a command that floods must not keep others from their turn
+        """Waits for bytes and takes what is there. Returns their number, which is 0 at the end."""
+        await asyncio.sleep(0)  # a command that writes without end must not block other tasks
         while True:
             try:
                 received = self._socket.recv(CHUNK_BYTES)
             except (BlockingIOError, ssl.SSLWantReadError):
-                await _readable(self._socket.fileno())
+                await readable(self._socket.fileno())
             except OSError as error:
                 message = f"{self._host}: a command's output: {type(error).__name__}: {error}"
                 raise InfrastructureError("engine_unreachable", message) from error
             else:
                 self._received += received
                 return len(received)
-
-
-async def _readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(descriptor, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(descriptor)
-
-
-def _explained(function: Callable[[], T], call: str) -> Callable[[], T]:
-    """A function whose errors are InfrastructureErrors that name the call."""
-
-    def explained() -> T:
-        from docker.errors import DockerException
-        from urllib3.exceptions import HTTPError
-
-        try:
-            return function()
-        except (DockerException, HTTPError, OSError) as error:
-            raise _failed(error, call) from error
-
-    return explained
-
-
-def _failed(error: Exception, call: str) -> InfrastructureError:
-    """The error for a call that got no answer, or that the SDK itself refuses."""
-    from requests import Timeout
-    from urllib3.exceptions import HTTPError
-
-    broken: BaseException | None = None
-    reason: BaseException | None = error
-    while reason is not None:
-        if isinstance(reason, InfrastructureError):  # the engine refused to tell its version
-            return reason
-        if isinstance(reason, (TimeoutError, Timeout)):
-            return InfrastructureError("engine_silent", f"{call}: no answer in its time")
-        if isinstance(reason, (HTTPError, OSError)):
-            broken = reason
-        reason = reason.__cause__ or reason.__context__
-    if broken is None:
-        return InfrastructureError("engine_error", f"{call}: {error}")
-    return InfrastructureError("engine_unreachable", f"{call}: {type(broken).__name__}: {broken}")

@@ -1,4 +1,4 @@
-"""What the Docker engine refuses, as errors of our own."""
+"""Our errors for calls that the Docker engine refuses."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from headrace.errors import InfrastructureError
 
 
 class NotThere(InfrastructureError):
-    """No such container, image or command: or no longer, or not under that name."""
+    """There is no such container, image or command, or not any more, or not under that name."""
 
 
 class Conflict(InfrastructureError):
-    """It can't be done as things stand: a name is taken, a container doesn't run."""
+    """It can't be done now, for example because a name is taken or a container does not run."""
 
 
 def refused(status: int, text: str, call: str) -> InfrastructureError:
-    """The error for an HTTP answer of status 400 or more."""
+    """Returns the error for an HTTP answer with a status of 400 or more."""
     try:
         message = str(json.loads(text)["message"])
     except (json.JSONDecodeError, KeyError, TypeError):
@@ -26,7 +26,7 @@ def refused(status: int, text: str, call: str) -> InfrastructureError:
         return InfrastructureError("no_space", message)
     if status == 404:
         return NotThere("sandbox_lost", message)
-    # A command that is to begin in a container while that is being removed: the engine's error 500.
+    # The engine answers 500 if a command begins in a container that is being removed.
     if status in (400, 409) or "is not running" in message:
         return Conflict("sandbox_conflict", message)
     return InfrastructureError("engine_error", message)

@@ -1,4 +1,4 @@
-"""A hardened container: what it may do, as the engine's create call has it."""
+"""A hardened container: what it may do, in the form of the engine's create call."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Positive = Annotated[int, Field(gt=0)]
 WORK = "/workspace"
 """The only folder besides /tmp that a command can write to."""
 USER = "65534:65534"
-"""Who runs the commands."""
+"""The user that runs the commands."""
 KEEPER = "65533:65533"
-"""Who runs the process that the container lives by: what a command starts can't touch it."""
+"""The user that runs the container's first process, so that no command can end that."""
 FILES = 1024
-"""Most files that one process holds open."""
+"""Most files that one process can have open."""
 
 
 class Limits(BaseModel):
@@ -27,21 +27,21 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     runtime: str = ""
-    """The engine's runtime, as `runsc` (gVisor); empty takes its default."""
+    """The engine's runtime, for example `runsc` (gVisor). Empty means its default."""
     memory_mb: Positive = 256
-    """Memory in MiB, what lies in /workspace and /tmp included. There is no swap."""
+    """Memory in MiB, including the files in /workspace and /tmp. There is no swap."""
     cpus: float = Field(default=1.0, gt=0)
     pids: Positive = 64
     """Processes and threads."""
     disk_mb: Positive = 64
-    """Of /workspace, and a quarter of it of /tmp, in MiB: both lie in memory."""
+    """Size of /workspace in MiB. /tmp has a quarter of it. Both are in memory."""
 
 
 L = TypeVar("L", bound=Limits)
 
 
 def read_limits(kind: type[L], options: Mapping[str, Any], whose: str) -> L:
-    """The recipe's options as `kind` has them. UsageError names each that is wrong, and `whose`."""
+    """Returns options as a `kind`. Raises UsageError with `whose` they are and all problems."""
     try:
         return kind.model_validate(options)
     except ValidationError as error:
@@ -55,12 +55,12 @@ def read_limits(kind: type[L], options: Mapping[str, Any], whose: str) -> L:
 def container(
     limits: Limits, image: str, labels: Mapping[str, str], live_s: int, network: str = "none"
 ) -> dict[str, Any]:
-    """The body of the engine's create call.
+    """Returns the body of the engine's create call.
 
-    The container lives by a `sleep` of `live_s` seconds: whoever may have died, it ends then, and
-    the kernel kills all that is in it.
+    The container's first process is a `sleep` of `live_s` seconds. When that ends, the kernel kills
+    everything in the container, whatever has happened to the worker.
     """
-    # By owner: where the image has the folder, its mode counts and not the mount's.
+    # Set the owner: if the image has the folder, its mode counts and not the mount's.
     owner, group = USER.split(":")
     mount = f"rw,exec,nosuid,nodev,uid={owner},gid={group},mode=0755"
     memory = limits.memory_mb * 2**20

@@ -31,9 +31,15 @@ def test_table_is_read_in_order_without_its_comments() -> None:
 @pytest.mark.parametrize(
     ("table", "complaint"),
     [
-        (f"{KAFKA[1:]}\n{REGISTRY}\n{TREE}", "line 1: .* is no SHA-256"),
-        (f"{KAFKA}\n{'A' * 64}  x:y:jar:1\n{REGISTRY}\n{TREE}", "line 2: .* is no SHA-256"),
-        (f"{KAFKA}\n{'d' * 64}  kafka.jar\n{REGISTRY}\n{TREE}", "line 2: 'kafka.jar' names no"),
+        (f"{KAFKA[1:]}\n{REGISTRY}\n{TREE}", "line 1: .* is not the SHA-256"),
+        (
+            f"{KAFKA}\n{'A' * 64}  x:y:jar:1\n{REGISTRY}\n{TREE}",
+            "line 2: .* is not the SHA-256",
+        ),
+        (
+            f"{KAFKA}\n{'d' * 64}  kafka.jar\n{REGISTRY}\n{TREE}",
+            "line 2: .* is not the SHA-256",
+        ),
         (f"{KAFKA}\n{REGISTRY}", "headrace.infra.local.pin"),
         (f"{REGISTRY}\n{TREE}", "headrace.infra.local.pin"),
         (f"{KAFKA}\n{REGISTRY}\n{REGISTRY}\n{TREE}", "headrace.infra.local.pin"),

@@ -18,7 +18,6 @@ from headrace.infra.local.detached import (
     Cancelled,
     Interrupts,
     ProcessId,
-    describe_log,
     free_port,
     locked,
     port_is_free,
@@ -173,14 +172,3 @@ def test_listening_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert not port_is_free(server.getsockname()[1])
     assert port_is_free(free_port())
-
-
-def test_log_is_described_by_its_last_lines(tmp_path: Path) -> None:
-    log = tmp_path / "kafka.log"
-    log.write_text("".join(f"line {number}\n" for number in range(100)))
-
-    described = describe_log(log)
-
-    assert described.startswith(f"the end of {log}:")
-    assert described.splitlines()[1:] == [f"    line {number}" for number in range(85, 100)]
-    assert "(nothing)" in describe_log(tmp_path / "absent.log")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ servers = st.builds(
     version=st.text(max_size=8),
     port=st.integers(1, 65_535),
     ready=st.booleans(),
-    recording=st.none() | st.text(max_size=20),
+    recording=st.none() | st.text(max_size=20).map(Path),
 )
 stacks = st.builds(
     record.Stack,
@@ -36,11 +37,21 @@ stacks = st.builds(
 
 @given(stacks)
 def test_stack_survives_its_file(stack: record.Stack) -> None:
-    assert record.parse(record.render(stack)) == stack
+    with TemporaryDirectory() as folder:
+        record.save(Path(folder), stack)
+        assert record.load(Path(folder)) == stack
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"servers": {"kafka": {}}, "owner": null, "guard": null}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"servers": {"kafka": {}}, "owner": null, "guard": null}',
+        '{"servers": {}, "owner": null, "guard": null, "more": 1}',
+    ],
 )
 def test_damaged_file_says_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / record.FILE).write_text(text)
@@ -54,7 +65,11 @@ def running_stack() -> record.Stack:
     me = ProcessId.of(os.getpid())
     assert me is not None
     server = record.Server(me, "1", 1234, ready=True, recording=None)
-    return record.Stack({"kafka": server, "registry": replace(server, port=4321)})
+    servers: dict[record.ServerName, record.Server] = {
+        "kafka": server,
+        "registry": replace(server, port=4321),
+    }
+    return replace(record.NOTHING, servers=servers)
 
 
 def test_running_stack_is_found(tmp_path: Path) -> None:

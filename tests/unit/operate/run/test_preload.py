@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headrace.services.base.files import last_lines
 from headrace.services.operate.run.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
@@ -19,12 +20,7 @@ from headrace.services.operate.run.processes import (
     ForkedProcess,
     Preloader,
 )
-from headrace.services.operate.run.supervisor import (
-    ChildSpec,
-    Supervisor,
-    headrace_command,
-    last_lines,
-)
+from headrace.services.operate.run.supervisor import ChildSpec, Supervisor, headrace_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are not forked here")
 

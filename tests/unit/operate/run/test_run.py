@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from rich.console import Console
-
 from headrace.schemas.events import RunStateEntered
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.run_life import RunLife
-from headrace.services.operate.run.live_view import PlainView, Status
-from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.run import LocalRun
-from headrace.services.operate.run.supervisor import Supervisor
 
 RECIPE = Recipe.model_validate({"name": "r", "policies": {"default": {"model": "tiny-llama"}}})
 
@@ -24,13 +19,8 @@ def test_a_recorded_end_is_used_once_the_whole_log_is_read(tmp_path: Path) -> No
     ending = RunStateEntered(namespace="r", state="ending", digest=RECIPE.digest, reason="a rule")
 
     async def test() -> None:
-        view = PlainView(Status("r"), Console(quiet=True))
-        run = LocalRun(RECIPE, ClusterConfig(state=tmp_path), Status("r"), view)
-        reason = asyncio.create_task(
-            run._until_stop(
-                RunLife(ending=ending), Progress(RECIPE), Supervisor([], tmp_path), beside=()
-            )
-        )
+        run = LocalRun(RECIPE, ClusterConfig(state=tmp_path), quiet=True)
+        reason = asyncio.create_task(run._until_stop(RunLife(ending=ending)))
         await asyncio.sleep(0.05)
         assert not reason.done()
 

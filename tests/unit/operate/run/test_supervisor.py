@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import HeadraceError, RecordsLost, UsageError
-from headrace.services.operate.run.supervisor import ChildSpec, RestartRule, Supervisor, last_lines
+from headrace.services.base.files import last_lines
+from headrace.services.operate.run.supervisor import ChildSpec, RestartRule, Supervisor
 
 FAST = RestartRule(first_delay_s=0.01, longest_delay_s=0.02, deaths=3)
 WAITS = 'read -r line <&{parent_fd}; echo "cluster $line"; read -r line <&{parent_fd}; echo gone'
