@@ -134,7 +134,7 @@ class GatewayServer:
     def _connection(self) -> asyncio.BaseProtocol:
         """Returns what serves a new connection, or closes it if there are too many."""
         server = self._runner.server
-        return server() if len(server.connections) < self._most else _Closing()  # type: ignore[no-any-return]
+        return server() if len(server.connections) < self._most else _Closing()
 
     async def _listen(
         self, listening: Coroutine[Any, Any, asyncio.Server], address: str

@@ -267,8 +267,8 @@ def test_http_answers_in_openai_s_form() -> None:
             names = [one["id"] for one in (await response.json())["data"]]
             assert names == ["policy", "gpt-4o"]
         for key, status in ((keys.report, 200), (keys.chat, 403)):
-            said = {"json": {"reward": status / 400}, "headers": {"Authorization": f"Bearer {key}"}}
-            async with client.post(f"{url}/episode/reward", **said) as response:
+            said, who = {"reward": status / 400}, {"Authorization": f"Bearer {key}"}
+            async with client.post(f"{url}/episode/reward", json=said, headers=who) as response:
                 assert response.status == status
 
     assert over_http(talk).of(EpisodeEnded)[0].reward == 0.5

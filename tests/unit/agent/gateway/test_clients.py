@@ -19,7 +19,7 @@ from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway import service as gateway_service
 from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.clients import ClientAgent
-from headrace.services.agent.gateway.server import EpisodeQueue, GatewayServer, PendingEpisode
+from headrace.services.agent.gateway.server import EpisodeQueue, GatewayServer, Keys, PendingEpisode
 from headrace.services.operate.run.children import services_of
 from headrace.services.worker.service_context import ServiceContext
 from tests.unit.agent.gateway.test_program import BOUND_S, Chatting
@@ -160,7 +160,7 @@ def test_who_waited_longest_is_taken_first_and_what_is_given_back_is_next() -> N
         queue = EpisodeQueue()
         nobody = cast("ChatSession", None)
         first, second, gone = (
-            PendingEpisode(nobody, name, {}) for name in ("first", "second", "gone")
+            PendingEpisode(nobody, Keys(name, name), {}) for name in ("first", "second", "gone")
         )
         assert await queue.take(0.01) is None
         with queue.waiting(first), queue.waiting(second):

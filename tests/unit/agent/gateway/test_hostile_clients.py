@@ -106,25 +106,18 @@ def test_a_compressed_body_is_not_decompressed() -> None:
 
 def test_few_large_bodies_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     held, most = 0, 0
-    read = server_module.read_request
-
-    def counted(data: bytes) -> Any:
-        nonlocal most
-        most = max(most, held)
-        return read(data)
-
     answer = GatewayServer._answer
 
     async def counting(self: GatewayServer, session: ChatSession, http: Any) -> Any:
-        nonlocal held
+        nonlocal held, most
         held += 1
+        most = max(most, held)
         try:
             return await answer(self, session, http)
         finally:
             held -= 1
 
     monkeypatch.setattr(server_module, "LARGE_BODIES", 2)
-    monkeypatch.setattr(server_module, "read_request", counted)
     monkeypatch.setattr(GatewayServer, "_answer", counting)
 
     async def harm(_: GatewayServer, url: str, keys: Keys) -> None:

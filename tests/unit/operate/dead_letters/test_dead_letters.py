@@ -131,7 +131,7 @@ def test_what_only_looks_like_a_dead_letter_is_not_redriven(changed: str) -> Non
         log, late, _ = await parked(world)
         dead_letters = Partition(NAMESPACE_TOPICS.name(DEAD_LETTERS), 0)
         (genuine,) = await log.broker.fetch([Position(dead_letters, 0)])
-        key, value, headers = genuine.key, genuine.value or b"", dict(genuine.headers)
+        key, value, headers = genuine.key or b"", genuine.value or b"", dict(genuine.headers)
         match changed:
             case "key":
                 key = b"team/b"
