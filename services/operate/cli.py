@@ -18,6 +18,7 @@ from headrace.services.operate.apply.command import apply
 from headrace.services.operate.cancel.command import cancel
 from headrace.services.operate.dead_letters.command import dead_letters
 from headrace.services.operate.evaluate.command import evaluate
+from headrace.services.operate.options import echo
 from headrace.services.operate.prune.command import prune
 from headrace.services.operate.recipe.command import recipe
 from headrace.services.operate.replay.command import replay
@@ -124,5 +125,5 @@ def _run(arguments: list[str]) -> int:
     except HeadraceError as error:
         if debug:
             raise
-        click.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         return error.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from headrace.services.namespace.cluster_config import ClusterConfig
     from headrace.services.namespace.run_life import RunLife
     from headrace.services.operate.show.pages import Part
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters of terminals, and those that change the direction of text."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -119,11 +123,12 @@ def _properties(texts: Sequence[str]) -> dict[str, str]:
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:
     """Prints data to stdout as JSON, and flushes it."""
-    click.echo(json.dumps(data, indent=indent, ensure_ascii=False))
+    echo(json.dumps(data, indent=indent, ensure_ascii=False))
 
 
 def print_table(head: tuple[str, ...], rows: list[list[str]], *, indent: int = 0) -> None:
     """Prints a table to stdout: styled on a terminal, otherwise as plain columns."""
+    rows = [[visible(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console
@@ -139,7 +144,7 @@ def print_table(head: tuple[str, ...], rows: list[list[str]], *, indent: int = 0
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in [list(head), *rows]:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo(" " * indent + "  ".join(cells).rstrip())
+        echo(" " * indent + "  ".join(cells).rstrip())
 
 
 def print_page(page: Sequence[Part]) -> None:
@@ -148,11 +153,25 @@ def print_page(page: Sequence[Part]) -> None:
         if not isinstance(part, str):
             print_table(part.head, part.rows, indent=2)
         elif part.startswith(" "):
-            click.echo(part)
+            echo(part)
         else:
-            click.secho(part, bold=True)
+            echo(part, bold=True)
 
 
 def explain(line: str) -> None:
     """Prints a remark to stderr."""
-    click.echo(line, err=True)
+    echo(line, err=True)
+
+
+def visible(text: str) -> str:
+    r"""Returns a text in which control characters, but for tab and line feed, look like `\u001b`.
+
+    Texts of policies and other teams must not move the cursor, change colours or reorder letters on
+    the operator's terminal. In JSON the result means the same.
+    """
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def echo(text: str, *, err: bool = False, bold: bool = False) -> None:
+    """Prints a text to stdout, or to stderr with `err`. Control characters become visible."""
+    click.echo(click.style(visible(text), bold=True) if bold else visible(text), err=err)

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.services.operate.options import cluster_options, in_namespace, json_option, print_json
+from headrace.services.operate.options import (
+    cluster_options,
+    echo,
+    in_namespace,
+    json_option,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from headrace.services.log.event_log import EventLog
@@ -66,4 +72,4 @@ def cancel(
             print_json({**tree, "state": one.state}, indent=None)
         else:
             number = "-" if one.number is None else one.number
-            click.echo(f"{number}\t{one.source}\t{one.task_id}\t{_EFFECTS[one.state]}")
+            echo(f"{number}\t{one.source}\t{one.task_id}\t{_EFFECTS[one.state]}")

@@ -9,6 +9,7 @@ import click
 from headrace.errors import UsageError
 from headrace.services.operate.options import (
     cluster_options,
+    echo,
     explain,
     in_namespace,
     json_option,
@@ -103,7 +104,7 @@ def show_dead_letter(number: int, as_json: bool, **options: Any) -> None:
         print_json(dead_letter.to_tree(refused))
     else:
         for line in _lines(dead_letter, refused):
-            click.echo(line)
+            echo(line)
 
 
 def _lines(dead_letter: DeadLetter, refused: str) -> list[str]:
@@ -186,5 +187,5 @@ def redrive_dead_letters(
     else:
         for one, refused in results:
             result = f"refused: {refused}" if refused else f"redriven: {one.location}"
-            click.echo(f"{one.number}\t{result}")
+            echo(f"{one.number}\t{result}")
     return 1 if numbers and any(refused for _, refused in results) else 0

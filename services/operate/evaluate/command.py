@@ -10,6 +10,7 @@ import click
 from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
+    echo,
     json_option,
     print_json,
     quiet_option,
@@ -67,6 +68,6 @@ def evaluate(
         return
     for name in resolved.policies:
         for evaluation in measured.of(name).values():
-            click.echo(f"policy {name}: {evaluation}")
+            echo(f"policy {name}: {evaluation}")
             for k in evaluation.powers():
                 click.echo(f"  pass@{k:<4} {evaluation.passes(k) or '-'}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from headrace.services.operate.options import explain, print_json, print_table
+from headrace.services.operate.options import echo, explain, print_json, print_table, visible
 from headrace.services.operate.replay.recorded_answers import END, Divergence
 from headrace.services.operate.replay.replay_batches import BatchesReplayed
 from headrace.services.operate.replay.replay_episodes import EpisodesReplayed
@@ -44,7 +44,8 @@ class ReplayProgress:
         self._shown_at = time.monotonic()
         line = f"{what} {done:,} of {total:,}"
         self._line_open = self._terminal
-        click.echo(f"\r\x1b[K{line}" if self._terminal else line, err=True, nl=not self._terminal)
+        line = f"\r\x1b[K{visible(line)}" if self._terminal else visible(line)
+        click.echo(line, err=True, nl=not self._terminal)
 
     def close(self) -> None:
         """Clears the line of progress on a terminal."""
@@ -123,12 +124,12 @@ def print_episodes(replayed: EpisodesReplayed, as_json: bool) -> None:
 
 def _print_divergence(one: Divergence) -> None:
     call = "at its end" if one.call == END else f"call {one.call}"
-    click.secho(f"task {one.task}, sample {one.sample}, attempt {one.attempt}, {call}", bold=True)
+    echo(f"task {one.task}, sample {one.sample}, attempt {one.attempt}, {call}", bold=True)
     for name in dict.fromkeys([*one.then, *one.now]):
         then, now = one.then.get(name), one.now.get(name)
         if then != now or name == "ask":
             shown = _shown(then) if then == now else f"{_shown(then)}  ->  {_shown(now)}"
-            click.echo(f"  {name:<12}{shown}")
+            echo(f"  {name:<12}{shown}")
 
 
 def _shown(value: Any) -> str:

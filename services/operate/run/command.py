@@ -9,6 +9,7 @@ import click
 from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
+    echo,
     json_option,
     print_json,
     quiet_option,
@@ -86,5 +87,5 @@ def run(
     if as_json:
         print_json(asdict(summary))
     else:
-        click.echo("\n".join(summary.lines()))
+        echo("\n".join(summary.lines()))
     whole.judge(summary)

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headrace.services.operate.options import visible
 from headrace.services.operate.run.progress import Progress
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -64,7 +65,7 @@ class LiveView:
 
     def note(self, line: str) -> None:
         """Shows a line that stays on the screen."""
-        self._live.console.print(Text(line, style="dim"))
+        self._live.console.print(Text(visible(line), style="dim"))
 
     def refresh(self) -> None:
         """Does nothing, because the live view draws itself."""
@@ -99,7 +100,7 @@ class PlainView:
         """Does nothing."""
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
 
 
 View = LiveView | PlainView

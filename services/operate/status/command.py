@@ -6,7 +6,13 @@ from typing import Any
 
 import click
 
-from headrace.services.operate.options import cluster_options, in_namespace, json_option, print_json
+from headrace.services.operate.options import (
+    cluster_options,
+    echo,
+    in_namespace,
+    json_option,
+    print_json,
+)
 
 
 @click.command()
@@ -32,4 +38,4 @@ def status(as_json: bool, **options: Any) -> None:
     if as_json:
         print_json(asdict(found))
     else:
-        click.echo("\n".join(found.lines()))
+        echo("\n".join(found.lines()))

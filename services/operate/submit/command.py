@@ -6,7 +6,13 @@ from typing import Any, TextIO
 
 import click
 
-from headrace.services.operate.options import cluster_options, in_namespace, json_option, print_json
+from headrace.services.operate.options import (
+    cluster_options,
+    echo,
+    in_namespace,
+    json_option,
+    print_json,
+)
 
 
 @click.command()
@@ -46,4 +52,4 @@ def submit(file: TextIO, source: str, as_json: bool, **options: Any) -> None:
         if as_json:
             print_json({"task": number, "source": source, "task_id": task_id}, indent=None)
         else:
-            click.echo(f"{number}\t{task_id}")
+            echo(f"{number}\t{task_id}")
