@@ -10,18 +10,12 @@ from collections.abc import Callable, Sequence
 from math import fsum, sqrt
 from statistics import fmean
 
-from headrace.services.base.plugins import Loader
-
 Advantage = Callable[[Sequence[float]], list[float]]
 
 GRPO_EPSILON = 1e-6
 """Added to the deviation, so that GRPO never divides by 0."""
 
-ADVANTAGES: dict[str, Loader] = {
-    "grpo": lambda: grpo,
-    "dr_grpo": lambda: dr_grpo,
-    "rloo": lambda: rloo,
-}
+ADVANTAGES = {name: f"{__name__}:{name}" for name in ("grpo", "dr_grpo", "rloo")}
 """The built-in estimators by the recipe's name."""
 
 

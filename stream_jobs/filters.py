@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.services.base.plugins import Loader
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -36,7 +34,7 @@ class Group:
 Filter = Callable[[Group], str | None]
 """Returns the reason to drop a group, in snake_case, or None to keep it."""
 
-FILTERS: dict[str, Loader] = {"zero_advantage": lambda: zero_advantage}
+FILTERS = {"zero_advantage": f"{__name__}:zero_advantage"}
 """The built-in filters by the recipe's name."""
 
 

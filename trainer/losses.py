@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from headrace.schemas.recipe.policy import Training
-from headrace.services.base.plugins import Loader
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class MicroBatch:
 Loss = Callable[[MicroBatch, Tensor], Tensor]
 """Maps (micro-batch, new logprobs [N] with gradient) to a scalar, which is minimised."""
 
-LOSSES: dict[str, Loader] = {"grpo": lambda: grpo}
+LOSSES = {"grpo": f"{__name__}:grpo"}
 """The built-in losses by the recipe's name."""
 
 

@@ -12,7 +12,7 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.records import AgentSetup
-from headrace.services.base.plugins import Loader, load
+from headrace.services.base.plugins import load
 from headrace.services.models.tokens import tokenizer_digest
 from headrace.services.models.weights import model_folder
 
@@ -47,24 +47,12 @@ async def chat(episode: Episode) -> None:
         messages = []
 
 
-def _client() -> Any:
-    from headrace.services.agent.gateway.clients import ClientAgent
-
-    return ClientAgent
-
-
-def _command() -> Any:
-    from headrace.services.agent.gateway.program import Command
-
-    return Command
-
-
-BUILTIN: dict[str, Loader] = {
-    "single_turn": lambda: single_turn,
-    "multi_turn": lambda: multi_turn,
-    "chat": lambda: chat,
-    "client": _client,
-    "command": _command,
+BUILTIN = {
+    "single_turn": single_turn,
+    "multi_turn": multi_turn,
+    "chat": chat,
+    "client": "headrace.services.agent.gateway.clients:ClientAgent",
+    "command": "headrace.services.agent.gateway.program:Command",
 }
 
 

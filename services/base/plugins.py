@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
 
-Loader = Callable[[], Any]
-"""Returns a built-in. It imports the built-in's module only when it is called."""
 
-
-def load(kind: str, use: str, builtins: Mapping[str, Loader]) -> Any:
+def load(kind: str, use: str, builtins: Mapping[str, Any]) -> Any:
     """Returns the built-in or the user's own object that `use` names.
 
-    `kind` is what the recipe calls such an object; error messages contain it. Raises UsageError if
-    `use` names nothing, or if its module can't be imported.
+    `kind` is what the recipe calls such an object; error messages contain it. `builtins` maps names
+    to objects, or to import paths of objects whose modules are imported only if they are used.
+    Raises UsageError if `use` names nothing, or if its module can't be imported.
     """
-    own, colon, attribute = use.partition(":")
-    if use not in builtins and not colon:
+    target = builtins.get(use, use)
+    if not isinstance(target, str):
+        return target
+    module_name, colon, attribute = target.partition(":")
+    if not colon:
         names = ", ".join(sorted(builtins))
         raise UsageError(f"no {kind} {use!r}. Use {names}, or your own as package.module:name")
+    if use not in builtins and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     try:
-        if use in builtins:
-            return builtins[use]()
-        if str(Path.cwd()) not in sys.path:
-            sys.path.append(str(Path.cwd()))
-        module = importlib.import_module(own)
+        module = importlib.import_module(module_name)
+    except UsageError:
+        raise
     except ModuleNotFoundError as error:
         raise UsageError(
             f"{kind} {use!r} needs the module {error.name!r}, which was not found. Install its "
@@ -46,4 +47,4 @@ def load(kind: str, use: str, builtins: Mapping[str, Loader]) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        raise UsageError(f"{kind} {use!r}: module {own} has no {attribute!r}") from None
+        raise UsageError(f"{kind} {use!r}: module {module_name} has no {attribute!r}") from None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from headrace.errors import UsageError
-from headrace.services.base.plugins import Loader, load
+from headrace.services.base.plugins import load
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.optional_imports import importing
 
@@ -24,14 +24,10 @@ Render = Callable[[Any, Any, bool], str]
 Seeded = Callable[[int], Mapping[str, Any]]
 """Turns a task's seed into arguments of `gymnasium.make`, so that every task has its own world."""
 
-RENDERS: Mapping[str, Loader] = {
-    "value": lambda: value,
-    "frozen_lake_holes": lambda: frozen_lake_holes,
-    "frozen_lake_position": lambda: frozen_lake_position,
+RENDERS = {
+    name: f"{__name__}:{name}" for name in ("value", "frozen_lake_holes", "frozen_lake_position")
 }
-SEEDED: Mapping[str, Loader] = {
-    "random_frozen_lake": lambda: random_frozen_lake,
-}
+SEEDED = {"random_frozen_lake": f"{__name__}:random_frozen_lake"}
 POSITIONS = string.ascii_lowercase + string.ascii_uppercase + string.digits + "+/"
 """FrozenLake's cells, row by row: one ASCII character each, enough for an 8x8 map."""
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
-from pkgutil import resolve_name
 
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import ACTIONS, OBSERVATIONS
-from headrace.services.base.plugins import Loader, load
+from headrace.services.base.plugins import load
 from headrace.services.env.instances import Instances
 from headrace.services.env.libraries.libraries_child import LIBRARIES
 from headrace.services.env.libraries.libraries_setup import LibrarySetup
@@ -22,16 +20,13 @@ from headrace.services.worker.worker import SideStart, Worker
 
 DOCKER = "docker"
 """The environment whose episodes have containers: it has a setup of its own."""
-BUILTIN: dict[str, Loader] = {
-    name: partial(resolve_name, path)
-    for name, path in {
-        "null": "headrace.services.env.null:NullEnvironment",
-        "gymnasium": "headrace.services.env.gymnasium_environment:GymnasiumEnvironment",
-        "http": "headrace.services.env.http_environment:HttpEnvironment",
-        "openenv": "headrace.services.env.openenv.openenv_environment:OpenEnvEnvironment",
-        "mcp": "headrace.services.env.mcp.mcp_environment:McpEnvironment",
-        DOCKER: "headrace.services.env.sandbox.pool:DockerSetup",
-    }.items()
+BUILTIN = {
+    "null": "headrace.services.env.null:NullEnvironment",
+    "gymnasium": "headrace.services.env.gymnasium_environment:GymnasiumEnvironment",
+    "http": "headrace.services.env.http_environment:HttpEnvironment",
+    "openenv": "headrace.services.env.openenv.openenv_environment:OpenEnvEnvironment",
+    "mcp": "headrace.services.env.mcp.mcp_environment:McpEnvironment",
+    DOCKER: "headrace.services.env.sandbox.pool:DockerSetup",
 }
 
 

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from headrace.errors import UsageError
@@ -19,7 +18,7 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES, PROMPTS
 from headrace.services.base.concurrency import until_first
-from headrace.services.base.plugins import Loader, load
+from headrace.services.base.plugins import load
 from headrace.services.inference.engine import Engine, EngineSetup
 from headrace.services.inference.local_weights import LocalWeights, scratch_folder
 from headrace.services.inference.pinned import PinnedVersions
@@ -34,12 +33,10 @@ from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker
 
-BUILTIN: dict[str, Loader] = {
-    "torch": lambda: import_module("headrace.services.inference.engines.torch_engine").TorchEngine,
-    "vllm": lambda: import_module("headrace.services.inference.engines.vllm_engine").VllmEngine,
-    "scripted": lambda: (
-        import_module("headrace.services.inference.engines.scripted").ScriptedEngine
-    ),
+BUILTIN = {
+    "torch": "headrace.services.inference.engines.torch_engine:TorchEngine",
+    "vllm": "headrace.services.inference.engines.vllm_engine:VllmEngine",
+    "scripted": "headrace.services.inference.engines.scripted:ScriptedEngine",
 }
 
 

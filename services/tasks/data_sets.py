@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.services.base.plugins import Loader, load
+from headrace.services.base.plugins import load
 from headrace.services.tasks.task_maker import Item
 
 TASKS = Path(str(files("headrace.infra"))) / "tasks"
@@ -116,12 +116,12 @@ def hugging_face(path: str, split: str = "train", id_field: str = "id") -> Itera
         yield Item(str(row.get(id_field, number)), dict(row))
 
 
-BUILTIN: dict[str, Loader] = {
-    "count": lambda: count,
-    "first": lambda: first,
-    "coding": lambda: partial(shipped, "coding"),
-    "repairs": lambda: partial(shipped, "repairs"),
-    "jsonl": lambda: jsonl,
-    "reasoning_gym": lambda: reasoning_gym,
-    "hf": lambda: hugging_face,
+BUILTIN = {
+    "count": count,
+    "first": first,
+    "coding": partial(shipped, "coding"),
+    "repairs": partial(shipped, "repairs"),
+    "jsonl": jsonl,
+    "reasoning_gym": reasoning_gym,
+    "hf": hugging_face,
 }

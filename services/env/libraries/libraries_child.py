@@ -13,19 +13,15 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from pkgutil import resolve_name
 from typing import Any, NoReturn, Protocol
 
 from headrace.errors import EnvironmentFailed, UsageError
-from headrace.services.base.plugins import Loader, load
+from headrace.services.base.plugins import load
 from headrace.services.processes.pipes import take_pipes
 
-LIBRARIES: dict[str, Loader] = {
-    name: partial(resolve_name, path)
-    for name, path in {
-        "reasoning_gym": "headrace.services.env.libraries.reasoning_gym_problems:Problems",
-        "textarena": "headrace.services.env.libraries.textarena_games:Games",
-    }.items()
+LIBRARIES = {
+    "reasoning_gym": "headrace.services.env.libraries.reasoning_gym_problems:Problems",
+    "textarena": "headrace.services.env.libraries.textarena_games:Games",
 }
 
 

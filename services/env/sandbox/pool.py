@@ -13,13 +13,12 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from pkgutil import resolve_name
 from typing import Any
 
 from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.clock import now
-from headrace.services.base.plugins import Loader, load
+from headrace.services.base.plugins import load
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim, Environment
 from headrace.services.env.instances import Instances
@@ -32,14 +31,11 @@ from headrace.services.processes.docker.hardened import container, read_limits
 
 logger = logging.getLogger(__name__)
 
-TOOLS: dict[str, Loader] = {
-    name: partial(resolve_name, path)
-    for name, path in {
-        "shell": "headrace.services.env.sandbox.tools:Shell",
-        "python": "headrace.services.env.sandbox.tools:Python",
-        "coding": "headrace.services.env.sandbox.coding:Coding",
-        "repair": "headrace.services.env.sandbox.repair:Repair",
-    }.items()
+TOOLS = {
+    "shell": "headrace.services.env.sandbox.tools:Shell",
+    "python": "headrace.services.env.sandbox.tools:Python",
+    "coding": "headrace.services.env.sandbox.coding:Coding",
+    "repair": "headrace.services.env.sandbox.repair:Repair",
 }
 LABEL = "headrace."
 OVERDUE_S = 60.0
