@@ -36,6 +36,7 @@ def assert_whole(found: dict[str, Any]) -> None:
     assert sum(found["injections"].values()) > 0
 
 
+@pytest.mark.long
 def test_a_short_run_of_every_kind_loses_and_doubles_nothing(tmp_path: Path) -> None:
     assert_whole(chaos(tmp_path, 420.0, "--seconds", "20", "--seed", "3"))
 

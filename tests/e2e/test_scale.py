@@ -11,6 +11,8 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
 from headrace.infra import local
 from headrace.schemas.topics import Topics
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
@@ -95,6 +97,7 @@ async def end_the_run(place: ClusterConfig, topics: Topics) -> None:
         await enter(log, "ended", recipe, "the test is over")
 
 
+@pytest.mark.long
 def test_two_of_each_share_the_work_and_one_more_env_worker_does_more(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 from headrace.infra import local
 from headrace.schemas.events import (
     BatchAssembled,
@@ -22,6 +24,7 @@ RECIPE = harness.RECIPES / "structured.toml"
 DIRECTIONS = {"left", "down", "right", "up"}
 
 
+@pytest.mark.long
 def test_a_policy_learns_what_to_say_within_a_schema(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:

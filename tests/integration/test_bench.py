@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from headrace.infra.local import LocalStack
 from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.bench.report import machine
@@ -12,6 +14,7 @@ from tests.bench.trajectories import durable_trajectories
 from tests.bench.weights import measure
 
 
+@pytest.mark.long
 def test_trajectories_pass_from_producer_to_decoded_batch(local_stack: LocalStack) -> None:
     cluster = ClusterConfig(Path(local_stack.state)).connected(
         local_stack.bootstrap_servers, local_stack.registry_url

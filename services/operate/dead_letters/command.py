@@ -93,11 +93,15 @@ def show_dead_letter(number: int, as_json: bool, **options: Any) -> None:
       headrace dead-letters show 17
       headrace dead-letters show 17 --json | jq -r .value | xxd -r -p > dead-letter.bin
     """
-    from headrace.services.operate.dead_letters.dead_letters import find_dead_letter, refusal
+    from headrace.services.operate.dead_letters.dead_letters import (
+        find_dead_letter,
+        find_original,
+        refusal,
+    )
 
     async def read(log: EventLog, _: RunLife) -> tuple[DeadLetter, str]:
         found = await find_dead_letter(log, number)
-        return found, await refusal(log, found)
+        return found, await refusal(log, found, await find_original(log, found))
 
     dead_letter, refused = in_namespace(options, "dead-letters", read)
     if as_json:

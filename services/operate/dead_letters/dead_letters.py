@@ -129,7 +129,7 @@ def read_dead_letter(record: Record) -> DeadLetter | int:
         headers.get(f"{WHY}connector.name", ""),
         record.key or b"",
         record.value or b"",
-        _own_headers(record),
+        [one for one in record.headers if not one[0].startswith(WHY) and one[0] != REDRIVE_OF],
     )
 
 
@@ -169,48 +169,37 @@ async def find_dead_letter(log: EventLog, number: int) -> DeadLetter:
     raise UsageError(f"there is no dead letter {number}: {held}")
 
 
-async def refusal(log: EventLog, dead_letter: DeadLetter) -> str:
-    """Says why a dead letter can't be redriven now; returns an empty string if it can."""
+async def refusal(log: EventLog, dead_letter: DeadLetter, original: Record | None) -> str:
+    """Says why a dead letter can't be redriven now; returns an empty string if it can.
+
+    `original` is the record that it names, as `find_original` found it.
+    """
     if refused := refuse_topic(log.topics, dead_letter.topic):
         return refused
-    original = await _original(log, dead_letter)
     if original is None:
         return (
             f"{dead_letter.location} is no longer in the log, so nothing shows that it held this. "
             "Write the event again by its own source"
         )
-    if original != (dead_letter.key, dead_letter.value, dead_letter.headers):
+    if (original.key or b"", original.value or b"") != (dead_letter.key, dead_letter.value):
         return f"it is not what {dead_letter.location} holds: another program wrote it"
-    record = Record(
-        Partition(dead_letter.topic, dead_letter.partition),
-        dead_letter.offset,
-        dead_letter.at,
-        dead_letter.key,
-        dead_letter.value,
-        dead_letter.headers,
-    )
     try:
-        event = (await log.decode(record)).event
+        event = (await log.decode(original)).event
     except DecodeError as error:
         return f"it still does not decode: {error.reason}"
     return refuse_event(event, dead_letter.key, now())
 
 
-async def _original(log: EventLog, dead_letter: DeadLetter) -> tuple[bytes, bytes, Headers] | None:
-    """Reads key, value and headers of the record that a dead letter names; None if it is gone."""
+async def find_original(log: EventLog, dead_letter: DeadLetter) -> Record | None:
+    """Reads the record that a dead letter names. Returns None if it is not in the log."""
     at = Partition(dead_letter.topic, dead_letter.partition)
-    if at not in log.topics.by_name(dead_letter.topic).all_partitions():
+    if not any(at in topic.all_partitions() for topic in log.topics):
         return None
     only = {at: (dead_letter.offset, dead_letter.offset + 1)}
     async with aclosing(read_records(log.broker, only)) as records:
         async for record in records:
-            return record.key or b"", record.value or b"", _own_headers(record)
+            return record
     return None
-
-
-def _own_headers(record: Record) -> Headers:
-    """Returns the headers of a record, without those that a dead letter or its redrive adds."""
-    return [one for one in record.headers if not one[0].startswith(WHY) and one[0] != REDRIVE_OF]
 
 
 def refuse_topic(topics: Topics, topic: str) -> str:
@@ -253,24 +242,26 @@ async def redrive(
         async for one in _read_all(log, patience):
             if isinstance(one, int) or (numbers is not None and one.number not in numbers):
                 continue
-            refused = await refusal(log, one)
+            original = await find_original(log, one)
+            refused = await refusal(log, one, original)
             if one.location in done:
                 refused = f"it was redriven already, as dead letter {done[one.location]}"
-            if not refused:
-                await writer.write(_outgoing(log.topics, one))
+            if original is not None and not refused:
+                await writer.write(_outgoing(log.topics, one.number, original))
                 done[one.location] = one.number
             yield one, refused
     finally:
         await writer.close()
 
 
-def _outgoing(topics: Topics, one: DeadLetter) -> list[Outgoing]:
-    """Makes the record as it was, and the mark that it was redriven."""
+def _outgoing(topics: Topics, number: int, original: Record) -> list[Outgoing]:
+    """Makes the record as it was, and the mark that its dead letter was redriven."""
     dead_letters = topics.name(DEAD_LETTERS)
-    header = (REDRIVE_OF, f"{dead_letters}/0@{one.number}".encode())
+    headers = [*original.headers, (REDRIVE_OF, f"{dead_letters}/0@{number}".encode())]
+    key = original.key or b""
     return [
-        Outgoing(one.topic, one.key, one.value, [*one.headers, header]),
-        Outgoing(dead_letters, one.key, b"", [(REDRIVEN, str(one.number).encode())]),
+        Outgoing(original.partition.topic, key, original.value or b"", headers),
+        Outgoing(dead_letters, key, b"", [(REDRIVEN, str(number).encode())]),
     ]
 
 
