@@ -44,7 +44,7 @@ test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: und
 
 test: check  ## the tests of every change, on a real Kafka: at most 15 min on 2 cores
 	@$(BIN)/pytest -n 2 -m 'not long and not vllm' tests/unit
-	@$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m 'not long and not vllm' --ignore tests/unit
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not long and not vllm' --ignore tests/unit
 ifeq ($(shell uname -s),Linux)
 	@$(MAKE) --no-print-directory test-vllm
 endif

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -45,14 +44,7 @@ def namespace() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what needs a real broker, and keeps together what shares an expensive fixture.
-
-    `make test-fast` leaves out what needs a broker. Of two test processes, each takes whole files;
-    one of them takes all tests of sandboxes, which share a Docker engine.
-    """
+    """Marks what needs a real broker, so that `make test-fast` can leave it out."""
     for item in items:
         if "local_stack" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.stack)
-        file = item.path.relative_to(Path(__file__).parent)
-        group = "sandboxes" if file.parts[0] == "sandboxes" else str(file)
-        item.add_marker(pytest.mark.xdist_group(group))

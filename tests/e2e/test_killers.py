@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from headrace.infra import local
 from headrace.schemas.events import EpisodeEnded
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
@@ -16,6 +18,7 @@ KILLERS = {3, 8}
 RUN_S = 200.0
 
 
+@pytest.mark.long
 def test_what_kills_its_worker_ends_as_poison_and_the_run_ends_well(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:

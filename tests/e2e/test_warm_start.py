@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
+
 from headrace.infra import local
 from headrace.schemas.events import BatchAssembled, PolicyPublished
 from headrace.schemas.topics import Topics
@@ -18,6 +20,7 @@ TASKS, VERSIONS = 128, 32
 """What the recipe has demonstrated, and the versions that these make: 4 tasks a batch."""
 
 
+@pytest.mark.long
 def test_demonstrations_are_learned_before_anything_is_rewarded(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:

@@ -192,6 +192,7 @@ async def check_states(log: EventLog, topics: Topics) -> None:
     assert all(states[:2] == ["provisioning", "ready"] for states in workers)
 
 
+@pytest.mark.long
 def test_kills_leave_no_container_and_do_no_step_twice(
     engine: str, local_stack: local.LocalStack, namespace: str, tmp_path: Path
 ) -> None:
