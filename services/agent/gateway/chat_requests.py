@@ -14,6 +14,8 @@ from headrace.services.agent.gateway.chat_messages import Message, read_messages
 from headrace.services.agent.gateway.refusals import bad_request
 from headrace.services.base.tool_calls import NO_PARAMETERS
 
+MOST_MARKS = 500_000
+"""Most commas and opening brackets of a body: each value needs one, and parsing takes time."""
 CHOICES = 16
 """Largest number of choices of one request."""
 OVERRIDDEN = (
@@ -90,6 +92,8 @@ def read_request(data: bytes) -> ChatRequest:
 
 def read_object(data: bytes) -> dict[str, Any]:
     """Reads a body that is a JSON object. Raises ApiError 400 if it is something else."""
+    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_MARKS:
+        raise bad_request(f"the body has more than {MOST_MARKS} commas and brackets")
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -16,13 +16,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.errors import DependencyError, UsageError
 from headrace.services.agent.gateway import chat_answers as answers
 from headrace.services.agent.gateway.chat_requests import read_object, read_request
 from headrace.services.agent.gateway.chat_session import ChatSession, read_report
 from headrace.services.agent.gateway.refusals import ApiError, bad_request
+
+T = TypeVar("T")
 
 BODY_BYTES = 4 << 20
 """Largest body of a request: a context of about 1,000,000 tokens as text."""
@@ -111,6 +113,7 @@ class GatewayServer:
         self._reports = reports
         self._most = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._large = asyncio.Semaphore(LARGE_BODIES)
+        self._parsing = asyncio.Lock()
         self._chats: dict[str, ChatSession] = {}
         self._reporters: dict[str, ChatSession] = {}
         self._server: asyncio.Server | None = None
@@ -235,8 +238,15 @@ class GatewayServer:
         with session.serving():
             return await self._answer(session, http)
 
+    async def _read(self, http: Any, parse: Callable[[bytes], T]) -> T:
+        """Reads and parses a body. Between two bodies, the event loop does other work."""
+        data = await http.read()
+        async with self._parsing:
+            await asyncio.sleep(0)
+            return parse(data)
+
     async def _answer(self, session: ChatSession, http: Any) -> Any:
-        request = read_request(await http.read())
+        request = await self._read(http, read_request)
         choices = await session.complete(request)
         headers = {"x-headrace-overridden": ", ".join(request.overridden)}
         if request.stream:
@@ -271,12 +281,12 @@ class GatewayServer:
 
     async def _report(self, http: Any) -> Any:
         session = self._session_of(http)
-        _take_report(session, read_object(await http.read()))
+        _take_report(session, await self._read(http, read_object))
         return _web().json_response({})
 
     async def _end(self, http: Any) -> Any:
         session = self._session_of(http)
-        tree = read_object(await http.read())
+        tree = await self._read(http, read_object)
         _take_report(session, tree)
         if not session.ended.done():
             error = tree.get("error")
