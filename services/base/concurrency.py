@@ -37,7 +37,7 @@ def in_daemon_thread(work: Callable[[], T], name: str) -> Future[T]:
             return
         try:
             future.set_result(work())
-        except BaseException as error:
+        except BaseException as error:  # Whoever waits for the result handles it.
             future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

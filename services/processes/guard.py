@@ -83,8 +83,8 @@ def prctl(option: int, value: int) -> None:
 def kill_all(group: int) -> None:
     """Kills the command's group and all children of this process.
 
-    On Linux the children of a killed process become children of this one, so it repeats until there
-    are none left.
+    On Linux the children of a killed process become children of this one. So this repeats until all
+    of them have ended.
     """
     kill_group(group)
     with suppress(ChildProcessError):

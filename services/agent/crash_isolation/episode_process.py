@@ -36,7 +36,7 @@ class EpisodesProcess:
         made = cls(await ChildProcess.start(command, limit=LIMIT))
         try:
             await made._prepare(recipe)
-        except BaseException:
+        except BaseException:  # Whatever the reason is, no process may be left behind.
             await made.aclose()
             raise
         return made
