@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import os
@@ -92,7 +93,9 @@ def test_an_episode_by_pipes_leaves_no_process() -> None:
 
 
 def _serves(process: psutil.Process) -> bool:
-    return any("calculator_server" in part for part in process.cmdline())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any("calculator_server" in part for part in process.cmdline())
+    return False
 
 
 def test_an_episode_by_http_and_a_server_that_dies_in_it() -> None:
@@ -243,11 +246,14 @@ def _all_end(pids_file: Path) -> None:
     pids = json.loads(pids_file.read_text())
     assert len(pids) == 2
 
-    def gone() -> bool:
-        alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-        return all(each.status() == psutil.STATUS_ZOMBIE for each in alive)
+    asyncio.run(_until(lambda: all(map(_has_ended, pids))))
 
-    asyncio.run(_until(gone))
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.parametrize(

@@ -242,27 +242,32 @@ async def headrace_done(*arguments: str, bound_s: float = 60.0) -> None:
         assert await command.ends(bound_s) == 0, command.said
 
 
-def processes_of(state: Path) -> list[psutil.Process]:
-    """Processes whose command line names the state folder, but for this one."""
+def processes_of(state: Path, *command: str) -> list[psutil.Process]:
+    """Processes whose command line names the state folder, but for this one.
+
+    With `command`, only those of this headrace command, such as `"serve", "agent"`.
+    """
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            named = any(str(state) in argument for argument in process.cmdline())
-            if named and process.pid != os.getpid():
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            line = process.cmdline()
+            named = any(str(state) in argument for argument in line)
+            meant = not command or tuple(line[3 : 3 + len(command)]) == command
+            if named and meant and process.pid != os.getpid():
                 found.append(process)
     return found
 
 
 def child_of(state: Path, service: str) -> psutil.Process:
     """The one process of a service that serves from this state folder."""
-    found = [one for one in processes_of(state) if one.cmdline()[3:5] == ["serve", service]]
+    found = processes_of(state, "serve", service)
     assert len(found) == 1, f"{len(found)} processes of {service}"
     return found[0]
 
 
 def preloader_of(state: Path) -> psutil.Process:
     """The preloader from which a run's services are forked."""
-    (found,) = (one for one in processes_of(state) if one.cmdline()[2:4] == ["headrace", "preload"])
+    (found,) = processes_of(state, "preload")
     return found
 
 
