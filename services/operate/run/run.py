@@ -72,7 +72,7 @@ class LocalRun:
         """
         self.interrupted = asyncio.Event()
         """Set by Ctrl-C or SIGTERM. The run then pauses."""
-        self.progress = Progress(recipe)
+        self.progress = Progress(recipe, since=time.time())
         self._reason = end
         self._on_interrupt = on_interrupt
         self._life = RunLife()
@@ -229,6 +229,11 @@ class LocalRun:
             if self.interrupted.is_set():
                 return None
             self._show()
+            if (message := self.progress.endings.hopeless()) is not None:
+                raise HeadraceError(
+                    f"{message}. The run stops, and the same command continues it: correct what "
+                    "failed first"
+                )
             reason = self._reason or self.progress.stop_reason(
                 seconds=time.time() - self._life.started_at - idle_s,
                 exhausted="source" in self._supervisor.finished,
@@ -274,6 +279,8 @@ class LocalRun:
             await self._first_of(*events, timeout_s=left_s)
 
     def _show(self) -> None:
+        for line in self.progress.endings.news():
+            self._view.note(line)
         self._status.restarts = self._supervisor.restarts
         self._status.processes = self._supervisor.alive()
         self._view.refresh()
