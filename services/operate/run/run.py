@@ -32,6 +32,7 @@ from headrace.services.operate.check.checking import check_in_child
 from headrace.services.operate.run.children import child_specs
 from headrace.services.operate.run.choose_namespace import MOST_RUNS, choose_namespace, topics_of
 from headrace.services.operate.run.live_view import Status, make_view
+from headrace.services.operate.run.log_notes import LogNotes
 from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
 from headrace.services.operate.run.report import PAUSED, Summary
@@ -44,6 +45,7 @@ END_S = 30.0
 INTERRUPTED_END_S = 5.0
 """The same after Ctrl-C."""
 LAG_INTERVAL_S = 2.0
+LOG_INTERVAL_S = 1.0
 TICK_S = 0.5
 """Seconds between two checks of the stop rule if no event arrives."""
 
@@ -188,6 +190,7 @@ class LocalRun:
             "progress": follow_progress(log, self.progress, self._on_progress),
             "run": self._follow_life(log),
             "lags": self._follow_lags(log),
+            "logs": self._follow_logs(),
         }
         self._beside = [asyncio.create_task(one, name=name) for name, one in work.items()]
         try:
@@ -213,6 +216,13 @@ class LocalRun:
             with suppress(DependencyError):  # The broker may be restarting.
                 self._status.lags = await lags(log.broker, log.topics)
             await asyncio.sleep(LAG_INTERVAL_S)
+
+    async def _follow_logs(self) -> None:
+        notes = LogNotes()
+        while True:
+            for line in await asyncio.to_thread(notes.news, self._supervisor.logs):
+                self._view.note(line)
+            await asyncio.sleep(LOG_INTERVAL_S)
 
     async def _until_stop(self) -> str | None:
         """Waits for the stop rule, an end by another process, or Ctrl-C.

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 from headrace.errors import UsageError
@@ -25,6 +25,7 @@ from headrace.services.namespace.apply import require_same
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect, locate
 from headrace.services.namespace.run_life import RunLife, follow_life
+from headrace.services.operate.serve.loop_watch import LoopWatch
 from headrace.services.operate.serve.process_setup import limit_threads, tune_garbage_collector
 from headrace.services.operate.serve.services import POLICY_SERVICES, Serve, load_service
 from headrace.services.operate.serve.stopper import Stopper
@@ -117,7 +118,9 @@ async def _serve(
             _on_life(life, context, stopper)
             if not stopping.is_set():
                 logger.info("serving %s in namespace %s", service, namespace)
-                await _run_beside(_follow(lives, context, stopper), run(context, cluster), stopper)
+                with closing(LoopWatch()):
+                    following = _follow(lives, context, stopper)
+                    await _run_beside(following, run(context, cluster), stopper)
 
 
 async def require_topics(broker: Broker, topics: Topics) -> None:
