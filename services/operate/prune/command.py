@@ -63,7 +63,7 @@ def prune(
     async def run() -> list[Prunable]:
         cluster = locate(cluster_of(options))
         async with connect(cluster, "prune") as connection:
-            pruner = Pruner(connection, cluster.open_blobs(), cluster, Patience(explain))
+            pruner = Pruner(connection, cluster.open_blobs(None), cluster, Patience(explain))
             items = await pruner.plan(keep, unnamed, forget)
             return await pruner.carry_out(items) if yes else items
 

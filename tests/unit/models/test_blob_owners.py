@@ -1,0 +1,352 @@
+"""Owner markers: no order of a writer's and a prune's requests loses a blob that is needed."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.services.models import blob_owners
+from headrace.services.models.blob_owners import (
+    DEAD_S,
+    OWNERS,
+    BlobOwners,
+    Marker,
+    Removal,
+    SmallFiles,
+    StoredBlob,
+)
+
+T = TypeVar("T")
+
+NAME = "ab" + 62 * "0"
+A, B = "cluster.a", "cluster.b"
+
+
+class Stopped(Exception):
+    """The process of an actor dies."""
+
+
+@dataclass
+class Actor:
+    """A process that sends requests to the store, one after the other."""
+
+    name: str
+    work: Callable[[Actor], None]
+    may_die: bool = False
+    may_pause: bool = False
+    """It may be stopped before it looks at the clock, until all others have ended."""
+    trace: list[str] = field(default_factory=list)
+    """What it has asked and been answered: all that its state depends on."""
+    wants: str | None = None
+    """The request that it sends next; None while it computes, or if it has ended."""
+    ended: bool = False
+    killed: bool = False
+    paused: bool = False
+    error: BaseException | None = None
+    seen: int = -1
+    """The step at which it last went to sleep."""
+    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    ready: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def ask(self, what: str, request: Callable[[], T]) -> T:
+        """Waits for its turn, then sends a request, whose answer comes at once."""
+        if not self.killed:
+            self.wants = what
+            self.ready.release()
+            self.go.acquire()
+            self.wants = None
+        if self.killed:
+            raise Stopped
+        answer = request()
+        self.trace.append(f"{what}: {answer}")
+        return answer
+
+    def run(self) -> None:
+        try:
+            self.work(self)
+        except BaseException as error:  # `run` raises it in its own thread.
+            self.error = error
+        self.ended = True
+        self.ready.release()
+
+
+@dataclass
+class Store:
+    """A store with one blob that may be there, and the time."""
+
+    files: dict[str, float] = field(default_factory=dict)
+    blob: bool = True
+    now: float = 0.0
+    put: set[str] = field(default_factory=set)
+    """Owners whose put has returned: from then on their events may name the blob."""
+
+    def check(self) -> None:
+        """Raises AssertionError if a blob is lost that an event may name."""
+        for owner in self.put:
+            assert self.blob, f"the blob of {owner} is lost"
+            assert f"{OWNERS}/ab/{NAME[2:]}.{owner}" in self.files, f"the marker of {owner} is lost"
+
+
+class Requests(SmallFiles):
+    """The small files as one actor uses them."""
+
+    def __init__(self, store: Store, actor: Actor) -> None:
+        self._store = store
+        self._actor = actor
+
+    def touch(self, path: str) -> None:
+        # What is there at the beginning has time 0, and what is written later has time 1.
+        path = self._same_in_every_run(path)
+        self._actor.ask(f"touch {path}", lambda: self._store.files.update({path: 1.0}))
+
+    def times(self, folder: str) -> dict[str, float]:
+        def find() -> dict[str, float]:
+            return {path: at for path, at in self._store.files.items() if path.startswith(folder)}
+
+        return self._actor.ask(f"list {folder}", find)
+
+    def delete(self, path: str) -> None:
+        path = self._same_in_every_run(path)
+        self._actor.ask(f"delete {path}", lambda: self._store.files.pop(path, None))
+
+    def _same_in_every_run(self, path: str) -> str:
+        return re.sub(r"\.[0-9a-f]{32}$", f".{self._actor.name}", path)
+
+
+def writer(store: Store, owner: str, kind: type[BlobOwners] = BlobOwners) -> Actor:
+    """Marks the blob and then puts it, as `put` does."""
+
+    def work(actor: Actor) -> None:
+        def sleep(seconds: float) -> None:
+            actor.ask("sleep", lambda: None)
+
+        files = Requests(store, actor)
+        owners = kind(files, owner, clock=lambda: store.now, sleep=sleep)
+        owners.add(NAME, lambda: actor.ask("holds", lambda: store.blob))
+
+        def put() -> None:
+            store.blob = True
+            store.put.add(owner)
+
+        def touch() -> bool:
+            if store.blob:
+                store.put.add(owner)
+            return store.blob
+
+        if not actor.ask("touch blob", touch):
+            actor.ask("put blob", put)
+
+    return Actor(f"writer of {owner}", work)
+
+
+def prune(store: Store, owner: str, **options: bool) -> Actor:
+    """Removes the old marker of an owner, and the blob if it has no other."""
+
+    def work(actor: Actor) -> None:
+        files = Requests(store, actor)
+        clock = lambda: actor.ask("clock", lambda: store.now)  # noqa: E731
+        blob = StoredBlob(NAME, 1, 0.0, PurePath(NAME))
+
+        def remove_blob(_: StoredBlob, __: float) -> bool:
+            def remove() -> bool:
+                was, store.blob = store.blob, False
+                return was
+
+            return actor.ask("remove blob", remove)
+
+        removal = Removal(NAME, frozenset({Marker(NAME, owner, 0.0)}), blob)
+        BlobOwners(files, None, clock=clock).remove([removal], remove_blob)
+
+    return Actor(f"prune of {owner}", work, **options)
+
+
+Make = Callable[[], tuple[Store, list[Actor]]]
+Choose = Callable[[Store, list[Actor], int], int | None]
+"""Returns which of so many choices to take, or None to stop."""
+
+
+def run(make: Make, choose: Choose) -> Store | None:
+    """Runs the actors once. Returns the store at the end; None if `choose` has stopped them.
+
+    Raises AssertionError if a blob is lost.
+    """
+    store, actors = make()
+    threads = [threading.Thread(target=actor.run, daemon=True) for actor in actors]
+    for thread, actor in zip(threads, actors, strict=True):
+        thread.start()
+        actor.ready.acquire()
+    step = 0
+    try:
+        while choices := _choices(actors, step):
+            choice = choose(store, actors, len(choices))
+            if choice is None:
+                return None
+            step += 1
+            choices[choice](store, step)
+            store.check()
+            for actor in actors:
+                assert actor.error is None, f"{actor.name} failed: {actor.error}"
+    finally:
+        for actor in actors:
+            actor.killed = True
+            actor.go.release()
+        for thread in threads:
+            thread.join()
+    return store
+
+
+def explore(make: Make) -> tuple[int, list[Store]]:
+    """Runs the actors in all orders of their requests. Returns how many states, and the last ones.
+
+    An order is not continued if another one has led to the same store and the same answers before.
+    """
+    states: set[Any] = set()
+    ends: list[Store] = []
+    prefixes: list[list[int]] = [[]]
+    while prefixes:
+        prefix, taken = prefixes.pop(), list[int]()
+
+        def choose(
+            store: Store,
+            actors: list[Actor],
+            count: int,
+            prefix: list[int] = prefix,
+            taken: list[int] = taken,
+        ) -> int | None:
+            at = len(taken)
+            choice = prefix[at] if at < len(prefix) else 0
+            if at >= len(prefix):
+                state = (
+                    tuple(sorted(store.files.items())), store.blob, store.now, tuple(store.put),
+                    tuple((*one.trace, one.killed, one.paused, one.seen == at) for one in actors),
+                )  # fmt: skip
+                if state in states:
+                    return None
+                states.add(state)
+                prefixes.extend([*taken, other] for other in range(1, count))
+            taken.append(choice)
+            return choice
+
+        if (end := run(make, choose)) is not None:
+            ends.append(end)
+    return len(states), ends
+
+
+def _choices(actors: list[Actor], step: int) -> list[Callable[[Store, int], None]]:
+    """What may happen next."""
+    alive = [one for one in actors if not one.ended and not one.killed and not one.paused]
+    awake = [one for one in alive if one.wants != "sleep" or one.seen < step]
+    if not awake and alive:  # All others wait for it, or are dead: time passes.
+        return [lambda store, now: _wait(alive[0], store, now)]
+    if not alive:
+        paused = [one for one in actors if one.paused and not one.killed]
+        return [lambda store, now, one=one: _resume(one, store, now) for one in paused]  # type: ignore[misc]
+    found: list[Callable[[Store, int], None]] = []
+    for one in awake:
+        found.append(lambda store, now, one=one: _step(one, now))  # type: ignore[misc]
+        if one.may_die:
+            found.append(lambda store, now, one=one: setattr(one, "killed", True))  # type: ignore[misc]
+        if one.may_pause and one.wants == "clock":
+            found.append(lambda store, now, one=one: setattr(one, "paused", True))  # type: ignore[misc]
+    return found
+
+
+def _step(actor: Actor, now: int) -> None:
+    actor.go.release()
+    actor.ready.acquire()
+    if actor.wants == "sleep":
+        actor.seen = now
+
+
+def _wait(actor: Actor, store: Store, now: int) -> None:
+    store.now += DEAD_S
+    _step(actor, now)
+
+
+def _resume(actor: Actor, store: Store, now: int) -> None:
+    store.now += DEAD_S
+    actor.paused = actor.may_pause = False
+    _step(actor, now)
+
+
+def at_first(*owners: str) -> Store:
+    """A store in which these owners have put the blob long ago."""
+    return Store({f"{OWNERS}/ab/{NAME[2:]}.{owner}": 0.0 for owner in owners})
+
+
+@pytest.mark.parametrize("fault", [{}, {"may_die": True}, {"may_pause": True}])
+@pytest.mark.parametrize("who", [A, B])
+def test_a_blob_that_is_put_during_a_prune_is_never_lost(who: str, fault: dict[str, bool]) -> None:
+    """The writer has the owner of the prune, or another one."""
+
+    def make() -> tuple[Store, list[Actor]]:
+        store = at_first(A)
+        return store, [prune(store, A, **fault), writer(store, who)]
+
+    states, ends = explore(make)
+    assert states > 50
+    assert {who} == set().union(*(store.put for store in ends))
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**64), st.sets(st.sampled_from([A, B])))
+def test_two_prunes_and_two_writers_lose_nothing(seed: int, before: set[str]) -> None:
+    """In orders that are drawn at random, because there are too many."""
+    random = Random(seed)
+
+    def make() -> tuple[Store, list[Actor]]:
+        store = at_first(*before)
+        prunes = [prune(store, A, may_die=True), prune(store, B, may_pause=True)]
+        return store, [*prunes, writer(store, A), writer(store, B)]
+
+    end = run(make, lambda store, actors, count: random.randrange(count))
+    assert end is not None
+    assert end.put == {A, B}
+
+
+def test_two_prunes_leave_nothing_that_nobody_needs() -> None:
+    def make() -> tuple[Store, list[Actor]]:
+        store = at_first(A, B)
+        return store, [prune(store, A), prune(store, B)]
+
+    for store in explore(make)[1]:
+        assert not store.blob
+        assert store.files == {}
+
+
+class IgnoresNotices(BlobOwners):
+    """A writer that does not wait."""
+
+    def _notices(self, name: str, first_seen: dict[str, float]) -> bool:
+        return False
+
+
+def test_without_notices_a_blob_is_lost() -> None:
+    """So `explore` finds what it looks for."""
+
+    def make() -> tuple[Store, list[Actor]]:
+        store = at_first(A)
+        return store, [prune(store, A), writer(store, B, IgnoresNotices)]
+
+    with pytest.raises(AssertionError, match=r"is lost"):
+        explore(make)
+
+
+def test_a_prune_without_a_time_limit_loses_a_blob(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_owners, "REMOVAL_S", 10 * DEAD_S)
+
+    def make() -> tuple[Store, list[Actor]]:
+        store = at_first(A)
+        return store, [prune(store, A, may_pause=True), writer(store, B)]
+
+    with pytest.raises(AssertionError, match=r"is lost"):
+        explore(make)
