@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from random import Random
 from typing import Any, TypeVar
@@ -31,52 +32,65 @@ NAME = "ab" + 62 * "0"
 A, B = "cluster.a", "cluster.b"
 
 
-class Stopped(Exception):
-    """The process of an actor dies."""
+class Waits(Exception):
+    """An actor has reached a request that it has not sent yet."""
 
 
 @dataclass
 class Actor:
-    """A process that sends requests to the store, one after the other."""
+    """A process that sends requests to the store, one after the other.
+
+    Instead of a thread, it runs from the beginning for each request, with the answers so far.
+    """
 
     name: str
     work: Callable[[Actor], None]
+    writes: bool = False
     may_die: bool = False
     may_pause: bool = False
     """It may be stopped before it looks at the clock, until all others have ended."""
-    trace: list[str] = field(default_factory=list)
-    """What it has asked and been answered: all that its state depends on."""
-    wants: str | None = None
-    """The request that it sends next; None while it computes, or if it has ended."""
-    ended: bool = False
+    answers: list[Any] = field(default_factory=list)
+    """All that its state depends on."""
+    next: tuple[str, Callable[[], Any]] | None = None
+    """The request that it sends next; None if it has ended."""
     killed: bool = False
     paused: bool = False
-    error: BaseException | None = None
     seen: int = -1
-    """The step at which it last went to sleep."""
-    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    ready: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """What `progress` was when it last went to sleep."""
+    _at: int = 0
 
     def ask(self, what: str, request: Callable[[], T]) -> T:
         """Waits for its turn, then sends a request, whose answer comes at once."""
-        if not self.killed:
-            self.wants = what
-            self.ready.release()
-            self.go.acquire()
-            self.wants = None
-        if self.killed:
-            raise Stopped
-        answer = request()
-        self.trace.append(f"{what}: {answer}")
+        if self._at == len(self.answers):
+            self.next = self.next or (what, request)
+            raise Waits
+        self._at += 1
+        answer: T = self.answers[self._at - 1]
         return answer
 
+    def note(self, look: Callable[[], T]) -> T:
+        """Asks without waiting for its turn."""
+        if self._at == len(self.answers) and self.next is None:
+            self.answers.append(look())
+        return self.ask("", look)
+
     def run(self) -> None:
-        try:
+        """Runs to the next request."""
+        self.next, self._at = None, 0
+        with suppress(Waits):
             self.work(self)
-        except BaseException as error:  # `run` raises it in its own thread.
-            self.error = error
-        self.ended = True
-        self.ready.release()
+
+    def step(self, progress: int) -> None:
+        """Sends the next request."""
+        assert self.next is not None
+        self.answers.append(self.next[1]())
+        self.run()
+        if self.sleeps:
+            self.seen = progress
+
+    @property
+    def sleeps(self) -> bool:
+        return self.next is not None and self.next[0] == "sleep"
 
 
 @dataclass
@@ -130,7 +144,7 @@ def writer(store: Store, owner: str, kind: type[BlobOwners] = BlobOwners) -> Act
             actor.ask("sleep", lambda: None)
 
         files = Requests(store, actor)
-        owners = kind(files, owner, clock=lambda: store.now, sleep=sleep)
+        owners = kind(files, owner, clock=lambda: actor.note(lambda: store.now), sleep=sleep)
         owners.add(NAME, lambda: actor.ask("holds", lambda: store.blob))
 
         def put() -> None:
@@ -145,7 +159,7 @@ def writer(store: Store, owner: str, kind: type[BlobOwners] = BlobOwners) -> Act
         if not actor.ask("touch blob", touch):
             actor.ask("put blob", put)
 
-    return Actor(f"writer of {owner}", work)
+    return Actor(f"writer of {owner}", work, writes=True)
 
 
 def prune(store: Store, owner: str, **options: bool) -> Actor:
@@ -180,27 +194,14 @@ def run(make: Make, choose: Choose) -> Store | None:
     Raises AssertionError if a blob is lost.
     """
     store, actors = make()
-    threads = [threading.Thread(target=actor.run, daemon=True) for actor in actors]
-    for thread, actor in zip(threads, actors, strict=True):
-        thread.start()
-        actor.ready.acquire()
-    step = 0
-    try:
-        while choices := _choices(actors, step):
-            choice = choose(store, actors, len(choices))
-            if choice is None:
-                return None
-            step += 1
-            choices[choice](store, step)
-            store.check()
-            for actor in actors:
-                assert actor.error is None, f"{actor.name} failed: {actor.error}"
-    finally:
-        for actor in actors:
-            actor.killed = True
-            actor.go.release()
-        for thread in threads:
-            thread.join()
+    for actor in actors:
+        actor.run()
+    while choices := _choices(actors):
+        choice = choose(store, actors, len(choices))
+        if choice is None:
+            return None
+        choices[choice](store, _progress(actors))
+        store.check()
     return store
 
 
@@ -227,7 +228,7 @@ def explore(make: Make) -> tuple[int, list[Store]]:
             if at >= len(prefix):
                 state = (
                     tuple(sorted(store.files.items())), store.blob, store.now, tuple(store.put),
-                    tuple((*one.trace, one.killed, one.paused, one.seen == at) for one in actors),
+                    tuple((repr(one.answers), one.killed, one.paused, one.seen) for one in actors),
                 )  # fmt: skip
                 if state in states:
                     return None
@@ -241,41 +242,47 @@ def explore(make: Make) -> tuple[int, list[Store]]:
     return len(states), ends
 
 
-def _choices(actors: list[Actor], step: int) -> list[Callable[[Store, int], None]]:
+def _progress(actors: list[Actor]) -> int:
+    """How far the prunes are. Writers that sleep wait for nothing else."""
+    return sum(len(one.answers) + one.killed + one.paused for one in actors if not one.writes)
+
+
+def _choices(actors: list[Actor]) -> list[Callable[[Store, int], None]]:
     """What may happen next."""
-    alive = [one for one in actors if not one.ended and not one.killed and not one.paused]
-    awake = [one for one in alive if one.wants != "sleep" or one.seen < step]
-    if not awake and alive:  # All others wait for it, or are dead: time passes.
-        return [lambda store, now: _wait(alive[0], store, now)]
+    running = [one for one in actors if one.next is not None and not one.killed]
+    alive = [one for one in running if not one.paused]
     if not alive:
-        paused = [one for one in actors if one.paused and not one.killed]
-        return [lambda store, now, one=one: _resume(one, store, now) for one in paused]  # type: ignore[misc]
+        return [partial(_resume, one) for one in running]
+    awake = [one for one in alive if not one.sleeps or one.seen < _progress(actors)]
+    if not awake:  # All others wait for it, or are dead: time passes.
+        return [partial(_wait, alive[0])]
     found: list[Callable[[Store, int], None]] = []
     for one in awake:
-        found.append(lambda store, now, one=one: _step(one, now))  # type: ignore[misc]
+        found.append(partial(_step, one))
         if one.may_die:
-            found.append(lambda store, now, one=one: setattr(one, "killed", True))  # type: ignore[misc]
-        if one.may_pause and one.wants == "clock":
-            found.append(lambda store, now, one=one: setattr(one, "paused", True))  # type: ignore[misc]
+            found.append(partial(_stop, one, "killed"))
+        if one.may_pause and one.next is not None and one.next[0] == "clock":
+            found.append(partial(_stop, one, "paused"))
     return found
 
 
-def _step(actor: Actor, now: int) -> None:
-    actor.go.release()
-    actor.ready.acquire()
-    if actor.wants == "sleep":
-        actor.seen = now
+def _step(actor: Actor, store: Store, progress: int) -> None:
+    actor.step(progress)
 
 
-def _wait(actor: Actor, store: Store, now: int) -> None:
+def _stop(actor: Actor, how: str, store: Store, progress: int) -> None:
+    setattr(actor, how, True)
+
+
+def _wait(actor: Actor, store: Store, progress: int) -> None:
     store.now += DEAD_S
-    _step(actor, now)
+    actor.step(progress)
 
 
-def _resume(actor: Actor, store: Store, now: int) -> None:
+def _resume(actor: Actor, store: Store, progress: int) -> None:
     store.now += DEAD_S
     actor.paused = actor.may_pause = False
-    _step(actor, now)
+    actor.step(progress)
 
 
 def at_first(*owners: str) -> Store:
