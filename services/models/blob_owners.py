@@ -136,7 +136,8 @@ class BlobOwners:
         # that could still write one.
         if holds() and not self._of(name):
             self._files.touch(_marker_path(name, UNKNOWN))
-        path, first_seen, begun = _marker_path(name, self._owner), {}, self._clock()
+        path, begun = _marker_path(name, self._owner), self._clock()
+        first_seen: dict[str, float] = {}
         while True:
             self._files.touch(path)
             if not self._notices(name, first_seen):

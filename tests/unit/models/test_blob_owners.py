@@ -162,7 +162,7 @@ def writer(store: Store, owner: str, kind: type[BlobOwners] = BlobOwners) -> Act
     return Actor(f"writer of {owner}", work, writes=True)
 
 
-def prune(store: Store, owner: str, **options: bool) -> Actor:
+def prune(store: Store, owner: str, *, may_die: bool = False, may_pause: bool = False) -> Actor:
     """Removes the old marker of an owner, and the blob if it has no other."""
 
     def work(actor: Actor) -> None:
@@ -180,7 +180,7 @@ def prune(store: Store, owner: str, **options: bool) -> Actor:
         removal = Removal(NAME, frozenset({Marker(NAME, owner, 0.0)}), blob)
         BlobOwners(files, None, clock=clock).remove([removal], remove_blob)
 
-    return Actor(f"prune of {owner}", work, **options)
+    return Actor(f"prune of {owner}", work, may_die=may_die, may_pause=may_pause)
 
 
 Make = Callable[[], tuple[Store, list[Actor]]]
@@ -290,14 +290,15 @@ def at_first(*owners: str) -> Store:
     return Store({f"{OWNERS}/ab/{NAME[2:]}.{owner}": 0.0 for owner in owners})
 
 
-@pytest.mark.parametrize("fault", [{}, {"may_die": True}, {"may_pause": True}])
+@pytest.mark.parametrize("fault", ["none", "dies", "pauses"])
 @pytest.mark.parametrize("who", [A, B])
-def test_a_blob_that_is_put_during_a_prune_is_never_lost(who: str, fault: dict[str, bool]) -> None:
+def test_a_blob_that_is_put_during_a_prune_is_never_lost(who: str, fault: str) -> None:
     """The writer has the owner of the prune, or another one."""
 
     def make() -> tuple[Store, list[Actor]]:
         store = at_first(A)
-        return store, [prune(store, A, **fault), writer(store, who)]
+        pruning = prune(store, A, may_die=fault == "dies", may_pause=fault == "pauses")
+        return store, [pruning, writer(store, who)]
 
     states, ends = explore(make)
     assert states > 50

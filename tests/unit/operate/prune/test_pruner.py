@@ -6,28 +6,16 @@ import hashlib
 import os
 import time
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from headrace.errors import BlobError, UsageError
-from headrace.schemas.codec import Codec
-from headrace.schemas.events import Adapter, Blob, PolicyPublished, RunStateEntered
-from headrace.schemas.topics import Topics
-from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import Patience
-from headrace.services.models.blob_owners import owner_name
+from headrace.schemas.events import Blob
 from headrace.services.models.blobs import LocalBlobStore
-from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.namespace.connect import Connection
 from headrace.services.operate.prune.needs import ENDED_S, PUT_S
-from headrace.services.operate.prune.pruner import Pruner
 from tests.memory.memory_broker import MemoryBroker
-from tests.memory.memory_registry import MemoryRegistry
+from tests.unit.operate.prune.shared_cluster import SharedCluster
 from tests.unit.operate.show.world import in_a_world
-
-LATER_S = 30 * 86_400.0
-"""How far ahead the pruner's clock is: all that was put is old."""
 
 
 class HidingBroker(MemoryBroker):
@@ -47,65 +35,12 @@ class HidingBroker(MemoryBroker):
         return not self.hidden
 
 
-class Cluster:
-    """Namespaces with published weights, on one broker and one store."""
+class Cluster(SharedCluster):
+    """A cluster in memory that can hide topics."""
 
     def __init__(self, folder: Path) -> None:
-        self.broker = HidingBroker()
-        self.registry = MemoryRegistry()
-        self.blobs = LocalBlobStore(folder / "blobs")
-        """As programs use it that write no markers."""
-        self.cluster = ClusterConfig(state=folder)
-
-    def store(self, name: str) -> LocalBlobStore:
-        """The store as a namespace's trainer uses it."""
-        return LocalBlobStore(self.cluster.state / "blobs", owner_name("memory", name))
-
-    def owners(self, blob: Blob) -> set[str]:
-        return {one.owner for one in self.blobs.owners.markers() if one.name == blob.sha256.hex()}
-
-    def log(self, name: str) -> EventLog:
-        topics = Topics(name, ("default",), 1)
-        codec = Codec()
-        self.registry.prepare(codec, topics)
-        return EventLog(self.broker, topics, codec, self.registry, "test")
-
-    async def make(
-        self, name: str, *weights: bytes, ended: bool = True, base: bytes = b""
-    ) -> list[Blob]:
-        """A namespace that published these weights, one version after the other, of a base."""
-        adapter, store = None, self.store(name)
-        if base:
-            adapter = Adapter(
-                base=store.put(base), base_digest=bytes(32), rank=1, alpha=1.0, targets=()
-            )
-        log = self.log(name)
-        await self.broker.create_topics({one.name: (one.partitions, {}) for one in log.topics})
-        states: list[Literal["started", "ended"]] = ["started", "ended"] if ended else ["started"]
-        for state in states:
-            await log.send(
-                RunStateEntered(namespace=name, state=state, recipe="{}", digest=bytes(32))
-            )
-        tokenizer, blobs = store.put(b"tokenizer"), []
-        for version, content in enumerate(weights):
-            blobs.append(store.put(content))
-            await log.send(
-                PolicyPublished(
-                    policy="default", version=version, status="trained", digest=bytes(32),
-                    full=blobs[-1], full_version=version, tokenizer=tokenizer, adapter=adapter,
-                )
-            )  # fmt: skip
-        return blobs
-
-    def pruner(self, ahead_s: float = LATER_S) -> Pruner:
-        connection = Connection(self.broker, self.registry, "test")  # type: ignore[arg-type]
-        clock = time.time() + ahead_s
-        return Pruner(
-            connection, self.blobs, self.cluster, Patience(lambda line: None), lambda: clock
-        )
-
-    def held(self, blobs: list[Blob]) -> list[bool]:
-        return [self.blobs.holds(blob) for blob in blobs]
+        self.hiding = HidingBroker()
+        super().__init__(folder, self.hiding)
 
 
 def test_the_base_of_an_adapter_stays_as_long_as_a_version_needs_it(tmp_path: Path) -> None:
@@ -214,7 +149,7 @@ def test_a_namespace_that_acls_hide_keeps_its_blobs(tmp_path: Path) -> None:
         cluster = Cluster(tmp_path)
         ours = await cluster.make("a", b"1", b"2", b"3", ended=False)
         theirs = await cluster.make("b", b"2", b"x", b"1", base=b"base")
-        cluster.broker.hidden = "b."
+        cluster.hiding.hidden = "b."
         pruner = cluster.pruner()
         for count in range(1000):
             plan = await pruner.plan(1, False, ())
@@ -227,7 +162,7 @@ def test_a_namespace_that_acls_hide_keeps_its_blobs(tmp_path: Path) -> None:
             with pytest.raises(UsageError, match="ACLs may hide topics"):
                 await pruner.plan(1, unnamed, forget)
 
-        cluster.broker.hidden = ""
+        cluster.hiding.hidden = ""
         await pruner.carry_out(await pruner.plan(1, False, ()))
         assert cluster.held(theirs) == [False, False, True]
 
@@ -238,7 +173,7 @@ def test_a_namespace_of_which_acls_hide_a_part_keeps_its_blobs(tmp_path: Path) -
     async def test(_: object) -> None:
         cluster = Cluster(tmp_path)
         await cluster.make("a", b"1", b"2")
-        cluster.broker.hidden = "a.policies"
+        cluster.hiding.hidden = "a.policies"
         assert await cluster.pruner().plan(1, False, ()) == []
 
     in_a_world(test)
@@ -253,7 +188,7 @@ def test_two_teams_that_prune_one_after_the_other_leave_nothing(tmp_path: Path) 
         await cluster.make("b", b"shared", b"b")
         pruner, plans = cluster.pruner(), []
         for hidden in ("a.", "b."):
-            cluster.broker.hidden = hidden
+            cluster.hiding.hidden = hidden
             plans.append(await pruner.plan(1, False, ()))
         gone = [item.kind for plan in plans for item in await pruner.carry_out(plan)]
         assert gone == ["marker", "blob"]
