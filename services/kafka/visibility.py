@@ -9,28 +9,25 @@ of every prefix, that has an ACL, and for one that has none.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import (
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBindingFilter, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from headrace.services.kafka.failures import error_of
 
+_ANY: Any = None
 TOPIC_ACLS = AclBindingFilter(
-    ResourceType.TOPIC,
-    None,
-    ResourcePatternType.ANY,
-    None,
-    None,
-    AclOperation.ANY,
-    AclPermissionType.ANY,
+    restype=ResourceType.TOPIC,
+    name=_ANY,
+    resource_pattern_type=ResourcePatternType.ANY,
+    principal=_ANY,
+    host=_ANY,
+    operation=AclOperation.ANY,
+    permission_type=AclPermissionType.ANY,
 )
 NAME_LIMIT = 249
 """The longest name of a topic."""

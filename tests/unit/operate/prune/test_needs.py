@@ -143,10 +143,10 @@ def test_a_blob_that_another_owner_has_marked_stays(unnamed: bool) -> None:
     assert item.removal is not None
     assert item.removal.markers == {both[0]}
 
-    theirs_too = {"ours": ours, "theirs": OwnerNeeds(published={"shared"})}
-    assert pruned([stored("shared", OLD)], both, unnamed, **theirs_too) == {"shared": "blob"}
-    theirs_too["theirs"] = OwnerNeeds(published={"shared"}, needed={"shared"})
-    assert pruned([stored("shared", OLD)], both, unnamed, **theirs_too) == {}
+    for needed, expected in ((set[str](), {"shared": "blob"}), ({"shared"}, {})):
+        theirs = OwnerNeeds({"shared"}, needed)
+        found = pruned([stored("shared", OLD)], both, unnamed, ours=ours, theirs=theirs)
+        assert found == expected
 
 
 def test_a_blob_from_before_there_were_markers_goes_only_with_unnamed() -> None:
@@ -174,8 +174,8 @@ def test_a_forgotten_namespace_needs_nothing() -> None:
     blobs = [stored(name, 1.0) for name in ("mine", "shared", "needed")]
     markers = [marker(name, age_s=1.0) for name in ("mine", "shared", "needed", "absent")]
     markers.append(marker("shared", THEIRS))
-    claims = {"ours": OwnerNeeds(forgotten=True), "other": OwnerNeeds(needed={"needed"})}
-    assert pruned(blobs, markers, **claims) == {
+    other = OwnerNeeds(needed={"needed"})
+    assert pruned(blobs, markers, ours=OwnerNeeds(forgotten=True), other=other) == {
         "mine": "blob",
         "shared": "marker",
         "needed": "marker",
