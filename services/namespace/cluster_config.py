@@ -70,9 +70,12 @@ class ClusterConfig:
         """The folder or URL of the blob store."""
         return self.blobs or str(self.state / "blobs")
 
-    def open_blobs(self) -> BlobStore:
-        """Opens the blob store. Raises UsageError if no installed package supports its URL."""
-        return open_blob_store(self.blob_url, self.state / "blobs-cache")
+    def open_blobs(self, owner: str | None) -> BlobStore:
+        """Opens the blob store. Raises UsageError if no installed package supports its URL.
+
+        `owner` is who puts blobs (see `owner_name`). With None, blobs must only be read.
+        """
+        return open_blob_store(self.blob_url, self.state / "blobs-cache", owner)
 
     def folder(self, namespace: str) -> Path:
         """Returns the namespace's folder on this machine, with its logs, caches and checkpoints."""

@@ -799,6 +799,16 @@ def test_topics_are_made_once_and_their_partitions_stay(log: Log, namespace: str
     run(main)
 
 
+def test_all_clients_of_a_cluster_see_the_same_id_and_all_topics(log: Log, namespace: str) -> None:
+    async def main() -> None:
+        async with a_bench(log, namespace, clients=2) as bench:
+            one, other = bench.brokers
+            assert await one.cluster_id() == await other.cluster_id() != ""
+            assert await one.sees_all_topics()
+
+    run(main)
+
+
 def test_a_group_whose_records_were_deleted_hears_which(log: Log, namespace: str) -> None:
     async def main() -> None:
         async with a_bench(log, namespace) as bench:

@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from headrace.infra import local
+from headrace.services.models.blobs import LocalBlobStore
 
 HEADRACE = (sys.executable, "-m", "headrace")
 BOUND_S = 120
@@ -186,6 +187,9 @@ def test_run_goes_to_its_end_and_the_next_takes_another_name(
     logs = operator.state / namespace / "logs"
     assert "ended cleanly" in (logs / "agent.log").read_text()
 
+    blobs = LocalBlobStore(operator.state / "blobs")
+    marked = {one.name for one in blobs.owners.markers() if one.owner.endswith(f".{namespace}")}
+    assert marked == {blob.name for blob in blobs.stored()} != set()
     assert "--forget nope: this broker has" in operator("prune", "--forget", "nope", code=2).stderr
     assert operator("prune", "--yes").stderr == "nothing to remove\n"
 

@@ -66,7 +66,7 @@ async def fetch_models(cluster: ClusterConfig, version: int | None, folder: Path
             f"policy {missing[0]!r} of namespace {log.topics.namespace} has published {which}: "
             "`headrace status` shows its newest version"
         )
-    blobs = cluster.open_blobs()
+    blobs = cluster.open_blobs(None)
     models = {}
     for name, published in found.items():
         made = folder / f"{name}-{published.version}"

@@ -21,6 +21,7 @@ from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.broker import Broker
+from headrace.services.models.blob_owners import owner_name
 from headrace.services.namespace.apply import require_same
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect, locate
@@ -109,8 +110,9 @@ async def _serve(
         log = await connection.writing_log(topics)
         folder = cluster.folder(namespace)
         folder.mkdir(parents=True, exist_ok=True)
+        owner = owner_name(await connection.broker.cluster_id(), namespace)
         context = ServiceContext(
-            log, recipe, cluster.open_blobs(), worker_id, folder, stopping, ending
+            log, recipe, cluster.open_blobs(owner), worker_id, folder, stopping, ending
         )
         async with aclosing(follow_life(log)) as lives:
             life = await anext(lives)

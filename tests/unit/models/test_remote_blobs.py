@@ -30,7 +30,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(url: str, tmp_path: Path) -> RemoteBlobStore:
-    opened = open_blob_store(url, tmp_path / "cache")
+    opened = open_blob_store(url, tmp_path / "cache", None)
     assert isinstance(opened, RemoteBlobStore)
     return opened
 
