@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pydantic import Field
 
-from headrace.errors import InfrastructureError, UsageError
+from headrace.errors import InfrastructureError
 from headrace.services.env.sandbox.container_names import InUse
 from headrace.services.processes.docker.docker_engine import (
     Conflict,
@@ -36,12 +35,11 @@ SPARE_PIDS = 8
 """Processes that starting a command takes. A sandbox with fewer left is full."""
 ARGUMENT_BYTES = 100_000
 """Longest argument of a command. The kernel's limit is 131,072 bytes with the final NUL."""
-ENFORCED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
-"""Limits that an engine must support. If it doesn't, its own API only gives a warning."""
 
 
 class SandboxSettings(Limits):
-    """The options of a sandbox. Only the recipe sets them: no task can loosen them."""
+    """The options of a sandbox. Only the recipe sets them: no task can loosen them. The ceilings of
+    the worker's host limit them."""
 
     image: str
     """Image for tasks that name none. It needs `sh` and `sleep`, and `python3` for most tools."""
@@ -62,21 +60,6 @@ class SandboxSettings(Limits):
     """Seconds that a command may run."""
     lifetime_s: Positive = 3600
     """Seconds after which a persistent sandbox is not used again."""
-
-    def require_engine(self, info: Mapping[str, Any]) -> None:
-        """Raise UsageError unless an engine can enforce the limits. `info` is its description."""
-        runtimes = info.get("Runtimes") or {}
-        if self.runtime and self.runtime not in runtimes:
-            have = ", ".join(sorted(runtimes))
-            raise UsageError(f"the Docker engine has no runtime {self.runtime!r}; it has {have}")
-        missing = [limit for limit in ENFORCED if not info.get(limit)]
-        if missing:
-            raise UsageError(f"the Docker engine's kernel can't enforce: {', '.join(missing)}")
-        security = " ".join(info.get("SecurityOptions") or ())
-        if not self.runtime and not re.search(r"name=seccomp(?!,profile=unconfined)", security):
-            raise UsageError(
-                "the Docker engine has no seccomp profile: set one, or runtime = 'runsc'"
-            )
 
 
 class SandboxEnded(Exception):
