@@ -109,7 +109,7 @@ class Ceilings(BaseModel):
         if self.images is None or _digest(image) in self.images:
             return
         if repository(image) not in map(repository, names):
-            raise self.refusal(whose, f"image {image!r}, an id", _listed("images", self.images))
+            raise self.refusal(whose, f"image id {image!r}", _listed("images", self.images))
 
     def require_runtime(self, runtime: str, whose: str) -> None:
         """Raises UsageError if containers may not have this runtime."""

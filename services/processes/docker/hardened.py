@@ -27,8 +27,8 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     runtime: str = ""
-    """The engine's runtime, for example `runsc` (gVisor). Empty means its default. It must apply the
-    engine's seccomp filter, or isolate by itself."""
+    """The engine's runtime, for example `runsc` (gVisor). Empty means its default. It must apply
+    the engine's seccomp filter, or isolate by itself."""
     memory_mb: Positive = 256
     """Memory in MiB, including the files in /workspace and /tmp. There is no swap."""
     cpus: float = Field(default=1.0, gt=0)
@@ -62,7 +62,9 @@ def container(
 ) -> dict[str, Any]:
     """Returns the body of the engine's create call. `image` is a digest.
 
-    It asks for no user namespace mode, so the engine's own applies. The container's first process is a `sleep` of `live_s` seconds. When that ends, the kernel kills
+    It asks for no user namespace mode, so the engine's own applies.
+
+    The container's first process is a `sleep` of `live_s` seconds. When that ends, the kernel kills
     everything in the container, whatever has happened to the worker.
     """
     # Set the owner: if the image has the folder, its mode counts and not the mount's.
