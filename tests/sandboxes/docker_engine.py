@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,18 +59,22 @@ def docker_engine(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def remapped_engine(folder: Path, unpacked: Path) -> Iterator[str]:
+def remapped_engine(unpacked: Path) -> Iterator[str]:
     """As `docker_engine`, with user namespaces. `unpacked` is the folder of another engine."""
     user, first = REMAPPED
-    ids = folder / "ids"
-    ids.write_text(f"{user}:{first}:65536\n")
-    # In a mount namespace of its own, so that the machine's files stay as they are.
-    mounts = "".join(f"mount --bind {ids} /etc/{name}\n" for name in ("subuid", "subgid"))
-    for name in ("subuid", "subgid"):
-        Path("/etc", name).touch()
-    own = ("unshare", "--mount", "sh", "-ec", f'{mounts}exec "$@"', "sh")
-    with _running(folder, unpacked, own, (f"--userns-remap={user}",)) as host:
-        yield host
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o711)  # the user of its containers must reach the data
+        ids = folder / "ids"
+        ids.write_text(f"{user}:{first}:65536\n")
+        # In a mount namespace of its own, so that the machine's files stay as they are.
+        mounts = ""
+        for path in (Path("/etc/subuid"), Path("/etc/subgid")):
+            path.touch()
+            mounts += f"mount --bind {ids} {path}\n"
+        own = ("unshare", "--mount", "sh", "-ec", f'{mounts}exec "$@"', "sh")
+        with _running(folder, unpacked, own, (f"--userns-remap={user}",)) as host:
+            yield host
 
 
 @contextmanager
