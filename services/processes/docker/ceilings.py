@@ -2,7 +2,7 @@
 
 Recipes come from those who train, and ceilings from those who run the hosts. The environment
 variable HEADRACE_SANDBOX_CEILINGS names a TOML file with the keys of `Ceilings`. Without it nothing
-is limited beyond the recipe.
+is limited but by the recipe.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from headrace.services.processes.docker.hardened import Limits, Positive, descri
 VARIABLE = "HEADRACE_SANDBOX_CEILINGS"
 NUMBERS = ("memory_mb", "cpus", "pids", "disk_mb", "command_s", "lifetime_s")
 """The keys that limit an option of the same name."""
+NO_NETWORK = "none"
 CLOCKS_S = 60.0
 """Seconds by which the clocks of two hosts may differ."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -46,7 +47,8 @@ def _pattern(text: str) -> str:
 
 
 class Ceilings(BaseModel):
-    """The keys of the file. A key that is absent sets no ceiling, except `networks`."""
+    """The keys of the file. A key that is absent sets no ceiling, but without `networks` no sandbox
+    has a network."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -63,8 +65,8 @@ class Ceilings(BaseModel):
     lifetime_s: Positive | None = None
     """Most seconds that a container lives. So it also limits `tasks.deadline_s`, and the deadlines
     of tasks."""
-    networks: tuple[str, ...] | None = ("none",)
-    """The networks that a sandbox may have."""
+    networks: tuple[str, ...] | None = ()
+    """The networks that a sandbox may have, besides `none`."""
     runtimes: tuple[str, ...] | None = None
     """The engine's runtimes that containers may have, the engine's default included."""
     trusted_runtimes: tuple[str, ...] = ()
@@ -84,8 +86,8 @@ class Ceilings(BaseModel):
             value, ceiling = getattr(settings, key, None), getattr(self, key)
             if value is not None and ceiling is not None and value > ceiling:
                 raise self.refusal(whose, f"{key} = {value:g}", f"{key} = {ceiling:g}")
-        network = getattr(settings, "network", "none")
-        if self.networks is not None and network not in self.networks:
+        network = getattr(settings, "network", NO_NETWORK)
+        if self.networks is not None and network not in (NO_NETWORK, *self.networks):
             raise self.refusal(whose, f"network = {network!r}", _listed("networks", self.networks))
 
     def require_image(self, image: str, whose: str) -> None:
