@@ -65,7 +65,7 @@ def test_a_tag_that_moves_changes_no_container(engine: str, tag: str) -> None:
         for mode in ("ephemeral", "persistent"):
             environment = await made.take(claim(), mode)
             first = await environment.reset(view())
-            assert first.data["image"] == before
+            assert first.data["image_digest"] == before
             assert (await environment.step("echo [$MOVED]")).text == "[]\n"
             (name,) = await made.left()
             found = await made.engine.inspect(name.lstrip("/"))
@@ -80,7 +80,7 @@ def test_a_tag_that_moves_changes_no_container(engine: str, tag: str) -> None:
         await other.setup.open()
         environment = await other.take(claim(2), "persistent")
         first = await environment.reset(view())
-        assert first.data["image"] not in (before, "")
+        assert first.data["image_digest"] not in (before, "")
         assert (await environment.step("echo [$MOVED]")).text == "[1]\n"
         await other.setup.close_pool()
 

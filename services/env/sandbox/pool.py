@@ -64,13 +64,13 @@ class DockerEnvironment:
     async def reset(self, task: TaskView) -> Observation:
         """Start a fresh sandbox. Remove one that an earlier attempt left.
 
-        The observation's data has the digest of the sandbox's `image`, for readers of the log.
+        The observation's data has the `image_digest` of the sandbox, for readers of the log.
         """
         await self._pool.clear(self.claim)
         self.sandbox = await self._pool.start(self)
         self._tool = self._pool.make_tool(self.sandbox, task)
         first = await self._guarded(self._tool.prepare())
-        return replace(first, data={**first.data, "image": self._pool.digest(self.image)})
+        return replace(first, data={**first.data, "image_digest": self._pool.digest(self.image)})
 
     async def resume(self, task: TaskView, done: int) -> None:
         """Find the sandbox that another worker left, as Resumable requires."""

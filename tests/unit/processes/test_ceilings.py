@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -206,6 +207,15 @@ def test_a_lifetime_is_shortened_only_by_what_clocks_differ(ceiling: int, wanted
         return
     assert 0 <= wanted - ceilings.lifetime(wanted, "x") <= CLOCKS_S
     assert ceilings.lifetime(wanted, "x") <= ceiling
+
+
+def test_the_documentation_has_all_keys_and_a_file_that_works(host: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sandboxes.md").read_text()
+    section = page.partition("## Ceilings of a host")[2].partition("\n## ")[0]
+    host.write_text(section.partition("```toml\n")[2].partition("```")[0])
+    assert read_ceilings().digests_only
+    table = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall("`([a-z_]+)`", "".join(table))) == sorted(Ceilings.model_fields)
 
 
 @pytest.mark.parametrize("option", ["security_opt", "SecurityOpt", "userns_mode", "cap_add"])
