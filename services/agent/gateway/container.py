@@ -123,7 +123,7 @@ class AgentContainers:
             for image in {self.settings.image, self.settings.relay_image}:
                 await self.images.pin(engine, image)
             self._isolation = isolation
-            logger.info("%s", isolation)
+            logger.info("%s: containers have %s", self._whose, isolation)
 
 
 class SocketFolder:

@@ -139,7 +139,8 @@ class DockerSetup:
         """
         try:
             info, runtime = await self._engine.info(), self.settings.runtime
-            logger.info("%s", require_engine(info, runtime, self.ceilings, self._whose))
+            isolation = require_engine(info, runtime, self.ceilings, self._whose)
+            logger.info("%s: containers have %s", self._whose, isolation)
             for image in {self.settings.image, *self.settings.images}:
                 await self._images.pin(self._engine, image)
         except InfrastructureError as error:

@@ -85,7 +85,7 @@ class Ceilings(BaseModel):
         for key in NUMBERS:
             value, ceiling = getattr(settings, key, None), getattr(self, key)
             if value is not None and ceiling is not None and value > ceiling:
-                raise self.refusal(whose, f"{key} = {value:g}", f"{key} = {ceiling:g}")
+                raise self.refusal(whose, f"{key} = {value:.15g}", f"{key} = {ceiling:.15g}")
         network = getattr(settings, "network", NO_NETWORK)
         if self.networks is not None and network not in (NO_NETWORK, *self.networks):
             raise self.refusal(whose, f"network = {network!r}", _listed("networks", self.networks))

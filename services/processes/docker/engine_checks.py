@@ -23,7 +23,7 @@ def require_engine(info: Mapping[str, Any], runtime: str, ceilings: Ceilings, wh
     """Raises UsageError unless an engine enforces the limits and isolates containers.
 
     `info` is the engine's description of itself, and `runtime` the one that the recipe names, if
-    any. Returns how containers are isolated, for the log.
+    any. Returns what isolates containers, for the log.
     """
     missing = [limit for limit in ENFORCED if not info.get(limit)]
     if missing:

@@ -28,7 +28,7 @@ from tests.sandboxes.bench import claim
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 NUMBERS: dict[str, float] = {
-    "memory_mb": 256, "cpus": 1.5, "pids": 64, "disk_mb": 32, "command_s": 20, "lifetime_s": 600,
+    "memory_mb": 2**21, "cpus": 1.5, "pids": 64, "disk_mb": 32, "command_s": 20, "lifetime_s": 600,
 }  # fmt: skip
 
 
@@ -59,8 +59,10 @@ def test_a_number_above_its_ceiling_is_refused(host: Path, key: str) -> None:
     with pytest.raises(UsageError) as refused:
         setup(**{**most, key: most[key] + 1})
     said = str(refused.value)
-    assert f"environments.default.options: {key} = {most[key] + 1:g} is beyond the ceiling" in said
-    assert f"{key} = {most[key]:g}, which the operator of this host sets in {host}" in said
+    assert (
+        f"environments.default.options: {key} = {most[key] + 1:.15g} is beyond the ceiling" in said
+    )
+    assert f"{key} = {most[key]:.15g}, which the operator of this host sets in {host}" in said
     assert refused.value.exit_code == 2
 
 
