@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,14 @@ import pytest
 from headrace.errors import UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.agent.gateway.program import Command
-from headrace.services.processes.docker.ceilings import VARIABLE
+from headrace.services.processes.docker.ceilings import VARIABLE, Ceilings
+from headrace.services.processes.docker.docker_engine import DockerEngine
+from headrace.services.processes.docker.hardened import Limits, container
+from headrace.services.processes.docker.pinned_images import PinnedImages
+from tests.sandboxes import registry
 from tests.sandboxes.bench import Bench, claim, view
 from tests.sandboxes.docker_engine import IMAGE, REMAPPED, WRAPPED, remapped_engine
-from tests.sandboxes.test_contained_agent import CONTAINER, all_gone, play
+from tests.sandboxes.test_contained_agent import BOUND_S, CONTAINER, all_gone, play
 from tests.sandboxes.test_sandbox import on
 
 DEADLINE_S = 300
@@ -148,6 +154,33 @@ def test_images_have_ceilings(
     ceilings.write_text("digests_only = true")
     assert "Name its digest" in refused(engine)
     on(engine, test, image=digest)
+
+
+def test_an_image_is_pulled_by_its_digest_and_pulled_again_if_it_is_removed(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+
+    async def main() -> None:
+        made = DockerEngine(engine)
+        images = PinnedImages("here", Ceilings(digests_only=True))
+        async with asyncio.timeout(BOUND_S), registry.registry() as where:
+            password = b64encode(f"{registry.USER}:{registry.PASSWORD}".encode()).decode()
+            config = {"auths": {where: {"auth": password}}}
+            (tmp_path / "config.json").write_text(json.dumps(config))
+            name = f"{where}/{registry.IMAGE}@{registry.digest()}"
+            await images.pin(made, name)
+            assert images[name].source == name
+            docker(engine, "rmi", name)
+            # The image has no program, so its container ends at once.
+            body = container(Limits(), images[name].digest, {}, 60)
+            await images.create(made, "test-pulled-again", body)
+            assert (await made.inspect("test-pulled-again"))["Image"] == images[name].digest
+            await made.remove("test-pulled-again")
+        await made.aclose()
+        docker(engine, "rmi", name)
+
+    asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
