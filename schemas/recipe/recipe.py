@@ -36,7 +36,8 @@ class Stop(Settings):
     versions: Positive | None = None
     """Every policy has trained this many versions."""
     seconds: PositiveSeconds | None = None
-    """This many seconds have passed since the run started."""
+    """The run has gone on for this many seconds. If `run` continues it after a pause, whole ten
+    minutes in which nothing was recorded don't count."""
 
 
 class Tasks(Settings):

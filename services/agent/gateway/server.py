@@ -64,8 +64,15 @@ class EpisodeQueue:
     """The attempts of a worker that wait for clients, in order."""
 
     def __init__(self) -> None:
+        self.closed: ApiError | None = None
+        """Why the gateway has no more episodes."""
         self._waiting: OrderedDict[PendingEpisode, None] = OrderedDict()
         self._came = asyncio.Event()
+
+    def close(self, reason: ApiError) -> None:
+        """Refuses from now on whoever takes an episode, also those who wait for one."""
+        self.closed = reason
+        self._came.set()
 
     @contextmanager
     def waiting(self, pending: PendingEpisode) -> Iterator[None]:
@@ -78,14 +85,19 @@ class EpisodeQueue:
             self._waiting.pop(pending, None)
 
     async def take(self, wait_s: float) -> PendingEpisode | None:
-        """Takes the attempt that has waited longest. Returns None if none comes within `wait_s`."""
+        """Takes the attempt that has waited longest. Returns None if none comes within `wait_s`.
+
+        Raises the ApiError of `close`.
+        """
         try:
             async with asyncio.timeout(wait_s):
-                while not self._waiting:
+                while not self._waiting and self.closed is None:
                     self._came.clear()
                     await self._came.wait()
         except TimeoutError:
             return None
+        if self.closed is not None:
+            raise self.closed
         pending, _ = self._waiting.popitem(last=False)
         pending.taken.set()
         return pending
@@ -198,7 +210,7 @@ class GatewayServer:
                 async with self._large if large else nullcontext():
                     return await handler(request)
             except ApiError as error:
-                refused = error
+                refused = self.queue.closed or error
             except web.HTTPRequestEntityTooLarge:
                 refused = ApiError(413, f"the body is larger than {BODY_BYTES} bytes")
             except web.HTTPException as error:

@@ -119,7 +119,7 @@ async def evaluate(
             models = dict.fromkeys(recipe.policies, str(weights.absolute()))
         derived = evaluation_recipe(recipe, models)
         temporary = ClusterConfig(state=folder / "state", namespace=recipe.name)
-        run = LocalRun(derived, temporary, quiet=quiet)
+        run = LocalRun(derived, temporary, quiet=quiet, on_interrupt="stopping the evaluation")
         await run.execute()
         if run.interrupted.is_set():
             raise Interrupted("interrupted before the evaluation was complete")

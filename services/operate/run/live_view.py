@@ -40,6 +40,10 @@ class Status:
         """Returns the seconds since the command began."""
         return time.monotonic() - self.began
 
+    def began_at(self) -> float:
+        """Returns when the command began, in epoch seconds."""
+        return time.time() - self.elapsed_s()
+
     def since_start_s(self, at: float | None) -> float | None:
         """Returns the seconds from the command's start to an epoch time.
 
@@ -47,7 +51,7 @@ class Status:
         """
         if at is None:
             return None
-        since = at - (time.time() - self.elapsed_s())
+        since = at - self.began_at()
         return since if since >= 0 else None
 
 

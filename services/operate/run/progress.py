@@ -20,6 +20,9 @@ from headrace.services.operate.evaluation import Evaluations
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the episodes per second are averaged."""
+IDLE_WINDOW_S = 600.0
+"""A time of this length without any event, before the command, does not count for `stop.seconds`.
+An event is rarely longer away while a run goes on."""
 
 
 @dataclass
@@ -101,6 +104,8 @@ class Progress:
         self._last_task = -1
         self._ended = Frontier()
         self._ends: deque[tuple[float, int]] = deque()
+        self._windows: set[int] = set()
+        """The windows of IDLE_WINDOW_S since the epoch in which an event was recorded."""
 
     @property
     def tasks_ended(self) -> int:
@@ -129,6 +134,7 @@ class Progress:
 
     def on_event(self, event: Event, at: float, offset: int) -> None:
         """Adds one event that was recorded at `at`. A repeated event changes nothing."""
+        self._windows.add(int(at // IDLE_WINDOW_S))
         match event:
             case TaskSubmitted():
                 if offset > self._last_task:
@@ -206,6 +212,11 @@ class Progress:
     def episodes_per_s(self, now: float) -> float:
         """Returns the mean over the last 10 s."""
         return sum(n for at, n in self._ends if at >= now - RATE_WINDOW_S) / RATE_WINDOW_S
+
+    def idle_s(self, since: float, until: float) -> float:
+        """Returns the seconds in whole windows between two times in which nothing was recorded."""
+        windows = range(int(since // IDLE_WINDOW_S) + 1, int(until // IDLE_WINDOW_S))
+        return IDLE_WINDOW_S * sum(window not in self._windows for window in windows)
 
     def versions(self) -> dict[str, int]:
         """Returns each policy's newest published version; -1 before version 0."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from headrace.services.operate.run.live_view import Status, policy_line
 from headrace.services.operate.run.progress import Measure, Progress
 
+PAUSED = "paused"
+"""Instead of the reason of an end: Ctrl-C or SIGTERM paused the run."""
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -17,7 +20,7 @@ class Summary:
 
     namespace: str
     reason: str
-    """Why the run ended."""
+    """Why the run ended, or `paused`."""
     seconds: float
     first_step_s: float | None
     """Until the first version was trained; None if an earlier command did that."""
@@ -86,7 +89,8 @@ class Summary:
 
     def lines(self) -> list[str]:
         """Returns lines for people."""
-        lines = [f"{self.namespace}: ended by {self.reason}"]
+        paused = self.reason == PAUSED
+        lines = [f"{self.namespace}: {PAUSED if paused else f'ended by {self.reason}'}"]
         for name, version in self.versions.items():
             line = policy_line(name, version, self.rewards[name], self.curves[name])
             later = self.published[name]

@@ -1,17 +1,19 @@
 """Runs a recipe on this machine: starts broker, namespace and services, and stops them at the end.
 
 The child processes start first, so that they import while the broker starts. If the namespace has
-an unfinished run, it continues, because the log holds all state.
+an unfinished run, it continues, because the log holds all state. So Ctrl-C only pauses a run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
+import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +27,12 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import apply, find_run, lags
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import Connection, connect
-from headrace.services.namespace.run_life import RunLife, enter
+from headrace.services.namespace.run_life import RunLife, enter, follow_life
 from headrace.services.operate.run.children import child_specs
 from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
-from headrace.services.operate.run.report import Summary
+from headrace.services.operate.run.report import PAUSED, Summary
 from headrace.services.operate.run.run_stack import RunStack
 from headrace.services.operate.run.supervisor import Supervisor
 from headrace.services.operate.run.watch import follow_progress
@@ -44,8 +46,6 @@ MOST_RUNS = 10_000
 """How many names `<name>-2`, `<name>-3`, … are tried for a new run."""
 TICK_S = 0.5
 """Seconds between two checks of the stop rule if no event arrives."""
-INTERRUPT = "interrupt"
-"""The reason of a run that Ctrl-C or SIGTERM ended."""
 
 
 class LocalRun:
@@ -59,11 +59,23 @@ class LocalRun:
         quiet: bool,
         checks: Sequence[Check] = (),
         metrics_port: int = 0,
+        services: Collection[str] | None = None,
+        end: str | None = None,
+        on_interrupt: str = "stopping",
     ) -> None:
-        """The first child serves its metrics on `metrics_port`, as `child_specs` has it."""
+        """The first child serves its metrics on `metrics_port`, as `child_specs` has it.
+
+        Only these `services` are started, by default all. With `end`, the run ends at once for this
+        reason. `on_interrupt` says to people what Ctrl-C does.
+        """
         self.interrupted = asyncio.Event()
-        """Set by Ctrl-C or SIGTERM. The run then ends cleanly."""
+        """Set by Ctrl-C or SIGTERM. The run then pauses."""
         self.progress = Progress(recipe)
+        self._reason = end
+        self._on_interrupt = on_interrupt
+        self._life = RunLife()
+        self._read_past = asyncio.Event()
+        """Set once the whole log is read, so that rules are never checked on a part of it."""
         self._recipe = recipe
         self._cluster = cluster
         self._checks = checks
@@ -72,7 +84,7 @@ class LocalRun:
         """The tasks that run beside the children. If one ends, its error ends the run."""
         path = write_resolved(recipe, cluster.state)
         launch = new_launch_folder(cluster.state)
-        specs = child_specs(recipe, path, metrics_port)
+        specs = child_specs(recipe, path, metrics_port, services)
         self._status = Status(cluster.namespace or recipe.name)
         self._view = make_view(self._status, Console(stderr=True, quiet=quiet))
         note = self._view.note
@@ -81,7 +93,7 @@ class LocalRun:
         self._stack = RunStack(cluster, on_progress=self._phase, on_restart=note)
 
     async def execute(self) -> Summary:
-        """Runs until the end of the run. Raises the error that failed it."""
+        """Runs until the run ends or is paused. Raises the error that failed it."""
         with closing(self._view):
             self._on_signals()
             try:
@@ -95,14 +107,14 @@ class LocalRun:
                 await self._stack.down()
 
     def _on_signals(self) -> None:
-        """Lets Ctrl-C end the run cleanly, and a second Ctrl-C at once."""
+        """Lets Ctrl-C pause the run cleanly, and a second Ctrl-C stop all processes at once."""
 
         def on_signal() -> None:
             if self.interrupted.is_set():
                 self._supervisor.kill()
                 # Only the local stack is left, and its guard stops it when this process ends.
                 os._exit(Interrupted.exit_code)
-            self._view.note("ending cleanly; press Ctrl-C again to end at once")
+            self._view.note(f"{self._on_interrupt}; press Ctrl-C again to stop at once")
             self.interrupted.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -115,17 +127,18 @@ class LocalRun:
             log = await connection.writing_log(self._topics(namespace))
             if self.interrupted.is_set():
                 raise Interrupted("interrupted before the run began")
-            life = await apply(log, self._recipe)
+            self._life = await apply(log, self._recipe)
             self._settle_logs(namespace)
             self._supervisor.send_cluster(replace(cluster, namespace=namespace).to_json())
             self._status.name, self._status.progress = namespace, self.progress
             self._phase("running")
             async with self._following(log, cluster):
-                reason = await self._until_stop(life)
-                await self._end(log, life, reason)
-                self._supervisor.release()
-                await enter(log, "ended", self._recipe, reason)
-            return Summary.of(self._status, namespace, reason, self.progress)
+                reason = await self._until_stop()
+                if reason is not None:
+                    await self._end(log, reason)
+                    self._supervisor.release()
+                    await enter(log, "ended", self._recipe, reason)
+            return Summary.of(self._status, namespace, reason or PAUSED, self.progress)
 
     def _topics(self, namespace: str) -> Topics:
         return Topics(namespace, tuple(self._recipe.policies), self._recipe.partitions)
@@ -162,7 +175,8 @@ class LocalRun:
         work = {
             "children": self._supervisor.watch(),
             "stack": self._stack.watch(cluster),
-            "progress": follow_progress(log, self.progress, self._changed.set),
+            "progress": follow_progress(log, self.progress, self._on_progress),
+            "run": self._follow_life(log),
             "lags": self._follow_lags(log),
         }
         self._beside = [asyncio.create_task(one, name=name) for name, one in work.items()]
@@ -173,33 +187,46 @@ class LocalRun:
                 task.cancel()
             await asyncio.gather(*self._beside, return_exceptions=True)
 
+    def _on_progress(self) -> None:
+        self._read_past.set()
+        self._changed.set()
+
+    async def _follow_life(self, log: EventLog) -> None:
+        """Notices if another process ends the run, for example `headrace end`."""
+        async for self._life in follow_life(log):
+            if self._life.ended is not None:
+                self._supervisor.release()
+            self._changed.set()
+
     async def _follow_lags(self, log: EventLog) -> None:
         while True:
             with suppress(DependencyError):  # The broker may be restarting.
                 self._status.lags = await lags(log.broker, log.topics)
             await asyncio.sleep(LAG_INTERVAL_S)
 
-    async def _until_stop(self, life: RunLife) -> str:
-        """Waits for the stop rule or Ctrl-C. Returns why the run ends.
+    async def _until_stop(self) -> str | None:
+        """Waits for the stop rule, an end by another process, or Ctrl-C.
 
-        Returns only after it has read the whole log. If an earlier command recorded the end, that
-        end stays.
+        Returns why the run ends, or None if it pauses. Returns an end only after it has read the
+        whole log. If an end is recorded already, that end stays.
         """
-        if life.ending is not None:
-            await self._first_of(self._changed)
-            return life.ending.reason
-        await self._first_of(self._changed, self.interrupted)  # Decide only after reading the past.
-        while not self.interrupted.is_set():
+        ending = self._life.ending is not None
+        await self._first_of(self._read_past, *(() if ending else (self.interrupted,)))
+        idle_s = self.progress.idle_s(self._life.started_at, self._status.began_at())
+        while True:
+            if self._life.ending is not None:
+                return self._life.ending.reason
+            if self.interrupted.is_set():
+                return None
             self._show()
-            reason = self.progress.stop_reason(
-                seconds=time.time() - life.started_at,
+            reason = self._reason or self.progress.stop_reason(
+                seconds=time.time() - self._life.started_at - idle_s,
                 exhausted="source" in self._supervisor.finished,
             )
             if reason is not None:
                 return reason
             self._changed.clear()
             await self._first_of(self._changed, self.interrupted, timeout_s=TICK_S)
-        return INTERRUPT
 
     async def _first_of(self, *events: asyncio.Event, timeout_s: float | None = None) -> None:
         """Waits for an event or the timeout. Raises the error that ended a task beside."""
@@ -219,10 +246,10 @@ class LocalRun:
                     f"{self._status.logs}"
                 )
 
-    async def _end(self, log: EventLog, life: RunLife, reason: str) -> None:
+    async def _end(self, log: EventLog, reason: str) -> None:
         """Writes `ending`, then waits a bounded time until every task has ended."""
         self._phase(f"ending: {reason}")
-        if life.ending is None:
+        if self._life.ending is None:
             await enter(log, "ending", self._recipe, reason)
         began = time.monotonic()
         while not self.progress.drained:
@@ -246,12 +273,20 @@ class LocalRun:
         self._view.note(phase)
 
     def judge(self, summary: Summary) -> None:
-        """Raises Interrupted after Ctrl-C, and CheckFailed if a check does not hold."""
-        if summary.reason == INTERRUPT:
-            raise Interrupted("interrupted: the run ended before its stop rule held")
+        """Raises Interrupted if the run is paused, and CheckFailed if a check does not hold."""
+        if summary.reason == PAUSED:
+            raise Interrupted(
+                f"the run is paused: `{command_line()}` continues it, and "
+                f"`headrace end --namespace {summary.namespace}` ends it for good"
+            )
         failed = violations(self._checks, summary.measures(self.progress))
         if failed:
             raise CheckFailed("; ".join(failed))
+
+
+def command_line() -> str:
+    """Returns this command as it is entered in a shell."""
+    return shlex.join(["headrace", *sys.argv[1:]])
 
 
 def new_launch_folder(state: Path) -> Path:

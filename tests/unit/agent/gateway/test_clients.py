@@ -19,6 +19,7 @@ from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway import service as gateway_service
 from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.clients import ClientAgent
+from headrace.services.agent.gateway.refusals import ApiError
 from headrace.services.agent.gateway.server import EpisodeQueue, GatewayServer, Keys, PendingEpisode
 from headrace.services.operate.run.children import services_of
 from headrace.services.worker.service_context import ServiceContext
@@ -153,6 +154,22 @@ def test_who_comes_for_nothing_is_told_to_come_again(monkeypatch: pytest.MonkeyP
         await gateway.post("/episode/end", {}, key)
 
     assert play(outside).ending == "finished"
+
+
+def test_who_waits_for_an_episode_learns_that_the_run_has_ended() -> None:
+    async def main() -> None:
+        server = GatewayServer(KEY)
+        url = await server.start("127.0.0.1", 0)
+        async with aiohttp.ClientSession() as http:
+            gateway = Gateway(url, http)
+            waiting = asyncio.create_task(gateway.post("/episodes/take", {}))
+            await asyncio.sleep(0.1)
+            server.queue.close(ApiError(410, "the run has ended", "run_ended"))
+            for status, refused in (await waiting, await gateway.post("/chat/completions", HELLO)):
+                assert (status, refused["error"]["code"]) == (410, "run_ended")
+        await server.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
 
 
 def test_who_waited_longest_is_taken_first_and_what_is_given_back_is_next() -> None:
