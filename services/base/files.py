@@ -1,4 +1,4 @@
-"""Hashes files, reads the end of logs, makes private folders and durable entries. It all blocks."""
+"""Hashes files, reads the end of logs, and makes a folder's entries durable. All of it blocks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ def file_digest(path: Path) -> bytes:
     """Returns the SHA-256 of a file's bytes: 32 bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
-
-
-def make_private(folder: Path) -> None:
-    """Makes a folder that no other user may enter. One that exists stays as it is."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

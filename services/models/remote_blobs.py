@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.schemas.events import Blob
 from headrace.services.base.concurrency import in_daemon_thread
-from headrace.services.base.files import file_digest, make_private
+from headrace.services.base.files import file_digest
 from headrace.services.models.blobs import (
     BlobStore,
     LocalBlobStore,
@@ -194,7 +194,7 @@ class RemoteBlobStore(BlobStore):
     def _remove_unused(self) -> None:
         """Removes blobs from the local folder that were not read for UNUSED_S."""
         with disk_errors(f"keep blobs in {self._cache}"):
-            make_private(self._cache)
+            self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in self._cache.iterdir():
                 with suppress(FileNotFoundError):  # another process removed it
                     if path.stat().st_mtime < time.time() - UNUSED_S:

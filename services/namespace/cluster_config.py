@@ -12,7 +12,6 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.read_recipe import load_recipe, parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import NAME
-from headrace.services.base.files import make_private
 from headrace.services.models.blobs import BlobStore
 from headrace.services.models.remote_blobs import open_blob_store
 
@@ -113,8 +112,7 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
 def write_resolved(recipe: Recipe, state: Path) -> Path:
     """Writes a recipe for child processes and returns its path, which contains its digest."""
     path = state / "recipes" / f"{recipe.digest.hex()[:16]}.json"
-    make_private(state)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(recipe.canonical())
     temporary.replace(path)

@@ -20,7 +20,6 @@ from headrace.errors import UsageError
 from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
-from headrace.services.base.files import make_private
 from headrace.services.kafka.broker import Broker
 from headrace.services.namespace.apply import require_same
 from headrace.services.namespace.cluster_config import ClusterConfig
@@ -69,7 +68,7 @@ def serve(
             return
         cluster = ClusterConfig.from_json(line.decode())
         # So the run's local broker lives until this process ends, even if `run` is killed.
-        make_private(cluster.state)
+        cluster.state.mkdir(parents=True, exist_ok=True)
         local.hold(cluster.state)
     tune_garbage_collector()
     try:
@@ -107,9 +106,8 @@ async def _serve(
         topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
         await require_topics(connection.broker, topics)
         log = await connection.writing_log(topics)
-        make_private(cluster.state)
         folder = cluster.folder(namespace)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         context = ServiceContext(
             log, recipe, cluster.open_blobs(), worker_id, folder, stopping, ending
         )
