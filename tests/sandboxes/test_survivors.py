@@ -10,6 +10,11 @@ from tests.sandboxes.bench import bench, view
 from tests.sandboxes.survivors import SURVIVORS
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.services.env.sandbox.sandbox.KILL_S", 5.0)
+
+
 @pytest.mark.parametrize("name", SURVIVORS)
 def test_a_survivor_gives_an_observation_and_never_a_retry(engine: str, name: str) -> None:
     async def main() -> None:
