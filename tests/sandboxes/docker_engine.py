@@ -26,6 +26,7 @@ APPLETS = (
     "sh", "cat", "sleep", "ls", "timeout", "id", "ps", "mkdir", "rm", "grep", "head", "tail", "dd",
     "mount", "umount", "wget", "nc", "ping", "chmod", "chown", "mknod", "ln", "find", "env", "yes",
     "su", "unshare", "nsenter", "chroot", "date", "hostname", "kill", "touch", "cp", "wc", "tr",
+    "tar", "mkfifo", "tee",
 )  # fmt: skip
 IMAGE = "headrace-python"
 WRAPPED = "wrapped"

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,8 +25,9 @@ from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim, Environment
 from headrace.services.env.instances import Instances
 from headrace.services.env.sandbox import container_names as names
+from headrace.services.env.sandbox.command_start import SandboxEnded
 from headrace.services.env.sandbox.container_names import InUse
-from headrace.services.env.sandbox.sandbox import Sandbox, SandboxEnded, SandboxSettings
+from headrace.services.env.sandbox.sandbox import Sandbox, SandboxSettings
 from headrace.services.env.sandbox.tools import Tool
 from headrace.services.processes.docker.ceilings import read_ceilings
 from headrace.services.processes.docker.docker_engine import Conflict, DockerEngine, NotThere
@@ -74,7 +76,7 @@ class DockerEnvironment:
 
     async def resume(self, task: TaskView, done: int) -> None:
         """Find the sandbox that another worker left, as Resumable requires."""
-        self.sandbox = await self._pool.find(self.claim, done)
+        self.sandbox = await self._pool.find(self, done)
         self._tool = self._pool.make_tool(self.sandbox, task)
 
     async def step(self, action: str) -> Observation:
@@ -196,12 +198,15 @@ class DockerSetup:
             logger.warning("idle sandboxes were not removed in %s s; they expire", CLOSE_S)
         await self._engine.aclose()
 
-    async def start(self, environment: DockerEnvironment) -> Sandbox:
-        """Return a fresh container: a new one, or an idle one that was restarted."""
-        if environment.persistent and (found := await self._reuse(environment)):
+    async def start(self, environment: DockerEnvironment, *, copy: bool = False) -> Sandbox:
+        """Return a fresh container: a new one, or an idle one that was restarted.
+
+        With `copy` it is a new one beside the environment's own.
+        """
+        if environment.persistent and not copy and (found := await self._reuse(environment)):
             return found
         claim = environment.claim
-        name = names.in_use(self._namespace, claim, uuid.uuid4().hex[:12])
+        name = names.in_use(self._namespace, claim, uuid.uuid4().hex[:12], copy=copy)
         live_s = max(1, int(claim.expires_at - now()) + 1)
         if environment.persistent:
             live_s = max(live_s, self.settings.lifetime_s)
@@ -230,21 +235,37 @@ class DockerSetup:
             raise
         self._instances.enter(name.instance, "sandbox", "ready")
         self._instances.enter(name.instance, "sandbox", "busy")
-        return Sandbox(self._engine, self.settings, name)
+        return self._sandbox(environment, name)
 
-    async def find(self, claim: Claim, done: int) -> Sandbox:
+    def _sandbox(self, environment: DockerEnvironment, name: InUse) -> Sandbox:
+        copying = partial(self._copying, environment)
+        return Sandbox(self._engine, self.settings, name, copying)
+
+    @asynccontextmanager
+    async def _copying(self, environment: DockerEnvironment) -> AsyncIterator[Sandbox]:
+        sandbox = await self.start(environment, copy=True)
+        try:
+            yield sandbox
+        finally:
+            try:
+                await self._engine.remove(str(sandbox.name))
+                self._instances.enter(sandbox.name.instance, "sandbox", "gone")
+            except InfrastructureError as error:  # what was graded in it is graded
+                logger.warning("a copy of a sandbox was not removed; a sweep removes it: %s", error)
+
+    async def find(self, environment: DockerEnvironment, done: int) -> Sandbox:
         """Return the running container of an attempt whose last begun action is `done`.
 
         If there is none, remove what is left of the attempt and raise InfrastructureError
         `sandbox_lost`.
         """
-        why = "its container is gone"
+        claim, why = environment.claim, "its container is gone"
         for name, found in await self._in_use(names.of_episode(self._namespace, claim)):
-            if name.attempt != claim.attempt:
+            if name.attempt != claim.attempt or name.copy:
                 continue
             if found["State"] == "running" and name.begun == done:
                 self._instances.enter(name.instance, "sandbox", "busy", "found again")
-                return Sandbox(self._engine, self.settings, name)
+                return self._sandbox(environment, name)
             why = f"its container is {found['State']}, action {name.begun} begun, {done} answered"
         await self.clear(claim)
         raise InfrastructureError("sandbox_lost", why)
@@ -306,7 +327,7 @@ class DockerSetup:
             except (NotThere, Conflict):
                 continue
             self._instances.enter(name.instance, "sandbox", "busy")
-            return Sandbox(self._engine, self.settings, name)
+            return self._sandbox(environment, name)
         return None
 
     async def _in_use(self, pattern: str) -> list[tuple[InUse, Mapping[str, Any]]]:
