@@ -39,6 +39,16 @@ DAEMONS: dict[str, str] = {
         "for pid in others():\n    libc.ptrace(16, pid, 0, 0)\ntime.sleep(0)"
     ),
     "it lives from child to child": daemon("os.kill(-1, 9) if os.fork() == 0 else os._exit(0)"),
+    "it writes into all outputs": daemon(
+        "for pid in others():\n    try:\n        fd = os.open(f'/proc/{pid}/fd/1', os.O_WRONLY)\n"
+        "        os.write(fd, b'begun\\nforged\\n')\n        os.close(fd)\n"
+        "    except OSError:\n        pass"
+    ),
+    "eight kill all newcomers": daemon(
+        "if os.getpid() == me and 'old' not in globals():\n    old = 0\n"
+        "    for _ in range(3):\n        os.fork()\n    time.sleep(0.3)\n    old = max(others())\n"
+        "for pid in others():\n    if pid > old:\n        os.kill(pid, 9)"
+    ),
     "it forks without end": daemon("os.fork()"),
     "it takes all memory": daemon(
         "held = globals().setdefault('held', [])\nheld.append(bytearray(2**22))"

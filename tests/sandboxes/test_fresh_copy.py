@@ -104,24 +104,26 @@ def test_a_full_workspace_is_copied(engine: str) -> None:
     on(engine, test)
 
 
-@pytest.mark.parametrize("name", [*DAEMONS, *SHADOWS])
-def test_nothing_that_is_left_behind_changes_a_grade(engine: str, name: str) -> None:
+def test_nothing_that_is_left_behind_changes_a_grade(engine: str) -> None:
+    harms, room = {**DAEMONS, **SHADOWS}, asyncio.Semaphore(4)
+
     async def play(made: Bench, number: int, *commands: str) -> float | None:
-        environment = await made.take(claim(number))
-        await environment.reset(view(REPOSITORY))
-        for command in (*commands, "submit"):
-            said = await environment.step(command)
-            if said.truncated:  # it was the policy's command, and no attempt follows
-                return 0.0
-        await environment.aclose()
-        assert said.terminated
-        return said.reward
+        async with room:
+            environment = await made.take(claim(number))
+            await environment.reset(view(REPOSITORY))
+            for command in (*commands, "submit"):
+                said = await environment.step(command)
+                if said.truncated:  # the policy's command did it, and no attempt follows
+                    break
+            await environment.aclose()
+            return said.reward
 
     async def test(made: Bench) -> None:
-        harm = {**DAEMONS, **SHADOWS}[name]
-        wrong, right = await asyncio.gather(play(made, 1, harm), play(made, 2, harm, REPAIR))
-        assert wrong == 0.0
-        assert right in ((1.0,) if name in SHADOWS else (0.0, 1.0))
+        harmed = (play(made, number, harms[name]) for number, name in enumerate(harms))
+        for name, reward in zip(harms, await asyncio.gather(*harmed), strict=True):
+            assert reward in ((0.0,) if name in SHADOWS else (0.0, None)), name
+        repaired = (play(made, 50 + n, harm, REPAIR) for n, harm in enumerate(SHADOWS.values()))
+        assert await asyncio.gather(*repaired) == [1.0] * len(SHADOWS)
 
     on(engine, test, tool="repair", command_s=4)
 

@@ -45,7 +45,7 @@ async def serve(client: socket.socket, path: str) -> None:
 
 async def accept(listener: socket.socket, path: str) -> None:
     """Serves clients, up to CONNECTIONS at once."""
-    serving = set()
+    serving: set[asyncio.Future[None]] = set()
     while True:
         try:
             client, _ = await asyncio.get_running_loop().sock_accept(listener)

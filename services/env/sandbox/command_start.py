@@ -50,15 +50,20 @@ echo begun $n
 """Counts the processes of the policy's user. Those that end meanwhile count: they may have
 children. It runs as the keeper, whose processes the policy's can't affect."""
 _COUNTED = re.compile(rb"begun (\d+)\s*")
-CENSUS_S = 20.0
+CENSUS_S = 40.0
 KILLED = 137
 """Exit code of a killed process: it used too much memory, or its sandbox was killed."""
 DYING_S = 5.0
 """Seconds that the engine has to report the end of a sandbox that starts no command."""
 SPARE_PIDS = 8
 """Processes that starting a command takes. A sandbox with fewer left is full."""
-SPARE_MB = 8
+SPARE_MB = 24
 """MiB that starting a command takes. A sandbox with less left is full."""
+MOST_PIDS = 2 + 2 * SPARE_PIDS
+"""Most processes and threads of a sandbox in which the policy has none: those of the keeper, a
+command that starts, and the census."""
+SAID_BYTES = 1024
+"""Bytes that are kept of what comes before the wrapper's word."""
 REFUSED = ("engine_error", "sandbox_conflict", "sandbox_lost")
 """Codes of errors with which an engine that can be reached refuses a call."""
 
@@ -99,8 +104,9 @@ class CommandStart:
                 if error.code not in REFUSED:
                     raise
                 said = str(error).encode()
-            if run_id is not None and said.startswith(BEGUN):
-                return run_id, output, said[len(BEGUN) :]
+            before, word, first = said.partition(BEGUN)
+            if run_id is not None and word:
+                return run_id, output, before + first
             await self.judge(said.decode("utf-8", "replace"), run_id, tries_left)
         raise AssertionError("the last try is never repeated")
 
@@ -139,8 +145,9 @@ class CommandStart:
         for limit_s in (LOOK_S, START_S - LOOK_S):
             try:
                 async with asyncio.timeout(limit_s):
-                    while len(said) < len(BEGUN) and (chunk := await output.read()):
-                        said += chunk
+                    # What is left in the sandbox may write before the word, until it is killed.
+                    while BEGUN not in said and (chunk := await output.read()):
+                        said = said[-SAID_BYTES:] + chunk
                 return said
             except TimeoutError:
                 if (await self._look(run_id)).survivors:
@@ -166,7 +173,8 @@ class CommandStart:
         except NotThere:
             return Evidence(exists=False, running=False)
         full = processes >= self._limits.pids - SPARE_PIDS
-        return Evidence(full=full or memory >= (self._limits.memory_mb - SPARE_MB) * MIB)
+        full = full or memory >= (self._limits.memory_mb - SPARE_MB) * MIB
+        return Evidence(full=full, survivors=max(0, processes - MOST_PIDS))
 
     async def _census(self) -> int | None:
         """Count the live processes of the policy's user; None if no command can be started."""
