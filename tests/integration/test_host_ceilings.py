@@ -45,7 +45,6 @@ def test_a_worker_whose_host_is_not_fit_says_so_and_ends(
         "HEADRACE_REGISTRY_URL": local_stack.registry_url,
         "HEADRACE_NAMESPACE": namespace,
         "HEADRACE_STATE": str(tmp_path / "state"),
-        "HEADRACE_SANDBOX_CEILINGS": str(ceilings),
         "DOCKER_HOST": f"unix://{tmp_path}/none.sock",
     }
 
@@ -58,8 +57,9 @@ def test_a_worker_whose_host_is_not_fit_says_so_and_ends(
         assert "Traceback" not in done.stderr
         return done.stderr
 
+    headrace("apply", str(recipe), code=0)  # on another host, which has no ceilings
+    environment["HEADRACE_SANDBOX_CEILINGS"] = str(ceilings)
     ceilings.write_text("memory_mb = 256")
-    headrace("apply", str(recipe), code=0)
     for service, whose in WHOSE.items():
         assert (
             f"error: {whose}: memory_mb = 512 is beyond the ceiling memory_mb = 256, which the "
