@@ -233,7 +233,7 @@ class RemoteBlobStore(BlobStore, SmallFiles):
     def _remove_unused(self) -> None:
         """Removes blobs from the local folder that were not read for UNUSED_S."""
         with disk_errors(f"keep blobs in {self._cache}"):
-            self._cache.mkdir(parents=True, exist_ok=True)
+            self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in self._cache.iterdir():
                 with suppress(FileNotFoundError):  # another process removed it
                     if path.stat().st_mtime < time.time() - UNUSED_S:

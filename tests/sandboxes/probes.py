@@ -6,6 +6,8 @@ Each is a command of `sh` as the policy would send it. What is harmless inside (
 
 from __future__ import annotations
 
+from tests.sandboxes.survivors import SHADOWS, SURVIVORS
+
 PYTHON = "python3 - <<'END' 2>&1\n{}\nEND\n"
 
 
@@ -110,7 +112,7 @@ PROBES: dict[str, str] = {
         "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
     ),
     "memory": _python("held = []\nwhile True:\n    held.append(bytearray(2**24))"),
-    "memory as files": "for folder in work tmp; do dd if=/dev/zero of=/$folder/f bs=1M; done",
+    "memory as files": "for folder in workspace tmp; do dd if=/dev/zero of=/$folder/f bs=1M; done",
     "memory as shared memory": "dd if=/dev/zero of=/dev/shm/f bs=1M; ls -l /dev/shm",
     "inodes": (
         "i=0; while touch /workspace/$i 2>/dev/null; do i=$((i+1)); done; "
@@ -122,4 +124,7 @@ PROBES: dict[str, str] = {
     "all processors": "for i in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; sleep 60",
     "what outlives its command": "(trap '' TERM HUP; sleep 600; echo ESCAPED) & echo over",
     "open files": _python("held = []\nwhile True:\n    held.append(open('/dev/null'))"),
+    # The commands that follow: processes and files that are left for them.
+    **SURVIVORS,
+    **SHADOWS,
 }

@@ -14,6 +14,11 @@ from tests.sandboxes.probes import PROBES
 AT_ONCE = 4
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.services.env.sandbox.sandbox.KILL_S", 10.0)
+
+
 async def attack(made: Bench, number: int, command: str) -> str:
     """What the probe said, in a sandbox of its own; and that it can be taken away."""
     environment = await made.take(claim(number))

@@ -19,6 +19,7 @@ from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.gateway.container import FOLDER
 from headrace.services.agent.gateway.program import Command
 from headrace.services.processes.docker.docker_engine import DockerEngine
+from tests.sandboxes import contained
 from tests.sandboxes.docker_engine import IMAGE
 from tests.unit.agent.gateway.test_program import Chatting
 from tests.unit.agent.test_episode_run import end, task
@@ -34,6 +35,17 @@ def docker(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_SECRET", "of the worker alone")
 
 
+class Judging(Chatting):
+    """Rewards a program that ends well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observed = lambda action: {
+            "reward": float(json.loads(action.payload)["exit_code"] == 0),
+            "terminated": False,
+        }
+
+
 def play(how: str, world: Chatting | None = None, **changes: Any) -> EpisodeEnded:
     options = {
         "container": CONTAINER,
@@ -41,10 +53,11 @@ def play(how: str, world: Chatting | None = None, **changes: Any) -> EpisodeEnde
         "payload": ["how", "port"],
         **changes.pop("options", {}),
     }
+    changes.setdefault("attempts", 1)
     agent = Command(["python3", "-c", PROGRAM], **options)
     meanwhile = changes.pop("meanwhile", None)
     payload = json.dumps({"how": how, "port": changes.pop("port", 1), "answer": "forty-two"})
-    submitted = task(environment=None, payload=payload, attempts=1, **changes)
+    submitted = task(environment=None, payload=payload, **changes)
     return end(
         world or Chatting(), submitted, agent, meanwhile=meanwhile, left_s=100.0, bound_s=BOUND_S
     )
@@ -79,10 +92,34 @@ def test_it_plays_through_the_gateway_and_finds_nothing_else() -> None:
     asyncio.run(all_gone())
 
 
-def test_what_it_says_of_its_failure_is_reported() -> None:
-    outcome = play("fail")
+def test_a_failure_before_the_policy_spoke_is_reported_and_tried_again() -> None:
+    outcome = play("fail early", attempts=2)
     assert outcome.failure is not None
     assert "exited with 3: nothing works here" in outcome.failure.message
+    assert (outcome.ending, outcome.attempts, outcome.reward) == ("failed", 2, None)
+    asyncio.run(all_gone())
+
+
+def test_a_failure_after_the_policy_spoke_is_scored() -> None:
+    world = Judging()
+    outcome = play("fail", world, attempts=2)
+    assert (outcome.ending, outcome.attempts, outcome.reward) == ("finished", 1, 0.0)
+    (judged,) = world.of(ActionRequested)
+    assert json.loads(judged.payload)["exit_code"] == 3
+    assert world.trajectory().metrics == {"exit_code": 3.0}
+
+
+@pytest.mark.parametrize("how", contained.HARMS)
+def test_what_the_policy_s_code_does_is_scored_and_never_tried_again(how: str) -> None:
+    world = Judging()
+    outcome = play(how, world, attempts=3, options={"timeout_s": 6.0 if how == "stop" else 45.0})
+    assert outcome.failure is None
+    assert (outcome.ending, outcome.attempts) == ("finished", 1)
+    (judged,) = world.of(ActionRequested)
+    code = json.loads(judged.payload)["exit_code"]
+    assert outcome.reward == float(code == 0)
+    unharmed = ("kill the others", "fill its folders", "leave daemons", "flood the relay")
+    assert (code == 0) == (how in unharmed)
     asyncio.run(all_gone())
 
 

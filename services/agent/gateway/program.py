@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,13 +26,16 @@ from headrace.services.agent.gateway.chat_session import (
 )
 from headrace.services.agent.gateway.container import (
     BASE_URL,
+    KILLED,
+    AgentContainers,
     contained,
-    read_container,
     socket_folder,
 )
 from headrace.services.agent.gateway.program_process import Ended, running
 from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.base.tool_calls import Format
+
+logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 REPORT_KEY = "HEADRACE_REPORT_KEY"
@@ -46,6 +50,16 @@ LAST_WORDS = 600
 
 class CommandFailed(Exception):
     """The program failed. The attempt fails; the policy is not blamed."""
+
+
+def may_be_the_policy_s(*, contained: bool, turns: int) -> bool:
+    """Returns whether a failure of the program may be the doing of code that the policy wrote.
+
+    Such code may run beside the program in its container, as the same user: it can kill it, or take
+    its memory and files. A new attempt would be a second chance. A policy that said nothing yet did
+    nothing.
+    """
+    return contained and turns > 0
 
 
 @dataclass(eq=False)
@@ -80,7 +94,7 @@ class Command:
         if isinstance(command, str) or not command or not all(isinstance(a, str) for a in command):
             raise UsageError("command must be a list: a program and its arguments")
         self._dialect = Dialect(self.tool_calls, self.models)
-        self._container = None if self.container is None else read_container(self.container)
+        self._container = None if self.container is None else AgentContainers(self.container)
         if self.container is not None and self.judge is None:
             raise UsageError(
                 "a program in a container can't report its reward, because the policy's code may "
@@ -89,6 +103,11 @@ class Command:
         if self.payload is None and self.container is not None:
             self.payload = SHOWN
         check_payload_keys(self.payload)
+
+    async def open(self, deadline_s: int) -> None:
+        """Gets ready before the first episode, as `AgentContainers.open` says."""
+        if self._container is not None:
+            await self._container.open(deadline_s)
 
     async def __call__(self, episode: Episode) -> None:
         """Runs the program until it ends, and takes its report."""
@@ -102,7 +121,7 @@ class Command:
                 if self._container is None:
                     about[REPORT_KEY] = keys.report
                 async with self._started(server, episode, about, given) as program:
-                    ended = await self._end_of(program, session)
+                    ended = await self._end_of(program, session, episode)
                 await session.drain()
                 session.raise_failure()
         finally:
@@ -110,12 +129,22 @@ class Command:
             await server.aclose()
         if ended.code:
             words = ended.errors.strip()[-LAST_WORDS:]
-            raise CommandFailed(f"{self.command[0]} exited with {ended.code}: {words}")
+            message = f"{self.command[0]} exited with {ended.code}: {words}"
+            if not self._blames_policy(episode):
+                raise CommandFailed(message)
+            logger.warning("task %d is scored although %s", episode.task.number, message)
         if self._container is None:
             take_report(session, ended.output)
+        else:
+            episode.metrics["exit_code"] = float(ended.code)
         if self.judge is not None:
-            payload = {"task": dict(episode.task.payload), "output": ended.output}
+            output = {"output": ended.output, "exit_code": ended.code}
+            payload = {"task": dict(episode.task.payload), **output}
             episode.reward = await episode.score(self.judge, payload)
+
+    def _blames_policy(self, episode: Episode) -> bool:
+        contained = self._container is not None
+        return may_be_the_policy_s(contained=contained, turns=len(episode.turns))
 
     @asynccontextmanager
     async def _started(
@@ -146,16 +175,19 @@ class Command:
         except OSError as error:
             raise CommandFailed(f"can't run {self.command[0]}: {error.strerror}") from error
 
-    async def _end_of(self, program: asyncio.Task[Ended], session: ChatSession) -> Ended:
+    async def _end_of(
+        self, program: asyncio.Task[Ended], session: ChatSession, episode: Episode
+    ) -> Ended:
         """Waits for the program's end. Raises what ended the attempt, if that comes first."""
         first: set[asyncio.Future[Any]] = {program, session.failed}
         await asyncio.wait(first, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
         session.raise_failure()
-        if not program.done():
-            raise CommandFailed(
-                f"{self.command[0]} did not end within timeout_s = {self.timeout_s:g}"
-            )
-        return program.result()
+        if program.done():
+            return program.result()
+        late = f"it did not end within timeout_s = {self.timeout_s:g}"
+        if not self._blames_policy(episode):
+            raise CommandFailed(f"{self.command[0]}: {late}")
+        return Ended(KILLED, "", late)
 
 
 def take_report(session: ChatSession, output: str) -> None:

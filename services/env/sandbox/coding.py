@@ -1,7 +1,8 @@
 """Programs graded by hidden tests: the sandbox computes the values, the worker compares them.
 
 Expected values never enter the sandbox. So a program can't read them, and whatever it does to its
-own process, to Python or to files, a wrong value stays wrong.
+own process, to Python or to files, a wrong value stays wrong. Each program runs in a fresh sandbox,
+whatever an earlier one left behind.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.sandbox.command_start import SandboxEnded
 from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
 from headrace.services.env.sandbox.tools import reading_payload
 
@@ -80,12 +82,27 @@ class Coding:
         """Grade a program."""
         blocks = _FENCED.findall(action)
         program = blocks[-1] if blocks else action
-        graded = await grade(self._sandbox, program, self._entry, self._cases)
+        try:
+            graded = await self._grade(program, index)
+        except SandboxEnded as error:
+            return replace(ungraded(self._cases, str(error)), terminated=True)
         over = graded.reward == 1.0 or index >= self._tries
         reward = graded.reward
         if over and self._partial:
             reward = graded.data["passed"] / max(1, graded.data["cases"])
         return replace(graded, reward=reward, terminated=over)
+
+    async def _grade(self, program: str, index: int) -> Observation:
+        if index == 1:  # nothing ran in the sandbox before
+            return await grade(self._sandbox, program, self._entry, self._cases)
+        async with self._sandbox.fresh_copy(files=False) as fresh:
+            return await grade(fresh, program, self._entry, self._cases)
+
+
+def ungraded(cases: Sequence[Case], why: str) -> Observation:
+    """Return what a policy gets that kept its work from being graded: no test passed."""
+    text = f"0 of {len(cases)} tests passed [ended: {why}]"
+    return Observation(text=text, data={"passed": 0, "cases": len(cases)}, reward=0.0)
 
 
 async def grade(sandbox: Sandbox, program: str, entry: str, cases: Sequence[Case]) -> Observation:
@@ -126,7 +143,10 @@ def _results(output: str) -> list[Any]:
 def _verdict(answer: Any, expected: Any) -> str:
     match answer:
         case ["value", value]:
-            same = json.dumps(value, sort_keys=True) == json.dumps(expected, sort_keys=True)
+            try:
+                same = json.dumps(value, sort_keys=True) == json.dumps(expected, sort_keys=True)
+            except RecursionError:  # a program may write results of any depth
+                same = False
             return PASSED if same else "wrong value"
         case ["error", str(name)]:
             return name[:40]

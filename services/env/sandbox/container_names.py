@@ -1,6 +1,7 @@
 """Names of containers. A container's name holds its state, since only the engine can change it.
 
     headrace.NAMESPACE.TASK-SAMPLE-ATTEMPT.PARTITION-OFFSET.TOKEN.BEGUN      in use
+    headrace.NAMESPACE.TASK-SAMPLE-ATTEMPT.PARTITION-OFFSET.TOKEN.BEGUN.copy in use, for one grading
     headrace.NAMESPACE.idle.TOKEN                                            persistent, unused
     headrace.NAMESPACE.taken.TOKEN                                           between these two
 
@@ -24,7 +25,7 @@ from headrace.services.env.environment import Claim
 
 _IN_USE = re.compile(
     r"/?headrace\.(?P<namespace>[a-z0-9_-]+)\.(?P<task>\d+)-(?P<sample>\d+)-(?P<attempt>\d+)"
-    r"\.(?P<partition>\d+)-(?P<offset>\d+)\.(?P<token>[0-9a-f]+)\.(?P<begun>\d+)\Z"
+    r"\.(?P<partition>\d+)-(?P<offset>\d+)\.(?P<token>[0-9a-f]+)\.(?P<begun>\d+)(?P<copy>\.copy)?\Z"
 )
 
 
@@ -40,6 +41,8 @@ class InUse:
     offset: int
     token: str
     begun: int = 0
+    copy: bool = False
+    """Whether it is a fresh copy of the attempt's sandbox. No worker resumes it."""
 
     @property
     def instance(self) -> str:
@@ -50,6 +53,7 @@ class InUse:
         return (
             f"headrace.{self.namespace}.{self.task}-{self.sample}-{self.attempt}"
             f".{self.partition}-{self.offset}.{self.token}.{self.begun}"
+            f"{'.copy' if self.copy else ''}"
         )
 
     def next(self) -> InUse:
@@ -57,10 +61,10 @@ class InUse:
         return replace(self, begun=self.begun + 1)
 
 
-def in_use(namespace: str, claim: Claim, token: str) -> InUse:
+def in_use(namespace: str, claim: Claim, token: str, *, copy: bool = False) -> InUse:
     """Return the name of a container of `claim` whose reset is begun."""
     attempt = claim.task, claim.sample, claim.attempt
-    return InUse(namespace, *attempt, claim.partition, claim.offset, token)
+    return InUse(namespace, *attempt, claim.partition, claim.offset, token, copy=copy)
 
 
 def parse(name: str) -> InUse | None:
@@ -70,7 +74,8 @@ def parse(name: str) -> InUse | None:
         return None
     numbers = ("task", "sample", "attempt", "partition", "offset", "begun")
     found = {number: int(match[number]) for number in numbers}
-    return InUse(namespace=match["namespace"], token=match["token"], **found)
+    copy = match["copy"] is not None
+    return InUse(namespace=match["namespace"], token=match["token"], copy=copy, **found)
 
 
 def of_episode(namespace: str, claim: Claim) -> str:

@@ -1,7 +1,7 @@
 """Small repositories with a fault: the policy repairs them by commands; hidden tests grade them.
 
-As in `coding.py`, expected values never enter the sandbox. The tests call functions in the
-repository as the policy left it.
+As in `coding.py`, expected values never enter the sandbox. The tests call functions in a copy of
+the repository as the policy left it, in a fresh sandbox.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.base.types import Observation, TaskView
-from headrace.services.env.sandbox.coding import Case, grade
+from headrace.services.env.sandbox.coding import Case, grade, ungraded
+from headrace.services.env.sandbox.command_start import SandboxEnded
 from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
 from headrace.services.env.sandbox.tools import Shell, reading_payload
 from headrace.services.processes.docker.hardened import WORK
@@ -84,7 +85,11 @@ class Repair(Shell):
         command = blocks[-1] if blocks else action
         if command.strip() != SUBMIT:
             return await super().act(command, index)
-        graded = await grade(self._sandbox, CALLER, "call", self._tests)
+        try:
+            async with self._sandbox.fresh_copy() as fresh:
+                graded = await grade(fresh, CALLER, "call", self._tests)
+        except SandboxEnded as error:
+            graded = ungraded(self._tests, str(error))
         return replace(graded, terminated=True)
 
 

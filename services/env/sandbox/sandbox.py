@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from tempfile import SpooledTemporaryFile
+from typing import Any
 
 from pydantic import Field
 
-from headrace.errors import InfrastructureError, UsageError
+from headrace.errors import InfrastructureError
+from headrace.services.env.sandbox.command_start import KILL, KILLED, CommandStart, SandboxEnded
 from headrace.services.env.sandbox.container_names import InUse
+from headrace.services.env.sandbox.kept_output import KeptOutput
+from headrace.services.env.sandbox.workspace_copy import SPOOL_BYTES, pack, unpack
 from headrace.services.processes.docker.docker_engine import (
     Conflict,
     DockerEngine,
     NotThere,
     Output,
 )
-from headrace.services.processes.docker.hardened import USER, WORK, Limits, Positive
+from headrace.services.processes.docker.hardened import USER, Limits, Positive
 
 KILL_S = 30.0
 """Seconds within which a command's processes must be gone after they are killed."""
-START_S = 60.0
-"""Seconds that a command has to start; a busy host is slow."""
-BEGUN = b"begun\n"
-STARTED = ("sh", "-c", 'exec 2>&1; echo begun; exec "$@"', "sh")
-"""The wrapper of every command. The word that it prints first tells failures of the command from
-failures of the engine. It joins both streams, so that their order is kept."""
-KILLED = 137
-"""Exit code of a killed process: it used too much memory, or its sandbox was killed."""
-DYING_S = 5.0
-"""Seconds that the engine has to report the end of a sandbox that starts no command."""
-SPARE_PIDS = 8
-"""Processes that starting a command takes. A sandbox with fewer left is full."""
 ARGUMENT_BYTES = 100_000
 """Longest argument of a command. The kernel's limit is 131,072 bytes with the final NUL."""
-ENFORCED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
-"""Limits that an engine must support. If it doesn't, its own API only gives a warning."""
 
 
 class SandboxSettings(Limits):
-    """The options of a sandbox. Only the recipe sets them: no task can loosen them."""
+    """The options of a sandbox. Only the recipe sets them: no task can loosen them. The ceilings of
+    the worker's host limit them."""
 
     image: str
     """Image for tasks that name none. It needs `sh` and `sleep`, and `python3` for most tools."""
@@ -62,25 +53,9 @@ class SandboxSettings(Limits):
     """Seconds that a command may run."""
     lifetime_s: Positive = 3600
     """Seconds after which a persistent sandbox is not used again."""
-
-    def require_engine(self, info: Mapping[str, Any]) -> None:
-        """Raise UsageError unless an engine can enforce the limits. `info` is its description."""
-        runtimes = info.get("Runtimes") or {}
-        if self.runtime and self.runtime not in runtimes:
-            have = ", ".join(sorted(runtimes))
-            raise UsageError(f"the Docker engine has no runtime {self.runtime!r}; it has {have}")
-        missing = [limit for limit in ENFORCED if not info.get(limit)]
-        if missing:
-            raise UsageError(f"the Docker engine's kernel can't enforce: {', '.join(missing)}")
-        security = " ".join(info.get("SecurityOptions") or ())
-        if not self.runtime and not re.search(r"name=seccomp(?!,profile=unconfined)", security):
-            raise UsageError(
-                "the Docker engine has no seccomp profile: set one, or runtime = 'runsc'"
-            )
-
-
-class SandboxEnded(Exception):
-    """A command ended its own sandbox. The policy did that: it is an observation, not a failure."""
+    keep_processes: bool = False
+    """Whether processes go on when their command ends, such as a server that later commands use. If
+    they keep a command from beginning, the policy is responsible."""
 
 
 class BadArgument(ValueError):
@@ -102,10 +77,19 @@ class Result:
 class Sandbox:
     """A container in use. Its name says who may use it: see `container_names.py`."""
 
-    def __init__(self, engine: DockerEngine, settings: SandboxSettings, name: InUse) -> None:
+    def __init__(
+        self,
+        engine: DockerEngine,
+        settings: SandboxSettings,
+        name: InUse,
+        fresh: Callable[[], AbstractAsyncContextManager[Sandbox]],
+    ) -> None:
+        """`fresh` makes another sandbox of the same attempt, and removes it at the end."""
         self.name = name
         self._engine = engine
         self._settings = settings
+        self._fresh = fresh
+        self._turn = asyncio.Lock()
 
     async def begin(self) -> None:
         """Claim the next action. Raises InfrastructureError if another worker has the sandbox."""
@@ -119,71 +103,55 @@ class Sandbox:
     async def run(
         self, command: Sequence[str], *, seconds: float | None = None, output_kb: int | None = None
     ) -> Result:
-        """Run a command in /workspace as the sandbox's user.
+        """Run a command in /workspace as the sandbox's user, one at a time.
 
-        Raises SandboxEnded if the command took the sandbox down, InfrastructureError if something
-        else did, and BadArgument if the command can't be run at all.
+        What it leaves running is killed, unless the recipe has `keep_processes`. Raises
+        SandboxEnded if the policy took the sandbox down, InfrastructureError if something else did,
+        and BadArgument if the command can't be run at all.
         """
         for argument in command:
             _check(argument)
         limit_s = min(seconds or self._settings.command_s, self._settings.command_s)
-        kept = _Kept((output_kb or self._settings.output_kb) * 1024)
-        try:
-            async with self._engine.run(str(self.name), (*STARTED, *command), USER, WORK) as (
-                run_id,
-                output,
-            ):
-                await self._started(output, kept)
+        kept = KeptOutput((output_kb or self._settings.output_kb) * 1024)
+        code, ended = None, ""
+        async with self._turn, AsyncExitStack() as stack:
+            run_id, output, first = await self._start().begin(stack, command)
+            kept.add(first)
+            try:
                 ended = await self._read(output, kept, limit_s)
                 if ended:
                     await self._kill(output)
-            code = None if ended else await self._engine.exit_code(run_id)
-        except (NotThere, Conflict) as error:
-            await self._fail(str(error).encode())
-        if code is None or code == KILLED:
-            await self._require_alive()
+                else:
+                    code = await self._engine.exit_code(run_id)
+            except (NotThere, Conflict) as error:
+                await self._start().judge(str(error))
+            if code is None or code == KILLED:  # its sandbox may be gone: another one must start
+                _, output, _ = await self._start().begin(stack, ("true",))
+                await output.drain()
         return Result(kept.text(), code, ended)
 
-    async def _started(self, output: Output, kept: _Kept) -> None:
-        """Wait for the wrapper's word. What comes after it is the command's own output."""
-        said = b""
-        try:
-            async with asyncio.timeout(START_S):
-                while len(said) < len(BEGUN) and (chunk := await output.read()):
-                    said += chunk
-        except TimeoutError:
-            said += b"[nothing]"
-        if said.startswith(BEGUN):
-            kept.add(said[len(BEGUN) :])
-            return
-        await self._fail(said)
+    @asynccontextmanager
+    async def fresh_copy(self, *, files: bool = True) -> AsyncIterator[Sandbox]:
+        """Yield a fresh sandbox with a copy of /workspace: use it to grade what the policy made.
 
-    async def _require_alive(self) -> None:
-        """After a command was killed, check that its sandbox was not: another one must start."""
-        try:
-            async with (
-                asyncio.timeout(START_S),
-                self._engine.run(str(self.name), (*STARTED, "true"), USER, "/") as (_, output),
-            ):
-                await self._started(output, _Kept(0))
-                await output.drain()
-        except (TimeoutError, NotThere, Conflict) as error:
-            await self._fail(str(error).encode())
+        Nothing else of this sandbox is in it: no process, nothing in /tmp. It is of the same image,
+        and is removed at the end. Without `files` its /workspace is empty. Raises SandboxEnded if
+        the policy made its files uncopyable: with more than `disk_mb`, holes included.
+        """
+        with SpooledTemporaryFile(SPOOL_BYTES) as archive:
+            if files:
+                async with self._turn:
+                    await pack(self._start(), self._settings.disk_mb, archive)
+            async with self._fresh() as fresh:
+                if files:
+                    await unpack(fresh._start(), archive)
+                yield fresh
 
-    async def _fail(self, said: bytes) -> NoReturn:
-        """Raise the reason why no command can be started."""
-        try:
-            async with asyncio.timeout(DYING_S):  # its state may lag behind its end
-                await self._engine.ended(str(self.name))
-        except (TimeoutError, NotThere):
-            pass
-        await self._require_running()
-        if await self._engine.processes(str(self.name)) >= self._settings.pids - SPARE_PIDS:
-            raise SandboxEnded("no command can be started: the sandbox is full of processes")
-        message = f"a command did not start: {said.decode('utf-8', 'replace')[:500]}"
-        raise InfrastructureError("exec_failed", message)
+    def _start(self) -> CommandStart:
+        keep = self._settings.keep_processes and not self.name.copy
+        return CommandStart(self._engine, str(self.name), self._settings, keep)
 
-    async def _read(self, output: Output, kept: _Kept, limit_s: float) -> str:
+    async def _read(self, output: Output, kept: KeptOutput, limit_s: float) -> str:
         """Read until the command ends. Return why it must be ended, or an empty text."""
         try:
             async with asyncio.timeout(limit_s):
@@ -199,25 +167,13 @@ class Sandbox:
         """Kill all processes of the sandbox's user. If that fails, remove the sandbox."""
         try:
             async with asyncio.timeout(KILL_S):
-                command = ("sh", "-c", "kill -9 -1")
+                command = ("sh", "-c", KILL)
                 async with self._engine.run(str(self.name), command, USER, "/") as (_, said):
                     # Both at once: if nobody reads the output, the engine doesn't notice the end.
                     await asyncio.gather(said.drain(), output.drain())
-        except (TimeoutError, InfrastructureError) as error:
+        except TimeoutError as error:
             await self._engine.remove(str(self.name))
             raise SandboxEnded("a command could not be ended, and took the sandbox down") from error
-
-    async def _require_running(self) -> None:
-        """Raise the exception that says how the container ended, unless it runs."""
-        try:
-            state = (await self._engine.inspect(str(self.name)))["State"]
-        except NotThere as error:
-            raise InfrastructureError("sandbox_lost", error.message) from error
-        if state.get("OOMKilled") and not state.get("Running"):
-            raise SandboxEnded("the sandbox ran out of memory")
-        if not state.get("Running"):
-            code, reason = state.get("ExitCode"), state.get("Error") or "no reason"
-            raise InfrastructureError("sandbox_lost", f"its container ended with {code}: {reason}")
 
 
 def _check(argument: str) -> None:
@@ -229,28 +185,3 @@ def _check(argument: str) -> None:
         raise BadArgument(f"it is longer than {ARGUMENT_BYTES:,} bytes")
     if "\0" in argument:
         raise BadArgument("it contains a NUL character")
-
-
-class _Kept:
-    """Keeps the beginning and the end of an output of any length."""
-
-    def __init__(self, limit: int) -> None:
-        self._half = limit // 2
-        self._first = bytearray()
-        self._last = bytearray()
-        self.seen = 0
-        """Bytes received so far."""
-
-    def add(self, chunk: bytes) -> None:
-        self.seen += len(chunk)
-        room = self._half - len(self._first)
-        self._first += chunk[:room]
-        self._last += chunk[max(0, room) :]
-        if len(self._last) > 2 * self._half:
-            del self._last[: -self._half]
-
-    def text(self) -> str:
-        last = bytes(self._last[-self._half :])
-        left_out = self.seen - len(self._first) - len(last)
-        middle = f"\n[{left_out} bytes left out]\n".encode() if left_out else b""
-        return (bytes(self._first) + middle + last).decode("utf-8", "replace")

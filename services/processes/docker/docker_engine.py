@@ -12,7 +12,7 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import InfrastructureError, UsageError
 from headrace.services.base.concurrency import in_daemon_thread, readable
@@ -144,14 +144,25 @@ class DockerEngine:
 
     @asynccontextmanager
     async def run(
-        self, name: str, command: Sequence[str], user: str, folder: str
+        self,
+        name: str,
+        command: Sequence[str],
+        user: str,
+        folder: str,
+        given: IO[bytes] | None = None,
     ) -> AsyncIterator[tuple[str, Output]]:
-        """Begins a command in a container. Yields the command's id and its output."""
+        """Begins a command in a container. Yields the command's id and its output.
+
+        It gets the bytes of `given` at its stdin, but no end of the file: a connection by TLS can't
+        be closed in one direction. It should write little before it has read them.
+        """
         output = Output(self.host)
 
         def begin(client: APIClient) -> str:
-            made = client.exec_create(name, list(command), user=user, workdir=folder)
-            output.open(client.exec_start(made["Id"], socket=True))
+            made = client.exec_create(
+                name, list(command), stdin=given is not None, user=user, workdir=folder
+            )
+            output.open(client.exec_start(made["Id"], socket=True), given)
             return str(made["Id"])
 
         try:
@@ -167,13 +178,19 @@ class DockerEngine:
         code = found.get("ExitCode")
         return None if found.get("Running") or code is None else int(code)
 
-    async def processes(self, name: str) -> int:
-        """Returns the number of processes and threads in a container."""
+    async def usage(self, name: str) -> tuple[int, int]:
+        """Returns the number of a container's processes and threads, and its memory in bytes.
+
+        The memory is without files that the kernel may drop from its cache.
+        """
         found = await self._call(
-            f"count processes of {name}",
-            lambda client: client.stats(name, stream=False, one_shot=True),
+            f"measure {name}", lambda client: client.stats(name, stream=False, one_shot=True)
         )
-        return int(found.get("pids_stats", {}).get("current", 0))
+        memory = found.get("memory_stats", {})
+        details = memory.get("stats", {})
+        cached = details.get("total_inactive_file", details.get("inactive_file", 0))
+        processes = found.get("pids_stats", {}).get("current", 0)
+        return int(processes), int(memory.get("usage", 0)) - int(cached)
 
     async def _call(
         self, what: str, function: Callable[[APIClient], T], limit_s: float | None = None
@@ -234,17 +251,28 @@ class Output:
         self._socket: Any = None
         self._closed = False
 
-    def open(self, stream: Any) -> None:
-        """Takes what the SDK's `exec_start` returned. Called in a thread."""
+    def open(self, stream: Any, given: IO[bytes] | None = None) -> None:
+        """Takes what the SDK's `exec_start` returned, and sends `given`. Called in a thread."""
         with self._lock:
             self._response = stream._response
             self._socket = getattr(stream, "_sock", stream)  # with TLS, the socket is `stream`
+        if given is not None:
+            self._send(given)
+        with self._lock:
+            if self._closed:  # the caller gave up meanwhile
+                self._response.raw.close()
+                return
             self._socket.setblocking(False)
             # The headers were read through a buffer, which may contain the stream's first bytes.
             with suppress(ssl.SSLWantReadError):
                 self._received += self._response.raw._fp.fp.peek()
-            if self._closed:  # the caller gave up meanwhile
-                self._response.raw.close()
+
+    def _send(self, given: IO[bytes]) -> None:
+        self._socket.settimeout(CALL_S)
+        given.seek(0)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the command ended without reading
+            while chunk := given.read(CHUNK_BYTES):
+                self._socket.sendall(chunk)
 
     def close(self) -> None:
         """Closes the connection. The command goes on."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headrace.errors import UsageError
 
@@ -17,6 +17,10 @@ USER = "65534:65534"
 """The user that runs the commands."""
 KEEPER = "65533:65533"
 """The user that runs the container's first process, so that no command can end that."""
+SHM_MB = 1
+"""Size of /dev/shm in MiB."""
+SPARE_MB = 16
+"""Least MiB of memory that files must leave for processes."""
 FILES = 1024
 """Most files that one process can have open."""
 
@@ -27,7 +31,8 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     runtime: str = ""
-    """The engine's runtime, for example `runsc` (gVisor). Empty means its default."""
+    """The engine's runtime, for example `runsc` (gVisor). Empty means its default. It must apply
+    the engine's seccomp filter, or isolate by itself."""
     memory_mb: Positive = 256
     """Memory in MiB, including the files in /workspace and /tmp. There is no swap."""
     cpus: float = Field(default=1.0, gt=0)
@@ -35,6 +40,22 @@ class Limits(BaseModel):
     """Processes and threads."""
     disk_mb: Positive = 64
     """Size of /workspace in MiB. /tmp has a quarter of it. Both are in memory."""
+
+    @model_validator(mode="after")
+    def _leave_memory_beside_files(self) -> Self:
+        """No kill frees the memory of files. If they could use all, no command could start."""
+        files_mb = self.disk_mb + self.tmp_mb + SHM_MB
+        if files_mb + SPARE_MB > self.memory_mb:
+            raise ValueError(
+                f"files may take {files_mb} MiB of memory_mb = {self.memory_mb}, which leaves less "
+                f"than {SPARE_MB} MiB for processes: lower disk_mb or raise memory_mb"
+            )
+        return self
+
+    @property
+    def tmp_mb(self) -> int:
+        """Size of /tmp in MiB."""
+        return max(1, self.disk_mb // 4)
 
 
 L = TypeVar("L", bound=Limits)
@@ -45,17 +66,23 @@ def read_limits(kind: type[L], options: Mapping[str, Any], whose: str) -> L:
     try:
         return kind.model_validate(options)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
-        raise UsageError(f"{whose}: {problems}") from error
+        raise UsageError(f"{whose}: {describe_problems(error)}") from error
+
+
+def describe_problems(error: ValidationError) -> str:
+    """Returns all problems of a validation in one line, each with its key."""
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        for problem in error.errors(include_url=False)
+    )
 
 
 def container(
     limits: Limits, image: str, labels: Mapping[str, str], live_s: int, network: str = "none"
 ) -> dict[str, Any]:
-    """Returns the body of the engine's create call.
+    """Returns the body of the engine's create call. `image` is a digest.
+
+    It asks for no user namespace mode, so the engine's own applies.
 
     The container's first process is a `sleep` of `live_s` seconds. When that ends, the kernel kills
     everything in the container, whatever has happened to the worker.
@@ -87,10 +114,10 @@ def container(
             "MemorySwap": memory,
             "NanoCpus": int(limits.cpus * 1e9),
             "PidsLimit": limits.pids,
-            "ShmSize": 2**20,
+            "ShmSize": SHM_MB * 2**20,
             "Tmpfs": {
                 WORK: f"{mount},size={limits.disk_mb}m,nr_inodes=16k",
-                "/tmp": f"{mount},size={max(1, limits.disk_mb // 4)}m,nr_inodes=4k",
+                "/tmp": f"{mount},size={limits.tmp_mb}m,nr_inodes=4k",
             },
             "Ulimits": [
                 {"Name": "nofile", "Soft": FILES, "Hard": FILES},

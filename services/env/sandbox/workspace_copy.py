@@ -1,0 +1,171 @@
+"""Copies a workspace from one sandbox to another. Its archive is untrusted on the whole way.
+
+`tar` packs in the one sandbox and unpacks in the other, as the sandboxes' user. Between them the
+worker makes a new archive, with nothing but what a workspace may contain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tarfile
+from contextlib import AsyncExitStack
+from pathlib import PurePosixPath
+from tempfile import SpooledTemporaryFile
+from typing import IO
+
+from headrace.errors import InfrastructureError, UsageError
+from headrace.services.env.sandbox.command_start import KILLED, MIB, CommandStart, SandboxEnded
+from headrace.services.processes.docker.hardened import USER, WORK
+
+COPY_S = 60.0
+"""Seconds that packing or unpacking may take."""
+SPOOL_BYTES = 1 << 22
+"""Larger archives are in a temporary file of the worker."""
+HEADERS_MB = 32
+"""Most MiB of an archive besides the files' bytes: the workspace has at most 16,384 inodes."""
+MOST_ENTRIES = 1 << 15
+PACK = ("sh", "-c", "exec tar -cf - . 2>/dev/null")
+"""Files that the user itself can't read are left out: they would be no use in the copy either."""
+UNPACK = ("sh", "-c", f'head -c "$1" | tar -xpf - -C {WORK}', "sh")
+"""Its argument is the archive's size: a connection by TLS can't be closed in one direction."""
+FORMAT = tarfile.GNU_FORMAT
+"""Busybox does not read long names in the format of POSIX."""
+NO_PROGRAM = 127
+"""Exit code of `sh` if there is no such program."""
+UNCOPYABLE = "its files could not be copied"
+UNREADABLE = (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError)
+"""What `tarfile` raises for bytes that are no archive."""
+_OWNER, _GROUP = map(int, USER.split(":"))
+
+
+class UnsafeArchive(ValueError):
+    """An archive is broken, too large, or contains what no workspace can contain."""
+
+
+async def pack(start: CommandStart, disk_mb: int, archive: IO[bytes]) -> None:
+    """Write a clean archive of the workspace in which `start` starts commands.
+
+    Raises SandboxEnded if the policy made its files uncopyable, UsageError if the image can't pack.
+    """
+    code, left = None, (disk_mb + HEADERS_MB) * MIB
+    with SpooledTemporaryFile(SPOOL_BYTES) as packed:
+        async with AsyncExitStack() as stack:
+            run_id, output, chunk = await start.begin(stack, PACK)
+            try:
+                async with asyncio.timeout(COPY_S):
+                    while chunk or (chunk := await output.read()):
+                        left -= len(chunk)
+                        if left < 0:
+                            raise SandboxEnded(f"{UNCOPYABLE}: they are too large")
+                        packed.write(chunk)
+                        chunk = b""
+                code = await start.exit_code(run_id)
+            except TimeoutError as error:
+                raise SandboxEnded(f"{UNCOPYABLE} in {COPY_S:g} s") from error
+        _check_code(code)
+        if code is None or code >= KILLED:
+            raise SandboxEnded(f"{UNCOPYABLE}: packing them was ended")
+        packed.seek(0)
+        try:
+            await asyncio.to_thread(clean_archive, packed, archive, disk_mb * MIB)
+        except UnsafeArchive as error:
+            raise SandboxEnded(f"{UNCOPYABLE}: {error}") from error
+
+
+async def unpack(start: CommandStart, archive: IO[bytes]) -> None:
+    """Unpack a clean archive in the workspace of a fresh sandbox. Raises as `pack` does."""
+    size, said = archive.seek(0, 2), b""
+    async with AsyncExitStack() as stack:
+        run_id, output, _ = await start.begin(stack, (*UNPACK, str(size)), archive)
+        try:
+            async with asyncio.timeout(COPY_S):
+                while chunk := await output.read():
+                    said = (said + chunk)[-500:]
+        except TimeoutError as error:
+            message = f"files were not copied into a fresh sandbox in {COPY_S:g} s"
+            raise InfrastructureError("engine_silent", message) from error
+        code = await start.exit_code(run_id)
+    _check_code(code)
+    if code:
+        raise SandboxEnded(f"{UNCOPYABLE}: {said.decode('utf-8', 'replace')}")
+
+
+def _check_code(code: int | None) -> None:
+    if code == NO_PROGRAM:
+        raise UsageError(
+            "the image has no `tar` or no `head`, which copy the files that are graded: add them"
+        )
+
+
+def clean_archive(source: IO[bytes], target: IO[bytes], most_bytes: int) -> None:
+    """Copies an untrusted archive: directories, files and links below its root, and nothing else.
+
+    Devices, pipes and sockets are left out. A sparse file counts with its whole length. Raises
+    UnsafeArchive if the files have more than `most_bytes`, if a name or the target of a hard link
+    leads out of the archive or through a symbolic link, or if a name occurs twice.
+    """
+    try:
+        with (
+            tarfile.open(fileobj=source, mode="r:", encoding="utf-8") as packed,
+            tarfile.open(fileobj=target, mode="w:", format=FORMAT, encoding="utf-8") as clean,
+        ):
+            _Cleaning(packed, clean, most_bytes).run()
+    except UnsafeArchive:
+        raise
+    except UNREADABLE as error:
+        raise UnsafeArchive(f"it is broken: {type(error).__name__}") from error
+
+
+class _Cleaning:
+    def __init__(self, packed: tarfile.TarFile, clean: tarfile.TarFile, most_bytes: int) -> None:
+        self._packed = packed
+        self._clean = clean
+        self._most = self._left = most_bytes
+        self._kinds: dict[PurePosixPath, str] = {}
+        """What each name is: `directory`, `file` or `symlink`."""
+
+    def run(self) -> None:
+        for number, member in enumerate(self._packed):
+            if number >= MOST_ENTRIES:
+                raise UnsafeArchive(f"it has more than {MOST_ENTRIES:,} entries")
+            path = _path(member.name)
+            if path.parts:
+                self._add(path, member)
+
+    def _add(self, path: PurePosixPath, member: tarfile.TarInfo) -> None:
+        if path in self._kinds:
+            raise UnsafeArchive("a name occurs twice")
+        if any(self._kinds.get(parent, "directory") != "directory" for parent in path.parents):
+            raise UnsafeArchive("a name leads through something that is not a directory")
+        made = tarfile.TarInfo(str(path))
+        made.uid, made.gid = _OWNER, _GROUP
+        made.mode, made.mtime = member.mode & 0o777, member.mtime
+        if member.isdir():
+            self._kinds[path] = "directory"
+            made.type, made.mode = tarfile.DIRTYPE, made.mode | 0o700  # else nothing fits into it
+            self._clean.addfile(made)
+        elif member.issym():
+            self._kinds[path] = "symlink"
+            made.type, made.linkname = tarfile.SYMTYPE, member.linkname
+            self._clean.addfile(made)
+        elif member.islnk():
+            target = _path(member.linkname)
+            if self._kinds.get(target) != "file":
+                raise UnsafeArchive("a hard link's target is not a file before it")
+            self._kinds[path] = "file"
+            made.type, made.linkname = tarfile.LNKTYPE, str(target)
+            self._clean.addfile(made)
+        elif member.isreg():
+            self._kinds[path] = "file"
+            self._left -= member.size
+            if member.size < 0 or self._left < 0:
+                raise UnsafeArchive(f"its files have more than {self._most // MIB} MiB")
+            made.size = member.size
+            self._clean.addfile(made, self._packed.extractfile(member))
+
+
+def _path(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise UnsafeArchive("a name leads out of the workspace")
+    return path

@@ -1,0 +1,56 @@
+"""Processes that go on when their command ends: killed by default, kept if the recipe says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.services.env.sandbox.command_start import TRIES
+from tests.sandboxes.bench import Bench, bench
+from tests.sandboxes.survivors import DAEMONS, WAITS
+
+LEFT = "ps | grep -c '[s]leep 1$'"
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.services.env.sandbox.sandbox.KILL_S", 5.0)
+
+
+def test_what_a_command_leaves_running_is_killed(engine: str) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60), bench(engine) as made:
+            environment = await made.fresh()
+            assert (await environment.step(WAITS)).text == "over\n"
+            assert await users_processes(made) == 0
+            killed = await environment.step(f"{WAITS}; kill -9 $PPID; sleep 5")
+            assert killed.data["exit_code"] == 137
+            assert await users_processes(made) == 0
+
+    asyncio.run(main())
+
+
+async def users_processes(made: Bench) -> int:
+    """How many there are between two commands, without a command that would kill them."""
+    (name,) = await made.left()
+    return (await made.engine.usage(name.lstrip("/")))[0] - 2  # the keeper and its parent
+
+
+def test_a_recipe_may_keep_processes_and_the_policy_answers_for_them(engine: str) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(120), bench(engine, keep_processes=True) as made:
+            environment = await made.fresh()
+            await environment.step(WAITS)
+            assert await users_processes(made) > 0
+            assert (await environment.step(f"echo begins; {LEFT}")).text == "begins\n1\n"
+            ended = await environment.step(DAEMONS["it kills all others"])
+            for _ in range(TRIES):
+                if ended.truncated:
+                    break
+                ended = await environment.step("sleep 1")
+            assert ended.truncated
+            assert ended.reward is None
+            assert "processes that are left" in ended.text
+
+    asyncio.run(main())
