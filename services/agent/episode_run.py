@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headrace.errors import TooLarge
 from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
 from headrace.services.agent.attempt import Attempt, Send
-from headrace.services.agent.episode import Agent, Episode
+from headrace.services.agent.episode import Agent, Episode, NoScore
 from headrace.services.agent.records import (
     AgentSetup,
     outcome_of,
@@ -194,7 +194,9 @@ class EpisodeRun:
             exc_info=error,
         )
         message = f"{type(error).__name__}: {error}"[:MESSAGE]
-        raise AttemptFailed.retryable("agent_error", message)
+        # A judge without a score may have one in the next attempt. All else is the agent's bug.
+        judge = isinstance(error, NoScore)
+        raise AttemptFailed.retryable("agent_error", message, "infrastructure" if judge else "agent")
 
     async def _close_environment(self) -> None:
         last = self._current.last_action

@@ -30,9 +30,11 @@ class AttemptFailed(BaseException):
         self.failure = failure
 
     @classmethod
-    def retryable(cls, code: str, message: str) -> AttemptFailed:
-        """Returns the error for a failure of the infrastructure: the next attempt may succeed."""
-        return cls(Failure(origin="infrastructure", code=code, message=message, retryable=True))
+    def retryable(
+        cls, code: str, message: str, origin: Literal["infrastructure", "agent"] = "infrastructure"
+    ) -> AttemptFailed:
+        """Returns the error for a failure after which the next attempt may succeed."""
+        return cls(Failure(origin=origin, code=code, message=message, retryable=True))
 
 
 class LogLost(BaseException):
