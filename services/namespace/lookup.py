@@ -67,4 +67,5 @@ async def find_namespace(
         raise UsageError(
             "this broker has no such run. `headrace run` or `headrace apply RECIPE` starts one"
         )
-    return max(found, key=lambda pair: pair[1].started_at)
+    topics, life = max(found, key=lambda pair: pair[1].started_at)
+    return Topics(topics.namespace, topics.policies, topics.partitions, life.reads_from), life

@@ -128,10 +128,16 @@ def change_recorded(
     return recipe
 
 
+def reading_recorded(recording: Recording, recipe: Recipe) -> Recipe:
+    """Returns a replay's recipe: its batches refer to the trajectories of the recorded run."""
+    sources = {recording.namespace, *recording.log.topics.reads_from, *recipe.reads_from}
+    return recipe.model_copy(update={"reads_from": tuple(sorted(sources))})
+
+
 async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> EventLog:
     """Makes the new namespace of a replay, by default `<namespace>-replay`, `-replay-2`, ….
 
-    Raises UsageError if `into` exists already.
+    `recipe` is from `reading_recorded`. Raises UsageError if `into` exists already.
     """
     topics = await recording.connection.broker.list_topics()
     existing = {name.partition(".")[0] for name in topics}
@@ -145,7 +151,7 @@ async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> 
     name = into or next(name for name in names if name not in existing)
     replace(recording.cluster, namespace=name)  # This checks the name.
     log = await recording.connection.writing_log(
-        Topics(name, tuple(recipe.policies), recipe.partitions)
+        Topics(name, tuple(recipe.policies), recipe.partitions, recipe.reads_from)
     )
     await apply(log, recipe, f"{REPLAY_OF}{recording.namespace}")
     explain(f"into namespace {name}")

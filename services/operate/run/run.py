@@ -128,7 +128,8 @@ class LocalRun:
             return Summary.of(self._status, namespace, reason, self.progress)
 
     def _topics(self, namespace: str) -> Topics:
-        return Topics(namespace, tuple(self._recipe.policies), self._recipe.partitions)
+        recipe = self._recipe
+        return Topics(namespace, tuple(recipe.policies), recipe.partitions, recipe.reads_from)
 
     async def _choose_namespace(self, connection: Connection) -> str:
         """Returns the first of `<name>`, `<name>-2`, … whose run has not ended or not started."""

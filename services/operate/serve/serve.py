@@ -103,7 +103,7 @@ async def _serve(
     worker_id = f"{service}-{socket.gethostname()}-{os.getpid()}"
 
     async with connect(cluster, worker_id) as connection:
-        topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+        topics = Topics(namespace, tuple(recipe.policies), recipe.partitions, recipe.reads_from)
         await require_topics(connection.broker, topics)
         log = await connection.writing_log(topics)
         folder = cluster.folder(namespace)
