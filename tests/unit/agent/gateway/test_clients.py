@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
+import warnings
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -227,3 +231,19 @@ def test_an_address_that_is_taken_is_said() -> None:
             await server.aclose()
 
     asyncio.run(main())
+
+
+def test_without_aiohttp_a_gateway_says_what_to_install_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for start in (
+            lambda server: server.start("127.0.0.1", 0),
+            lambda server: server.start_at(tmp_path / "socket"),
+        ):
+            with pytest.raises(UsageError, match="pip install"):
+                asyncio.run(start(GatewayServer()))
+        gc.collect()
+    assert [one for one in seen if "never awaited" in str(one.message)] == []
