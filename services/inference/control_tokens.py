@@ -118,7 +118,7 @@ class ControlTokens:
         if model.get("unk_token") in aliases:
             model["unk_token"] = aliases[model["unk_token"]]
         tree["post_processor"] = None
-        library = Library.from_str(json.dumps(tree))
+        library: Any = Library.from_str(json.dumps(tree))
         return library, {
             library.token_to_id(alias): self._library.token_to_id(content)
             for content, alias in aliases.items()

@@ -211,8 +211,8 @@ def test_what_is_nested_too_deeply_is_bad_output(depth: int, brackets: str) -> N
     for action in (call, f"<tool_call>{call}</tool_call>"):
         with pytest.raises(BadCall, match="nested deeper than 100"):
             read_calls(action, ["f"])
-        for form in ("hermes", "json"):
-            assert parse_tool_calls(action, form) == (action, ())  # type: ignore[arg-type]
+        assert parse_tool_calls(action, "hermes") == (action, ())
+        assert parse_tool_calls(action, "json") == (action, ())
     with pytest.raises(ValueError, match="nested deeper than 100"):
         read_object(call)
     with pytest.raises(ApiError, match="nested deeper than 100") as refused:

@@ -71,7 +71,7 @@ def test_a_record_with_a_wrong_reference_is_a_dead_letter_and_the_next_one_is_re
     topic: Topic[Event], why: str
 ) -> None:
     named, reason = REFUSED[why]
-    make = EVENTS[topic]  # type: ignore[index]
+    make = EVENTS[topic]
 
     async def test(bench: Bench) -> None:
         policy = "default" if topic.per_policy else None

@@ -239,11 +239,9 @@ def test_without_aiohttp_a_gateway_says_what_to_install_and_leaves_nothing_behin
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        for start in (
-            lambda server: server.start("127.0.0.1", 0),
-            lambda server: server.start_at(tmp_path / "socket"),
-        ):
-            with pytest.raises(UsageError, match="pip install"):
-                asyncio.run(start(GatewayServer()))
+        with pytest.raises(UsageError, match="pip install"):
+            asyncio.run(GatewayServer().start("127.0.0.1", 0))
+        with pytest.raises(UsageError, match="pip install"):
+            asyncio.run(GatewayServer().start_at(tmp_path / "socket"))
         gc.collect()
     assert [one for one in seen if "never awaited" in str(one.message)] == []
