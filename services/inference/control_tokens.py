@@ -47,6 +47,9 @@ class ControlTokens:
         self._aliases = {one.content: f"<{secret}:{i}>" for i, one in enumerate(added)}
         self._secret = secret
         self._placeholder = re.compile(f"{secret}-([0-9a-f]*);")
+        self._begins = {one.content[:end] for one in added for end in range(1, len(one.content))}
+        """What may become a control token if a template appends another content."""
+        self._longest = max((len(one.content) for one in added), default=1)
         self._finder = Library(WordLevel({"": 0}, unk_token=""))
         self._finder.normalizer = library.normalizer
         self._finder.add_tokens(added)
@@ -59,11 +62,14 @@ class ControlTokens:
         """
 
         def hidden(found: str, token: str) -> str:
-            if said and token not in self.special:
-                return found
-            return f"{self._secret}-{found.encode().hex()};"
+            return found if said and token not in self.special else self._hidden(found)
 
-        return self._replace(content, hidden)
+        text = self._replace(content, hidden)
+        end = len(text.rstrip())
+        for begin in range(max(0, end - self._longest), end):
+            if text[begin:end] in self._begins:
+                return f"{text[:begin]}{self._hidden(text[begin:end])}{text[end:]}"
+        return text
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, in which placeholders are plain text.
@@ -99,6 +105,9 @@ class ControlTokens:
                 parts += [text[end:begin], replacement(text[begin:after], spelling)]
                 end = after
         return "".join([*parts, text[end:]])
+
+    def _hidden(self, text: str) -> str:
+        return f"{self._secret}-{text.encode().hex()};"
 
     def _alias(self, found: str, token: str) -> str:
         return self._aliases[token]

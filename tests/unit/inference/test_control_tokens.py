@@ -199,6 +199,20 @@ def test_only_the_markup_of_a_chat_gives_control_tokens(library: Any, tokenizer:
             assert markup(text, context) == expected, text
 
 
+def test_two_contents_do_not_give_a_control_token_together(library: Any, tmp_path: Path) -> None:
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.name | trim }}{{ message.content }}{% endfor %}"
+        "{# <tool_call> </tool_call> <think> #}"
+    )
+    tokenizer = Tokenizer(tmp_path)
+    for token in (*SPECIAL, *MARKUP):
+        for at in range(1, len(token)):
+            message = {"role": "user", "name": f"x{token[:at]} ", "content": token[at:]}
+            ids = tokenizer.chat(json.dumps({"messages": [message]}), [])
+            assert not control_ids(library) & set(ids), (token, at)
+
+
 def test_a_chat_without_control_tokens_in_it_has_the_ids_that_it_always_had(
     library: Any, tokenizer: Tokenizer
 ) -> None:

@@ -29,7 +29,7 @@ def test_references_may_lead_where_the_recipe_of_the_run_says() -> None:
         await apply(log, recipe)
         for name in ("n", None):
             topics, _ = await find_namespace(connection, name)
-            assert (topics.namespace, topics.reads_from) == ("n", {"theirs"})
+            assert (topics.namespace, topics.reads_from) == ("n", frozenset({"theirs"}))
         await broker.close()
 
     asyncio.run(asyncio.wait_for(main(), 20))
