@@ -25,6 +25,7 @@ from headrace.services.agent.records import (
 from headrace.services.agent.requests import Answer, close_after
 from headrace.services.agent.stops import (
     AttemptFailed,
+    Blamed,
     EpisodeStopped,
     LogLost,
     error_of,
@@ -195,8 +196,8 @@ class EpisodeRun:
         )
         message = f"{type(error).__name__}: {error}"[:MESSAGE]
         # A judge without a score may have one in the next attempt. All else is the agent's bug.
-        judge = isinstance(error, NoScore)
-        raise AttemptFailed.retryable("agent_error", message, "infrastructure" if judge else "agent")
+        origin: Blamed = "infrastructure" if isinstance(error, NoScore) else "agent"
+        raise AttemptFailed.retryable("agent_error", message, origin)
 
     async def _close_environment(self) -> None:
         last = self._current.last_action

@@ -22,6 +22,9 @@ class EpisodeStopped(BaseException):
         self.ending = ending
 
 
+Blamed = Literal["infrastructure", "agent"]
+
+
 class AttemptFailed(BaseException):
     """The attempt can't go on."""
 
@@ -30,9 +33,7 @@ class AttemptFailed(BaseException):
         self.failure = failure
 
     @classmethod
-    def retryable(
-        cls, code: str, message: str, origin: Literal["infrastructure", "agent"] = "infrastructure"
-    ) -> AttemptFailed:
+    def retryable(cls, code: str, message: str, origin: Blamed = "infrastructure") -> AttemptFailed:
         """Returns the error for a failure after which the next attempt may succeed."""
         return cls(Failure(origin=origin, code=code, message=message, retryable=True))
 

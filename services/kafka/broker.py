@@ -247,6 +247,8 @@ def records_lost(
     first, end = bounds
     if offset < first:
         lost, why = (offset, first - 1), f"older records than {first} were deleted"
+    elif offset == end:
+        lost, why = (offset, offset), f"the log ends at {end}; the record was never written"
     elif offset > end:
         lost, why = (end, offset - 1), f"the log ends at {end}; was the topic created again?"
     else:

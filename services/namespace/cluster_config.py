@@ -62,8 +62,10 @@ class ClusterConfig:
             raise UsageError(
                 f"--namespace {self.namespace}: a folder of Headrace uses that name. Use another"
             )
-        if self.registry_url is not None and self.bootstrap_servers is None:
-            raise UsageError("--registry-url needs --bootstrap-servers: give both or neither")
+        if (self.registry_url is None) != (self.bootstrap_servers is None):
+            raise UsageError(
+                "--bootstrap-servers and --registry-url need each other: give both or neither"
+            )
 
     @property
     def blob_url(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import DependencyError, Fenced, HeadraceError, RecordsLost, UsageError
+from headrace.services.kafka import fetcher
 from headrace.services.kafka.broker import (
     METADATA_LIMIT,
     Broker,
@@ -403,6 +404,25 @@ def test_fetch_answers_in_the_order_asked(log: Log, namespace: str) -> None:
             assert values(records) == [f"{number}-{offset}" for number, offset in wanted]
             assert [Position(record.partition, record.offset) for record in records] == positions
             assert await bench.broker.fetch([]) == []
+
+    run(main)
+
+
+def test_fetch_does_not_wait_for_a_record_that_was_never_written(
+    log: Log, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reference may name the next offset. It is lost: the process must not retry for ever."""
+    monkeypatch.setattr(fetcher, "SILENCE_S", 1.0)
+
+    async def main() -> None:
+        async with a_bench(log, namespace) as bench:
+            await bench.send("a")
+            for offset in (1, 2, 2**40):
+                with pytest.raises(RecordsLost, match="the log ends at 1"):
+                    await bench.broker.fetch(
+                        [Position(bench.at(), 0), Position(bench.at(), offset)]
+                    )
+            assert values(await bench.broker.fetch([Position(bench.at(), 0)])) == ["a"]
 
     run(main)
 

@@ -12,7 +12,7 @@ import resource
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,14 +137,16 @@ class GatewayServer:
 
         Raises DependencyError if it can't listen.
         """
-        listening = asyncio.get_running_loop().create_server(self._connection, host, port)
-        server = await self._listen(listening, f"{host}:{port}")
+        loop = asyncio.get_running_loop()
+        server = await self._listen(
+            lambda: loop.create_server(self._connection, host, port), f"{host}:{port}"
+        )
         return f"http://{host}:{server.sockets[0].getsockname()[1]}/v1"
 
     async def start_at(self, socket: Path) -> None:
         """Listens on a Unix socket. Raises DependencyError if it can't."""
         loop = asyncio.get_running_loop()
-        await self._listen(loop.create_unix_server(self._connection, socket), str(socket))
+        await self._listen(lambda: loop.create_unix_server(self._connection, socket), str(socket))
 
     def _connection(self) -> asyncio.BaseProtocol:
         """Returns what serves a new connection, or closes it if there are too many."""
@@ -152,7 +154,7 @@ class GatewayServer:
         return server() if len(server.connections) < self._most else _Closing()
 
     async def _listen(
-        self, listening: Coroutine[Any, Any, asyncio.Server], address: str
+        self, listen: Callable[[], Awaitable[asyncio.Server]], address: str
     ) -> asyncio.Server:
         web = _web()
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard()])
@@ -173,7 +175,7 @@ class GatewayServer:
         )
         await self._runner.setup()
         try:
-            self._server = await listening
+            self._server = await listen()
         except OSError as error:
             await self.aclose()
             raise DependencyError(f"can't listen on {address}: {error.strerror}") from error

@@ -42,18 +42,18 @@ def apply(
     """
     import asyncio
 
-    from headrace.schemas.topics import Topics
     from headrace.services.namespace.apply import apply as apply_recipe
     from headrace.services.namespace.apply import find_run
     from headrace.services.namespace.cluster_config import read_recipe, write_resolved
     from headrace.services.namespace.connect import connect, locate
+    from headrace.services.namespace.lookup import topics_of
     from headrace.services.operate.check.checking import check_in_child
     from headrace.services.operate.options import explain
     from headrace.services.operate.run.processes import spawn
 
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
     namespace = cluster.namespace or resolved.name
-    topics = Topics(namespace, tuple(resolved.policies), resolved.partitions)
+    topics = topics_of(resolved, namespace)
 
     async def run() -> str:
         async with connect(locate(cluster), "apply") as connection:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import Topics
 from headrace.services.namespace.apply import find_run
 from headrace.services.namespace.connect import Connection
-from headrace.services.namespace.lookup import find_namespace
+from headrace.services.namespace.lookup import find_namespace, topics_of
 from headrace.services.namespace.run_life import RunLife, enter
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.watch import read_recent
@@ -19,11 +18,6 @@ MOST_RUNS = 10_000
 RECENT = 64
 """Offsets of each partition that are read to find out whether a run has trained."""
 REPLACED = "replaced by another recipe"
-
-
-def topics_of(recipe: Recipe, namespace: str) -> Topics:
-    """Returns the topics of a recipe's namespace."""
-    return Topics(namespace, tuple(recipe.policies), recipe.partitions)
 
 
 async def choose_namespace(

@@ -25,6 +25,7 @@ from headrace.services.models.blob_owners import owner_name
 from headrace.services.namespace.apply import require_same
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect, locate
+from headrace.services.namespace.lookup import topics_of
 from headrace.services.namespace.run_life import RunLife, follow_life
 from headrace.services.operate.serve.loop_watch import LoopWatch
 from headrace.services.operate.serve.process_setup import limit_threads, tune_garbage_collector
@@ -105,7 +106,7 @@ async def _serve(
     worker_id = f"{service}-{socket.gethostname()}-{os.getpid()}"
 
     async with connect(cluster, worker_id) as connection:
-        topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+        topics = topics_of(recipe, namespace)
         await require_topics(connection.broker, topics)
         log = await connection.writing_log(topics)
         folder = cluster.folder(namespace)

@@ -72,6 +72,7 @@ def test_the_help_of_each_command_has_examples(
         (["run", "null", "--namespace", "A B"], "lower-case"),
         (["run", "null", "--namespace", "kafka"], "uses that name"),
         (["status", "--registry-url", "http://x"], "give both or neither"),
+        (["status", "--bootstrap-servers", "x:9092"], "give both or neither"),
         (["serve", "baker", "null"], "is not one of"),
         (["serve", "agent", "null", "--policy", "default"], "--policy is only for"),
         (["serve", "trainer", "null", "--policy", "nope"], "no policy 'nope'"),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
+import warnings
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -244,3 +248,17 @@ def test_an_address_that_is_taken_is_said() -> None:
             await server.aclose()
 
     asyncio.run(main())
+
+
+def test_without_aiohttp_a_gateway_says_what_to_install_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with pytest.raises(UsageError, match="pip install"):
+            asyncio.run(GatewayServer().start("127.0.0.1", 0))
+        with pytest.raises(UsageError, match="pip install"):
+            asyncio.run(GatewayServer().start_at(tmp_path / "socket"))
+        gc.collect()
+    assert [one for one in seen if "never awaited" in str(one.message)] == []
