@@ -100,17 +100,22 @@ class Training(Settings):
     loss: str = "grpo"
     """The loss: `grpo`, or an import path."""
     learning_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of AdamW after the warmup."""
     demonstration_learning_rate: float | None = Field(default=None, gt=0)
     """Learning rate of updates that contain only demonstrations. Cross-entropy often needs a higher
     rate than learning from rewards tolerates. Absent: `learning_rate`."""
     betas: tuple[float, float] = (0.9, 0.95)
     """The betas of AdamW."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """The weight decay of AdamW."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients with a larger norm are scaled down to this norm."""
     warmup_updates: NotNegative = 0
+    """Number of first updates during which the learning rate rises linearly."""
     clip_low: float = Field(default=0.2, gt=0)
+    """The probability ratio is clipped from below to 1 - `clip_low`."""
     clip_high: float = Field(default=0.2, gt=0)
-    """The probability ratio is clipped to 1 - clip_low and 1 + clip_high."""
+    """The probability ratio is clipped from above to 1 + `clip_high`."""
     importance_cap: float = Field(default=2.0, gt=0)
     """The largest importance weight between the probabilities of the trainer and of the engine."""
     entropy_bonus: float = Field(default=0.0, ge=0)
@@ -127,7 +132,9 @@ class Training(Settings):
     """Number of versions from one publication of the whole weights to the next. Between them, only
     the difference is published if it is smaller. 1 always publishes the whole weights."""
     threads: Positive = 1
+    """Number of CPU threads."""
     device: str = "auto"
+    """The device that trains, as torch names it. `auto` takes a GPU if there is one."""
 
 
 class Lora(Settings):
@@ -153,15 +160,20 @@ class Policy(Settings):
 
     If the folder has weights, they are version 0. Otherwise version 0 is random, from `seed`."""
     seed: int = 0
+    """Seed of random weights: those of a model without weights, and those of a new adapter."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     lora: Lora | None = None
     """If it is set, only an adapter learns, and policies with the same model, seed and dtype share
     their base. Absent: all weights learn."""
     engine: EngineSettings = EngineSettings()
+    """What answers the policy's prompts."""
     sampling: SamplingSettings = SamplingSettings()
+    """How its tokens are sampled."""
     groups: Groups = Groups()
+    """How rewards become advantages, and which groups are dropped."""
     batches: Batches = Batches()
+    """Which groups make a batch, and when."""
     training: Annotated[Training | None, FALSE_IS_NONE] = Training()
     """Absent (`training = false` in TOML): the policy keeps version 0."""
 
