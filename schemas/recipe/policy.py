@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -16,6 +16,8 @@ from headrace.schemas.recipe.tables import (
     Settings,
     explain,
 )
+
+Chosen = TypeVar("Chosen", bound=Settings)
 
 
 class SamplingSettings(Settings):
@@ -33,6 +35,36 @@ class SamplingSettings(Settings):
     """A JSON schema that every generation must follow. Empty means no constraint."""
 
 
+class TorchOptions(Settings):
+    """The options of the engine `torch`."""
+
+    context: Positive | None = None
+    """Maximum number of tokens of prompt and generation together. It can't exceed the model's own
+    limit. Absent: the model's own limit."""
+
+
+class ScriptedOptions(Settings):
+    """The options of the engine `scripted`."""
+
+    tokens: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
+    """The token ids to draw, one after the other, again from the first after the last. Absent:
+    those of `text`, or 0 without it."""
+    text: Annotated[str, Field(min_length=1)] | None = None
+    """A text that the model's tokenizer turns into the ids to draw, instead of `tokens`."""
+    count: Positive | None = None
+    """Number of tokens after which a generation stops. Absent: the prompt's limit."""
+    delay_ms: float = Field(default=0.0, ge=0)
+    """Milliseconds before each token."""
+    fail_every: NotNegative = 0
+    """With n, every nth prompt fails. 0: none fails."""
+
+    @model_validator(mode="after")
+    def _tokens_or_text(self) -> ScriptedOptions:
+        if self.tokens is not None and self.text is not None:
+            raise ValueError("the scripted engine takes `tokens` or `text`, not both")
+        return self
+
+
 class VllmOptions(Settings):
     """The options of the engine `vllm`."""
 
@@ -48,13 +80,33 @@ class VllmOptions(Settings):
     """Further `EngineArgs` of vLLM, for example `gpu_memory_utilization`."""
 
 
+ENGINE_OPTIONS: dict[str, type[Settings]] = {
+    "torch": TorchOptions,
+    "vllm": VllmOptions,
+    "scripted": ScriptedOptions,
+}
+"""The options of the built-in engines."""
+
+
+def engine_options(kind: type[Chosen], options: Mapping[str, Any]) -> Chosen:
+    """Returns the options of an engine as a `kind`. Raises RecipeError, which names each wrong one.
+
+    `kind` is one of ENGINE_OPTIONS.
+    """
+    try:
+        return kind.model_validate(options)
+    except ValidationError as error:
+        name = next(name for name, one in ENGINE_OPTIONS.items() if one is kind)
+        raise RecipeError(f"options of the {name} engine: {explain(error)}") from error
+
+
 class EngineSettings(Settings):
     """The inference engine, which answers prompts."""
 
     use: str = "torch"
     """`torch`, `vllm`, `scripted`, or an import path."""
     options: dict[str, Any] = {}
-    """Options of the engine. `torch` takes `context`; for `vllm` see `VllmOptions`."""
+    """Options of the engine."""
     slots: Positive = 256
     """Number of sequences that are generated at the same time."""
     threads: Positive = 1
@@ -64,8 +116,8 @@ class EngineSettings(Settings):
 
     @model_validator(mode="after")
     def _options_are_known(self) -> EngineSettings:
-        if self.use == "vllm":
-            vllm_options(self.options)
+        if self.use in ENGINE_OPTIONS:
+            engine_options(ENGINE_OPTIONS[self.use], self.options)
         return self
 
 
@@ -176,11 +228,3 @@ class Policy(Settings):
     """Which groups make a batch, and when."""
     training: Annotated[Training | None, FALSE_IS_NONE] = Training()
     """Absent (`training = false` in TOML): the policy keeps version 0."""
-
-
-def vllm_options(options: Mapping[str, Any]) -> VllmOptions:
-    """Checks the options of the engine `vllm`. Raises RecipeError, which names each wrong one."""
-    try:
-        return VllmOptions.model_validate(options)
-    except ValidationError as error:
-        raise RecipeError(f"options of the vllm engine: {explain(error)}") from error
