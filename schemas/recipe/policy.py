@@ -36,7 +36,7 @@ class SamplingSettings(Settings):
 
 
 class TorchOptions(Settings):
-    """The options of the engine `torch`."""
+    """The options of the engine `torch`, which runs transformers on a CPU or one GPU."""
 
     context: Positive | None = None
     """Maximum number of tokens of prompt and generation together. It can't exceed the model's own
@@ -44,7 +44,7 @@ class TorchOptions(Settings):
 
 
 class ScriptedOptions(Settings):
-    """The options of the engine `scripted`."""
+    """The options of the engine `scripted`, which repeats the same tokens. It is for tests."""
 
     tokens: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
     """The token ids to draw, one after the other, again from the first after the last. Absent:
@@ -66,7 +66,7 @@ class ScriptedOptions(Settings):
 
 
 class VllmOptions(Settings):
-    """The options of the engine `vllm`."""
+    """The options of the engine `vllm`, which runs vLLM on its CPU build or on a GPU."""
 
     context: Positive | None = None
     """Maximum number of tokens of prompt and generation together. Absent: the model's own limit."""
@@ -219,12 +219,8 @@ class Policy(Settings):
     """If it is set, only an adapter learns, and policies with the same model, seed and dtype share
     their base. Absent: all weights learn."""
     engine: EngineSettings = EngineSettings()
-    """What answers the policy's prompts."""
     sampling: SamplingSettings = SamplingSettings()
-    """How its tokens are sampled."""
     groups: Groups = Groups()
-    """How rewards become advantages, and which groups are dropped."""
     batches: Batches = Batches()
-    """Which groups make a batch, and when."""
     training: Annotated[Training | None, FALSE_IS_NONE] = Training()
     """Absent (`training = false` in TOML): the policy keeps version 0."""

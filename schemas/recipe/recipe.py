@@ -187,23 +187,19 @@ class Recipe(Settings):
     """Number of partitions of every topic that has several. It can't change once the namespace
     exists."""
     stop: Stop = Stop()
-    """When the run ends."""
     tasks: Tasks = Tasks()
-    """What is trained on."""
     warm_start: WarmStart | None = None
     """Absent: training begins without demonstrations."""
     evaluation: Evaluation | None = None
     """Absent: nothing is evaluated during training."""
     agents: dict[str, Agent] = {"default": Agent()}
-    """The agents by name. Tasks name one."""
+    """The agents by name. `tasks.agent` and `warm_start.agent` name one."""
     environments: dict[str, EnvironmentSettings] = {"default": EnvironmentSettings()}
-    """The environments by name. Tasks name one."""
+    """The environments by name. `tasks.environment` names one. Others may be judges."""
     scheduler: Scheduler = Scheduler()
-    """How much runs at the same time."""
     policies: dict[str, Policy]
     """The policies by name. At least one is required."""
     workers: Workers = Workers()
-    """The processes that `headrace run` starts."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Recipe:

@@ -44,7 +44,7 @@ class ChatOptions:
 async def chat(episode: Episode) -> None:
     """Does the same as `multi_turn`, in messages of the model's own chat template.
 
-    Observations are messages of the user. For the options see `ChatOptions`.
+    Observations are messages of the user.
     """
     observation = await episode.reset()
     system = str(episode.task.options.get("system", ChatOptions.system))

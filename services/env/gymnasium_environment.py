@@ -145,7 +145,7 @@ def frozen_lake_holes(environment: Any, observation: Any, first: bool) -> str:
 
 
 def frozen_lake_position(environment: Any, observation: Any, first: bool) -> str:
-    """FrozenLake: return the position as one character of POSITIONS; `a` is at the top left."""
+    """FrozenLake up to 8x8: return the position as one ASCII character; `a` is at the top left."""
     position = int(observation)
     if position >= len(POSITIONS):
         raise UsageError(

@@ -48,7 +48,7 @@ class Answer(BaseModel):
 
 
 class HttpEnvironment:
-    """An episode that a server keeps under its name. It is Resumable."""
+    """An episode that an HTTP server keeps under its name. It is Resumable."""
 
     replayable = False
     recipe_only = frozenset({"url", "timeout_s", "answer_kb", "idle_s", "token_variable"})

@@ -31,7 +31,7 @@ class Game:
 
 
 class Games:
-    """Episodes of one game."""
+    """Episodes of one game for one player. The reward comes at the end."""
 
     def __init__(self, id: str, kwargs: Mapping[str, Any] | None = None) -> None:
         """Raises UsageError if textarena has no such game.
