@@ -9,7 +9,7 @@ from pydantic_core import core_schema
 
 from headrace.schemas.attribute_docs import attribute_docs
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.recipe.tables import FALSE_IS_NONE
+from headrace.schemas.recipe.tables import FALSE_IS_NONE, Settings
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -22,7 +22,8 @@ class _Generator(GenerateJsonSchema):
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         tree = super().model_schema(schema)
-        docs = attribute_docs(schema["cls"])
+        table: type[Settings] = schema["cls"]
+        docs = attribute_docs(table)
         for name, key in tree["properties"].items():
             if key.get("default", ...) is None:
                 del key["default"]

@@ -55,7 +55,7 @@ class Key(NamedTuple):
     meaning: str
 
 
-class Table(NamedTuple):
+class InnerTable(NamedTuple):
     """The table that a key holds."""
 
     kind: type[Settings]
@@ -83,15 +83,15 @@ def keys_of(owner: Callable[..., Any], given: int = 0) -> list[Key]:
     return [Key(name, _kind(name, hint), default, docs[name]) for name, hint, default in found]
 
 
-def table_of(hint: Any) -> Table | None:
+def table_of(hint: Any) -> InnerTable | None:
     """Returns the table of a key of this type, or None if the key holds a value."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType, Annotated):
         return next(filter(None, map(table_of, get_args(hint))), None)
     if origin is dict:
         inner = table_of(get_args(hint)[1])
-        return None if inner is None else Table(inner.kind, many=True)
-    return Table(hint) if inspect.isclass(hint) and issubclass(hint, Settings) else None
+        return None if inner is None else InnerTable(inner.kind, many=True)
+    return InnerTable(hint) if inspect.isclass(hint) and issubclass(hint, Settings) else None
 
 
 def about(owner: Any) -> str:

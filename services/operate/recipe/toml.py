@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from headrace.errors import UsageError
@@ -13,7 +13,7 @@ from headrace.schemas.recipe.tables import Settings
 from headrace.services.operate.recipe.recipe_keys import (
     REQUIRED,
     Key,
-    Table,
+    InnerTable,
     keys_of,
     table_of,
 )
@@ -67,7 +67,7 @@ def toml_value(value: Any, path: str = "a value") -> str:
 
 def _table(kind: type[Settings], table: Settings | None, path: str) -> Iterator[str]:
     """Yields the keys of a table, then the tables in it. `table` is None if it is absent."""
-    inner = []
+    inner: list[Iterable[str]] = []
     for key in keys_of(kind):
         value = key.default if table is None else getattr(table, key.name)
         below = table_of(kind.model_fields[key.name].annotation)
@@ -85,11 +85,11 @@ def _table(kind: type[Settings], table: Settings | None, path: str) -> Iterator[
         yield from lines
 
 
-def _tables(below: Table, value: Any, path: str) -> Iterator[str]:
+def _tables(below: InnerTable, value: Any, path: str) -> Iterator[str]:
     """Yields the table of a key, or its tables by name."""
     if below.many:
         for name, one in value.items():
-            yield from _tables(Table(below.kind), one, f"{path}.{_key(name)}")
+            yield from _tables(InnerTable(below.kind), one, f"{path}.{_key(name)}")
     elif value is None:
         yield f"\n# [{path}]  # absent by default\n"
         # No key of an absent table is set, so all its lines are comments.
