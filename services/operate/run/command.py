@@ -39,6 +39,9 @@ def _check(text: str) -> Check:
     "stop.versions ended the run, reward and versions are those at which the rule held. All other "
     "figures count until the last task has ended. Repeatable.",
 )  # fmt: skip
+@click.option(
+    "--no-check", is_flag=True, help="Don't try the recipe's parts before the namespace is created."
+)
 @quiet_option
 @json_option
 @click.option(
@@ -51,6 +54,7 @@ def run(
     recipe: str,
     settings: tuple[str, ...],
     checks: tuple[Check, ...],
+    no_check: bool,
     quiet: bool,
     as_json: bool,
     metrics_port: int,
@@ -89,6 +93,7 @@ def run(
         quiet=quiet,
         checks=checks,
         metrics_port=metrics_port,
+        check=not no_check,
         on_interrupt=f"pausing the run; `{command_line()}` continues it",
     )
     summary = asyncio.run(whole.execute())

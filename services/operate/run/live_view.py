@@ -221,3 +221,7 @@ def _add_progress(rows: Table, progress: Progress) -> None:
         ),
     )
     rows.add_row("tasks", f"{progress.tasks_ended:,} ended of {progress.submitted:,} submitted")
+    for kind in progress.endings.top():
+        rows.add_row("failed", Text(visible(str(kind)), style="red"))
+    for hint in progress.endings.hints():
+        rows.add_row("hint", Text(hint, style="yellow"))

@@ -17,6 +17,7 @@ from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, Task
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.evaluation import Evaluations
+from headrace.services.operate.run.endings import Endings
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the episodes per second are averaged."""
@@ -80,8 +81,10 @@ class Decision:
 class Progress:
     """Folds events. `now` and all times are epoch seconds."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, since: float = 0.0) -> None:
+        """`since` is when the command began that asks."""
         self.recipe = recipe
+        self.endings = Endings(recipe, since)
         self.policies = {
             name: PolicyProgress(trained=policy.training is not None)
             for name, policy in recipe.policies.items()
@@ -155,6 +158,7 @@ class Progress:
         if not self._ended.add(event.task):
             return
         self.evaluations.on_task_ended(event)
+        self.endings.on_task_ended(event, at)
         self.episodes += len(event.outcomes)
         self.failures += sum(outcome.ending == "failed" for outcome in event.outcomes)
         self._ends.append((at, len(event.outcomes)))

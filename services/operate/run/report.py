@@ -43,6 +43,9 @@ class Summary:
     episodes: int
     failures: int
     restarts: int
+    top_failures: list[str]
+    """The most frequent kinds of failures: count, message, and the command that shows one."""
+    hints: list[str]
 
     @classmethod
     def of(cls, status: Status, namespace: str, reason: str, progress: Progress) -> Summary:
@@ -74,6 +77,8 @@ class Summary:
             episodes=progress.episodes,
             failures=progress.failures,
             restarts=status.restarts,
+            top_failures=[str(kind) for kind in progress.endings.top()],
+            hints=progress.endings.hints(),
         )
 
     def measures(self, progress: Progress) -> dict[Measure, float | None]:
@@ -104,7 +109,8 @@ class Summary:
             f"  seconds: first training step {_seconds(self.first_step_s)}   "
             f"learned {_seconds(self.learned_s)}   total {self.seconds:.1f}",
         ]
-        return lines
+        lines += [f"  failed: {line}" for line in self.top_failures]
+        return lines + [f"  hint: {line}" for line in self.hints]
 
 
 def _seconds(value: float | None) -> str:

@@ -20,15 +20,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from headrace.errors import CheckFailed, DependencyError, HeadraceError, Interrupted, UsageError
+from headrace.errors import CheckFailed, DependencyError, HeadraceError, Interrupted
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import Topics
+from headrace.services.base.concurrency import until_first
 from headrace.services.log.event_log import EventLog
-from headrace.services.namespace.apply import apply, find_run, lags
+from headrace.services.namespace.apply import apply, lags
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
-from headrace.services.namespace.connect import Connection, connect
+from headrace.services.namespace.connect import connect
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
+from headrace.services.operate.check.checking import check_in_child
 from headrace.services.operate.run.children import child_specs
+from headrace.services.operate.run.choose_namespace import MOST_RUNS, choose_namespace, topics_of
 from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
@@ -42,8 +44,6 @@ END_S = 30.0
 INTERRUPTED_END_S = 5.0
 """The same after Ctrl-C."""
 LAG_INTERVAL_S = 2.0
-MOST_RUNS = 10_000
-"""How many names `<name>-2`, `<name>-3`, … are tried for a new run."""
 TICK_S = 0.5
 """Seconds between two checks of the stop rule if no event arrives."""
 
@@ -61,16 +61,18 @@ class LocalRun:
         metrics_port: int = 0,
         services: Collection[str] | None = None,
         end: str | None = None,
+        check: bool = False,
         on_interrupt: str = "stopping",
     ) -> None:
         """The first child serves its metrics on `metrics_port`, as `child_specs` has it.
 
         Only these `services` are started, by default all. With `end`, the run ends at once for this
-        reason. `on_interrupt` says to people what Ctrl-C does.
+        reason. With `check`, the parts of the recipe are tried before the namespace is created.
+        `on_interrupt` says to people what Ctrl-C does.
         """
         self.interrupted = asyncio.Event()
         """Set by Ctrl-C or SIGTERM. The run then pauses."""
-        self.progress = Progress(recipe)
+        self.progress = Progress(recipe, since=time.time())
         self._reason = end
         self._on_interrupt = on_interrupt
         self._life = RunLife()
@@ -82,7 +84,8 @@ class LocalRun:
         self._changed = asyncio.Event()
         self._beside: list[asyncio.Task[None]] = []
         """The tasks that run beside the children. If one ends, its error ends the run."""
-        path = write_resolved(recipe, cluster.state)
+        self._path = path = write_resolved(recipe, cluster.state)
+        self._check = check
         launch = new_launch_folder(cluster.state)
         specs = child_specs(recipe, path, metrics_port, services)
         self._status = Status(cluster.namespace or recipe.name)
@@ -98,13 +101,38 @@ class LocalRun:
             self._on_signals()
             try:
                 await self._supervisor.start()
-                cluster = await self._stack.up(self.interrupted.is_set)
+                async with self._checking() as checked:
+                    cluster = await self._stack.up(
+                        lambda: self.interrupted.is_set() or _failed(checked)
+                    )
+                    await until_first(_result(checked), self.interrupted.wait())
                 return await self._run_on(cluster)
             finally:
                 self._status.phase = "ending the processes"
                 await self._supervisor.stop()
                 self._status.phase = "stopping the local stack"
                 await self._stack.down()
+
+    @asynccontextmanager
+    async def _checking(self) -> AsyncIterator[asyncio.Future[None]]:
+        """Tries the recipe's parts in a child process, while the broker starts.
+
+        Yields when that is done, or has failed. Its error is raised even if it made others.
+        """
+        checked = asyncio.ensure_future(
+            check_in_child(self._path, self._supervisor.begin, self._view.note)
+            if self._check
+            else asyncio.sleep(0)
+        )
+        try:
+            yield checked
+        except Interrupted:
+            if _failed(checked):
+                await checked
+            raise
+        finally:
+            checked.cancel()
+            await asyncio.gather(checked, return_exceptions=True)
 
     def _on_signals(self) -> None:
         """Lets Ctrl-C pause the run cleanly, and a second Ctrl-C stop all processes at once."""
@@ -123,8 +151,10 @@ class LocalRun:
     async def _run_on(self, cluster: ClusterConfig) -> Summary:
         async with connect(cluster, f"run-{os.getpid()}") as connection:
             self._phase("preparing the namespace")
-            namespace = await self._choose_namespace(connection)
-            log = await connection.writing_log(self._topics(namespace))
+            namespace = await choose_namespace(
+                connection, self._recipe, self._cluster.namespace, self._stack.ours, self._view.note
+            )
+            log = await connection.writing_log(topics_of(self._recipe, namespace))
             if self.interrupted.is_set():
                 raise Interrupted("interrupted before the run began")
             self._life = await apply(log, self._recipe)
@@ -139,26 +169,6 @@ class LocalRun:
                     self._supervisor.release()
                     await enter(log, "ended", self._recipe, reason)
             return Summary.of(self._status, namespace, reason or PAUSED, self.progress)
-
-    def _topics(self, namespace: str) -> Topics:
-        return Topics(namespace, tuple(self._recipe.policies), self._recipe.partitions)
-
-    async def _choose_namespace(self, connection: Connection) -> str:
-        """Returns the first of `<name>`, `<name>-2`, … whose run has not ended or not started."""
-        first = self._cluster.namespace or self._recipe.name
-        for number in range(1, MOST_RUNS):
-            name = first if number == 1 else f"{first}-{number}"
-            life = await find_run(connection.log(self._topics(name)))
-            if life is None or life.ended is None:
-                if life is not None:
-                    self._view.note(f"continuing the unfinished run of namespace {name}")
-                elif number > 1:
-                    self._view.note(f"the run of {first} has ended: the new one uses {name}")
-                return name
-        raise UsageError(
-            f"all namespaces from {first} to {first}-{MOST_RUNS - 1} have runs that ended: choose "
-            "another --namespace"
-        )
 
     def _settle_logs(self, namespace: str) -> None:
         """Moves the children's logs to the namespace's folder. Logs of earlier commands stay."""
@@ -219,6 +229,11 @@ class LocalRun:
             if self.interrupted.is_set():
                 return None
             self._show()
+            if (message := self.progress.endings.hopeless()) is not None:
+                raise HeadraceError(
+                    f"{message}. The run stops, and the same command continues it: correct what "
+                    "failed first"
+                )
             reason = self._reason or self.progress.stop_reason(
                 seconds=time.time() - self._life.started_at - idle_s,
                 exhausted="source" in self._supervisor.finished,
@@ -264,6 +279,8 @@ class LocalRun:
             await self._first_of(*events, timeout_s=left_s)
 
     def _show(self) -> None:
+        for line in self.progress.endings.news():
+            self._view.note(line)
         self._status.restarts = self._supervisor.restarts
         self._status.processes = self._supervisor.alive()
         self._view.refresh()
@@ -282,6 +299,14 @@ class LocalRun:
         failed = violations(self._checks, summary.measures(self.progress))
         if failed:
             raise CheckFailed("; ".join(failed))
+
+
+async def _result(done: asyncio.Future[None]) -> None:
+    await done
+
+
+def _failed(done: asyncio.Future[None]) -> bool:
+    return done.done() and not done.cancelled() and done.exception() is not None
 
 
 def command_line() -> str:
