@@ -12,8 +12,8 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import Settings
 from headrace.services.operate.recipe.recipe_keys import (
     REQUIRED,
-    Key,
     InnerTable,
+    Key,
     keys_of,
     table_of,
 )

@@ -74,7 +74,7 @@ def test_what_the_file_sets_is_set_and_nothing_else(path: Path) -> None:
 
 def leaves(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """All values by dotted key. The tables that are there without keys have none."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in tree.items():
         inside = f"{above}{name}"
         found |= leaves(value, f"{inside}.") if isinstance(value, dict) else {inside: value}
@@ -111,7 +111,7 @@ def test_an_absent_table_can_be_uncommented(path: Path) -> None:
 
 
 def test_every_key_is_there() -> None:
-    found, table = set(), ""
+    table, found = "", set()
     for line in recipe_toml(loads(RECIPES / "quickstart.toml")).splitlines():
         if header := re.match(r"(?:# )?\[([\w.]+)\]", line):
             table = f"{header[1]}."
@@ -123,7 +123,7 @@ def test_every_key_is_there() -> None:
 
 def names(kind: type[Settings], path: str) -> set[str]:
     """The dotted names of all keys, in recipes that name each table `default`."""
-    found = set()
+    found: set[str] = set()
     for name, field in kind.model_fields.items():
         below = table_of(field.annotation)
         if below is None:
