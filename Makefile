@@ -14,7 +14,7 @@ VLLM_SYNCED := $(VLLM_VENV)/.synced
 # Bytecode goes into .venv: without it every process compiles torch again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-vllm quickstart test test-fast test-vllm test-long check bench schemas clean
+.PHONY: help install install-vllm quickstart test test-fast test-vllm test-long check bench schemas reference clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -69,6 +69,9 @@ bench: $(SYNCED)  ## the benchmarks, as a table with the machine
 
 schemas: $(SYNCED)  ## write the Avro schemas from schemas/events.py
 	@$(BIN)/python -m headrace.schemas.derive --write
+
+reference: $(SYNCED)  ## write docs/recipe.md from the recipe's models and the plug-ins
+	@$(BIN)/python -m headrace.services.operate.recipe.recipe_reference --write
 
 clean:  ## end the local stack and remove what was made
 	@test ! -x $(BIN)/headrace || $(BIN)/headrace down --wipe

@@ -8,12 +8,9 @@ but the docs of an event has changed since, `--release` publishes the next versi
 from __future__ import annotations
 
 import argparse
-import ast
-import functools
 import inspect
 import json
 import sys
-import textwrap
 import types
 import typing
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from headrace.schemas.attribute_docs import attribute_docs
 from headrace.schemas.codec import AVRO, NAMESPACE
 from headrace.schemas.events import (
     EVENTS,
@@ -196,25 +194,6 @@ class _Derivation:
         if self._defined[name] != schema and schema["type"] != "record":
             raise TypeError(f"two types are called {name}")
         return name
-
-
-@functools.cache
-def attribute_docs(model: type[BaseModel]) -> dict[str, str]:
-    """Returns the docstring below each field of a class and its bases, by field."""
-    docs: dict[str, str] = {}
-    for base in model.__bases__:
-        if base is not BaseModel:
-            docs |= attribute_docs(base)
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(body, ast.ClassDef)
-    for field, doc in zip(body.body, body.body[1:], strict=False):
-        match field, doc:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(words))),
-            ):
-                docs[name] = " ".join(words.split())
-    return docs
 
 
 def _record_doc(model: type[BaseModel]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -16,6 +16,8 @@ from headrace.schemas.recipe.tables import (
     Settings,
     explain,
 )
+
+Chosen = TypeVar("Chosen", bound=Settings)
 
 
 class SamplingSettings(Settings):
@@ -33,8 +35,38 @@ class SamplingSettings(Settings):
     """A JSON schema that every generation must follow. Empty means no constraint."""
 
 
+class TorchOptions(Settings):
+    """The options of the engine `torch`, which runs transformers on a CPU or one GPU."""
+
+    context: Positive | None = None
+    """Maximum number of tokens of prompt and generation together. It can't exceed the model's own
+    limit. Absent: the model's own limit."""
+
+
+class ScriptedOptions(Settings):
+    """The options of the engine `scripted`, which repeats the same tokens. It is for tests."""
+
+    tokens: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
+    """The token ids to draw, one after the other, again from the first after the last. Absent:
+    those of `text`, or 0 without it."""
+    text: Annotated[str, Field(min_length=1)] | None = None
+    """A text that the model's tokenizer turns into the ids to draw, instead of `tokens`."""
+    count: Positive | None = None
+    """Number of tokens after which a generation stops. Absent: the prompt's limit."""
+    delay_ms: float = Field(default=0.0, ge=0)
+    """Milliseconds before each token."""
+    fail_every: NotNegative = 0
+    """With n, every nth prompt fails. 0: none fails."""
+
+    @model_validator(mode="after")
+    def _tokens_or_text(self) -> ScriptedOptions:
+        if self.tokens is not None and self.text is not None:
+            raise ValueError("the scripted engine takes `tokens` or `text`, not both")
+        return self
+
+
 class VllmOptions(Settings):
-    """The options of the engine `vllm`."""
+    """The options of the engine `vllm`, which runs vLLM on its CPU build or on a GPU."""
 
     context: Positive | None = None
     """Maximum number of tokens of prompt and generation together. Absent: the model's own limit."""
@@ -48,13 +80,33 @@ class VllmOptions(Settings):
     """Further `EngineArgs` of vLLM, for example `gpu_memory_utilization`."""
 
 
+ENGINE_OPTIONS: dict[str, type[Settings]] = {
+    "torch": TorchOptions,
+    "vllm": VllmOptions,
+    "scripted": ScriptedOptions,
+}
+"""The options of the built-in engines."""
+
+
+def engine_options(kind: type[Chosen], options: Mapping[str, Any]) -> Chosen:
+    """Returns the options of an engine as a `kind`. Raises RecipeError, which names each wrong one.
+
+    `kind` is one of ENGINE_OPTIONS.
+    """
+    try:
+        return kind.model_validate(options)
+    except ValidationError as error:
+        name = next(name for name, one in ENGINE_OPTIONS.items() if one is kind)
+        raise RecipeError(f"options of the {name} engine: {explain(error)}") from error
+
+
 class EngineSettings(Settings):
     """The inference engine, which answers prompts."""
 
     use: str = "torch"
     """`torch`, `vllm`, `scripted`, or an import path."""
     options: dict[str, Any] = {}
-    """Options of the engine. `torch` takes `context`; for `vllm` see `VllmOptions`."""
+    """Options of the engine."""
     slots: Positive = 256
     """Number of sequences that are generated at the same time."""
     threads: Positive = 1
@@ -64,8 +116,8 @@ class EngineSettings(Settings):
 
     @model_validator(mode="after")
     def _options_are_known(self) -> EngineSettings:
-        if self.use == "vllm":
-            vllm_options(self.options)
+        if self.use in ENGINE_OPTIONS:
+            engine_options(ENGINE_OPTIONS[self.use], self.options)
         return self
 
 
@@ -100,17 +152,22 @@ class Training(Settings):
     loss: str = "grpo"
     """The loss: `grpo`, or an import path."""
     learning_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of AdamW after the warmup."""
     demonstration_learning_rate: float | None = Field(default=None, gt=0)
     """Learning rate of updates that contain only demonstrations. Cross-entropy often needs a higher
     rate than learning from rewards tolerates. Absent: `learning_rate`."""
     betas: tuple[float, float] = (0.9, 0.95)
     """The betas of AdamW."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """The weight decay of AdamW."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients with a larger norm are scaled down to this norm."""
     warmup_updates: NotNegative = 0
+    """Number of first updates during which the learning rate rises linearly."""
     clip_low: float = Field(default=0.2, gt=0)
+    """The probability ratio is clipped from below to 1 - `clip_low`."""
     clip_high: float = Field(default=0.2, gt=0)
-    """The probability ratio is clipped to 1 - clip_low and 1 + clip_high."""
+    """The probability ratio is clipped from above to 1 + `clip_high`."""
     importance_cap: float = Field(default=2.0, gt=0)
     """The largest importance weight between the probabilities of the trainer and of the engine."""
     entropy_bonus: float = Field(default=0.0, ge=0)
@@ -127,7 +184,9 @@ class Training(Settings):
     """Number of versions from one publication of the whole weights to the next. Between them, only
     the difference is published if it is smaller. 1 always publishes the whole weights."""
     threads: Positive = 1
+    """Number of CPU threads."""
     device: str = "auto"
+    """The device that trains, as torch names it. `auto` takes a GPU if there is one."""
 
 
 class Lora(Settings):
@@ -153,6 +212,7 @@ class Policy(Settings):
 
     If the folder has weights, they are version 0. Otherwise version 0 is random, from `seed`."""
     seed: int = 0
+    """Seed of random weights: those of a model without weights, and those of a new adapter."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     lora: Lora | None = None
@@ -164,11 +224,3 @@ class Policy(Settings):
     batches: Batches = Batches()
     training: Annotated[Training | None, FALSE_IS_NONE] = Training()
     """Absent (`training = false` in TOML): the policy keeps version 0."""
-
-
-def vllm_options(options: Mapping[str, Any]) -> VllmOptions:
-    """Checks the options of the engine `vllm`. Raises RecipeError, which names each wrong one."""
-    try:
-        return VllmOptions.model_validate(options)
-    except ValidationError as error:
-        raise RecipeError(f"options of the vllm engine: {explain(error)}") from error

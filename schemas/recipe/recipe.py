@@ -33,6 +33,7 @@ class Stop(Settings):
     """For every policy, the mean training reward of the last `reward_versions` versions reaches
     this value."""
     reward_versions: Positive = 3
+    """Number of versions over which `reward` is the mean."""
     versions: Positive | None = None
     """Every policy has trained this many versions."""
     seconds: PositiveSeconds | None = None
@@ -98,6 +99,7 @@ class WarmStart(Settings):
     use: str | None = None
     """The data set, as in `tasks`. Absent: the data set of `tasks`, with its options."""
     options: dict[str, Any] = {}
+    """Keyword arguments that are given to the data set that `use` names."""
 
 
 class Evaluation(Settings):
@@ -107,6 +109,7 @@ class Evaluation(Settings):
     """The data set, as in `tasks`. Absent: the data set of `tasks`. Its options apply then, unless
     `options` overrides them."""
     options: dict[str, Any] = {}
+    """Keyword arguments that are given to the data set."""
     items: Positive = 64
     """Number of items that are evaluated: the first ones of the data set."""
     every: Positive = 10
@@ -127,6 +130,7 @@ class Agent(PlugIn):
     """An agent: a coroutine that takes an Episode. `use` names a built-in or an import path."""
 
     use: str = "multi_turn"
+    """A built-in (`single_turn`, `multi_turn`, `chat`, `command`, `client`), or an import path."""
     unfinished_reward: float | None = None
     """Reward of an episode that ends at a limit of turns, tokens or context. Absent: the reward
     that it has by then."""
@@ -165,15 +169,20 @@ class Workers(Settings):
     """How many processes of each kind `run` starts."""
 
     agent: NotNegative = 1
+    """Number of agent workers."""
     env: NotNegative = 1
+    """Number of env workers. None is started if every environment is external."""
     inference: NotNegative = 1
+    """Number of inference workers."""
 
 
 class Recipe(Settings):
     """A whole run."""
 
     name: str
+    """Name of the recipe, and of the namespace of its run unless `--namespace` gives another."""
     description: str = ""
+    """One line about the recipe, for `headrace recipe`."""
     partitions: Positive = 4
     """Number of partitions of every topic that has several. It can't change once the namespace
     exists."""
@@ -187,9 +196,12 @@ class Recipe(Settings):
     evaluation: Evaluation | None = None
     """Absent: nothing is evaluated during training."""
     agents: dict[str, Agent] = {"default": Agent()}
+    """The agents by name. `tasks.agent` and `warm_start.agent` name one."""
     environments: dict[str, EnvironmentSettings] = {"default": EnvironmentSettings()}
+    """The environments by name. `tasks.environment` names one. Others may be judges."""
     scheduler: Scheduler = Scheduler()
     policies: dict[str, Policy]
+    """The policies by name. At least one is required."""
     workers: Workers = Workers()
 
     @model_validator(mode="after")

@@ -29,6 +29,7 @@ class PlugIn(Settings):
     """A plug-in: a built-in by its name, or one of your own by `package.module:name`."""
 
     use: str
+    """A built-in, or an import path."""
     options: dict[str, Any] = {}
     """Keyword arguments that are given to the plug-in."""
 

@@ -6,6 +6,7 @@ An agent of your own is a coroutine function like these. The recipe names it by 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import UsageError
@@ -32,13 +33,21 @@ async def multi_turn(episode: Episode) -> None:
         observation = await episode.step(generation.text)
 
 
+@dataclass(frozen=True)
+class ChatOptions:
+    """The options of the agent `chat`. A task's own options override those of the recipe."""
+
+    system: str = ""
+    """The text of the system message. Empty: the conversation has none."""
+
+
 async def chat(episode: Episode) -> None:
     """Does the same as `multi_turn`, in messages of the model's own chat template.
 
-    Observations are messages of the user. The option `system` is the text of the system message.
+    Observations are messages of the user.
     """
     observation = await episode.reset()
-    system = str(episode.task.options.get("system", ""))
+    system = str(episode.task.options.get("system", ChatOptions.system))
     messages = [{"role": "system", "content": system}] if system else []
     while not observation.done:
         messages.append({"role": "user", "content": observation.text})
@@ -54,6 +63,8 @@ BUILTIN = {
     "client": "headrace.services.agent.gateway.clients:ClientAgent",
     "command": "headrace.services.agent.gateway.program:Command",
 }
+OPTIONS = {"chat": ChatOptions}
+"""The options of built-in agents that are functions. A class has its options as fields."""
 
 
 def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:

@@ -53,12 +53,18 @@ class GymnasiumEnvironment:
         invalid_reward: float = 0.0,
         blocking: bool = True,
     ) -> None:
-        """`actions` maps an action's text to its number; `kwargs` go to `gymnasium.make`.
+        """Raises UsageError if a name is unknown.
 
-        `render` and `seeded` name a Render and a Seeded: a built-in one, or your own by import
-        path. The arguments from Seeded override `kwargs`, and every reset makes a new environment.
-        With `blocking`, its calls run in a thread; a tiny environment is faster without. Raises
-        UsageError if a name is unknown.
+        Options:
+            id: The id for `gymnasium.make`, such as `FrozenLake-v1`.
+            actions: Maps an action's text to its number.
+            kwargs: Further arguments of `gymnasium.make`.
+            seeded: A function that maps a task's seed to arguments of `gymnasium.make`: a built-in,
+                or an import path. They override `kwargs`, and every reset makes a new environment.
+                Absent: all tasks have the same `kwargs`.
+            render: A function that turns an observation into text: a built-in, or an import path.
+            invalid_reward: Reward of a text that is not in `actions`.
+            blocking: Whether calls run in a thread. A tiny environment is faster without one.
         """
         self._render: Render = load("render", render, RENDERS)
         self._seeded: Seeded | None = load("seeded", seeded, SEEDED) if seeded else None
@@ -139,7 +145,7 @@ def frozen_lake_holes(environment: Any, observation: Any, first: bool) -> str:
 
 
 def frozen_lake_position(environment: Any, observation: Any, first: bool) -> str:
-    """FrozenLake: return the position as one character of POSITIONS; `a` is at the top left."""
+    """FrozenLake up to 8x8: return the position as one ASCII character; `a` is at the top left."""
     position = int(observation)
     if position >= len(POSITIONS):
         raise UsageError(

@@ -48,7 +48,7 @@ class Answer(BaseModel):
 
 
 class HttpEnvironment:
-    """An episode that a server keeps under its name. It is Resumable."""
+    """An episode that an HTTP server keeps under its name. It is Resumable."""
 
     replayable = False
     recipe_only = frozenset({"url", "timeout_s", "answer_kb", "idle_s", "token_variable"})
@@ -62,12 +62,16 @@ class HttpEnvironment:
         idle_s: int = 3600,
         token_variable: str | None = None,
     ) -> None:
-        """The server gets `options` with each reset.
+        """Raises UsageError if the URL is not http(s) or the variable is not set.
 
-        A call may take `timeout_s` seconds with all its tries, and its answer may have `answer_kb`
-        KiB. The server may forget an episode without calls for `idle_s` seconds. `token_variable`
-        names an environment variable of the worker; its value is sent as a bearer token. Raises
-        UsageError if the URL is not http(s) or the variable is not set.
+        Options:
+            url: The server's address, such as `http://127.0.0.1:8000`.
+            options: The server gets them with each reset.
+            timeout_s: Seconds that a call may take with all its tries.
+            answer_kb: Maximum size of an answer.
+            idle_s: Seconds without a call after which the server may forget an episode.
+            token_variable: An environment variable of the worker. Its value is sent as a bearer
+                token. Absent: no token is sent.
         """
         self._aiohttp = import_aiohttp("http")
         self._url = url.rstrip("/")

@@ -13,7 +13,12 @@ class NullEnvironment:
     replayable = True
 
     def __init__(self, turns: int = 4, delay_ms: float = 0.0) -> None:
-        """Each reset and step takes `delay_ms` milliseconds."""
+        """Makes an environment that counts.
+
+        Options:
+            turns: Number of steps of an episode.
+            delay_ms: Milliseconds that each reset and each step takes.
+        """
         self._turns = turns
         self._delay_s = delay_ms / 1000
         self._step = 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,14 +42,23 @@ def items_by_epoch(
 
 
 def first(items: int, use: str, options: dict[str, Any]) -> Iterator[Item]:
-    """Yields the first items of another data set."""
+    """Yields the first items of another data set.
+
+    Options:
+        items: Number of items.
+        use: The other data set: a built-in, or an import path.
+        options: Options of the other data set.
+    """
     return itertools.islice(items_of(use, options), items)
 
 
 def count(items: int | None = None, same: bool = False) -> Iterator[Item]:
-    """Yields the items 0, 1, 2, … with an empty payload, without end if `items` is None.
+    """Yields the items 0, 1, 2, … with an empty payload, for environments that need only a seed.
 
-    With `same`, they are all the same item with the same seed, so the environment is always equal.
+    Options:
+        items: Number of items. Absent: without end.
+        same: Whether they are all the same item with the same seed, so that the environment is
+            always equal.
     """
     for number in itertools.count() if items is None else range(items):
         yield Item("0", seed=0) if same else Item(str(number))
@@ -59,10 +67,16 @@ def count(items: int | None = None, same: bool = False) -> Iterator[Item]:
 def reasoning_gym(
     dataset: str, size: int = 500, seed: int = 0, config: Mapping[str, Any] | None = None
 ) -> Iterator[Item]:
-    """Yields the first `size` problems of a reasoning-gym data set, made with `config` and `seed`.
+    """Yields the first problems of a data set of reasoning-gym.
 
-    A payload only names its problem. The environment `reasoning_gym` makes the problem, so the
-    process that reads this data set does not need that library.
+    A payload only names its problem. The environment `reasoning_gym` makes the problem and scores
+    the answer, so the process that reads this data set does not need that library.
+
+    Options:
+        dataset: The library's name of the data set, such as `count_bits`.
+        size: Number of problems.
+        seed: The seed from which the problems are made.
+        config: The configuration of the library's data set.
     """
     if size < 1:
         raise UsageError(f"size {size}: a reasoning-gym data set needs at least one problem")
@@ -72,9 +86,11 @@ def reasoning_gym(
 
 
 def jsonl(path: str, id_field: str = "id") -> Iterator[Item]:
-    """Yields the JSON objects of a file, one from each line.
+    """Yields the JSON objects of a file, one from each line. The object is the item's payload.
 
-    An item's id is the object's `id_field`, or the line number if it has no such field.
+    Options:
+        path: The file, in JSON lines.
+        id_field: The field with the item's id. An object without it gets its line number as id.
     """
     try:
         with open(path, "rb") as file:
@@ -97,19 +113,40 @@ def _item(line: bytes, location: str, id_field: str, fallback: str) -> Item:
     return Item(str(payload.get(id_field, fallback)), payload)
 
 
-def shipped(name: str) -> Iterator[Item]:
-    """Yields a data set that ships with Headrace, in `infra/tasks`: `coding` or `repairs`.
+def coding() -> Iterator[Item]:
+    """Yields functions to write, which ship with Headrace.
 
-    `coding` has functions to write, with hidden calls and their values, for the tool `coding` of
-    sandboxes. `repairs` has small repositories with a bug, a report of it and hidden tests, for the
-    tool `repair`.
+    A payload also has hidden calls and their values. The tool `coding` of the environment `docker`
+    shows the prompt and grades programs by them.
     """
+    return _shipped("coding")
+
+
+def repairs() -> Iterator[Item]:
+    """Yields small repositories with a bug and a report of it, which ship with Headrace.
+
+    A payload also has hidden tests. The tool `repair` of the environment `docker` writes the files,
+    shows the report and grades the repository by the tests.
+    """
+    return _shipped("repairs")
+
+
+def _shipped(name: str) -> Iterator[Item]:
     for item in jsonl(str(TASKS / f"{name}.jsonl")):
         yield Item(item.item_id, {k: v for k, v in item.payload.items() if k != "id"})
 
 
 def hugging_face(path: str, split: str = "train", id_field: str = "id") -> Iterator[Item]:
-    """Yields the rows of what `load_dataset` of the `datasets` library loads from `path`."""
+    """Yields the rows of a data set of Hugging Face. A row is its item's payload.
+
+    The library `datasets` must be installed. `load_dataset` of that library gets `path` and
+    `split`.
+
+    Options:
+        path: Name of the data set on the Hub, or a local path.
+        split: The split of the data set.
+        id_field: The field with the item's id. A row without it gets its number as id.
+    """
     try:
         from datasets import load_dataset  # type: ignore[import-not-found]
     except ImportError:
@@ -121,8 +158,8 @@ def hugging_face(path: str, split: str = "train", id_field: str = "id") -> Itera
 BUILTIN = {
     "count": count,
     "first": first,
-    "coding": partial(shipped, "coding"),
-    "repairs": partial(shipped, "repairs"),
+    "coding": coding,
+    "repairs": repairs,
     "jsonl": jsonl,
     "reasoning_gym": reasoning_gym,
     "hf": hugging_face,

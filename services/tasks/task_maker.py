@@ -18,7 +18,11 @@ from headrace.services.models.weights import model_folder
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item of a data set, from which a task is made."""
+    """An item of a data set.
+
+    A task is made of it, with its payload, its seed, and the settings of the recipe's `tasks`. The
+    task's environment shows the payload to the agent and grades the answers.
+    """
 
     item_id: str
     """Id of the item in its data set."""

@@ -248,7 +248,7 @@ def test_unknown_options_and_a_folder_without_a_model_are_refused(
     model: Path, tmp_path: Path
 ) -> None:
     for engine in (TorchEngine, ScriptedEngine):
-        with pytest.raises(UsageError, match="no option"):
+        with pytest.raises(UsageError, match="speed: no such key"):
             engine(EngineSetup(model, SLOTS, options={"speed": 11}))
         with pytest.raises(UsageError, match=r"config\.json"):
             engine(EngineSetup(tmp_path, SLOTS))

@@ -45,7 +45,7 @@ def run_recipe(state: Path, stack: local.LocalStack, namespace: str, model: Path
     place = ClusterConfig(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
     settings = (*SMALL, f"policies.default.model={model}")
     arguments = (
-        *("run", "qwen3-0.6b-vllm", "--state", str(state), "--namespace", namespace),
+        *("run", "qwen3-0-6b-vllm", "--state", str(state), "--namespace", namespace),
         *("--bootstrap-servers", stack.bootstrap_servers, "--registry-url", stack.registry_url),
         *(part for setting in settings for part in ("--set", setting)),
     )

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import UsageError
-from headrace.services.tasks.data_sets import shipped
+from headrace.services.tasks.data_sets import coding
 from tests.sandboxes.bench import bench, claim, view
 
-ITEMS = list(shipped("coding"))
+ITEMS = list(coding())
 SOLUTIONS = json.loads(Path(__file__).with_name("coding_solutions.json").read_text())
 WRONG = "def solve(*arguments):\n    return None\n"
 PAYLOAD: dict[str, Any] = {"prompt": "p", "entry": "solve", "cases": [[[1], 2], [[5], 6]]}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import UsageError
-from headrace.services.tasks.data_sets import shipped
+from headrace.services.tasks.data_sets import repairs
 from tests.sandboxes.bench import bench, claim, view
 
-ITEMS = list(shipped("repairs"))
+ITEMS = list(repairs())
 SOLUTIONS = json.loads(Path(__file__).with_name("repair_solutions.json").read_text())
 
 PAYLOAD: dict[str, Any] = {

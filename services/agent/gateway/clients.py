@@ -36,7 +36,7 @@ class ClientAgent:
     idle_s: float = 60.0
     """A client that makes no request for so many seconds, and waits for none, counts as gone."""
     tool_calls: Format = "hermes"
-    """How the model spells tool calls."""
+    """As for `command`."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Maps further names of models to roles."""
     payload: Sequence[str] | None = None

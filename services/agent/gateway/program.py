@@ -77,14 +77,16 @@ class Command:
     timeout_s: float | None = None
     """Seconds that the program has. It never has longer than until the episode's deadline."""
     tool_calls: Format = "hermes"
-    """How the model spells tool calls."""
+    """How the model spells tool calls: `hermes` as Hermes and Qwen do, `json` as Llama 3 does, or
+    `none` if its answers contain no calls."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Maps further names of models to roles."""
     judge: str | None = None
     """An environment that scores the program's output. It gets the whole payload."""
     container: Mapping[str, Any] | None = None
-    """The options of ContainerSettings. With them the program runs in a container. It can't report
-    rewards then, because code that the policy wrote may run beside it."""
+    """The container in which the program runs, with options of its own, below. The program can't
+    report rewards then, because code that the policy wrote may run beside it. Absent: the program
+    runs as a process of the worker's user."""
     payload: Sequence[str] | None = None
     """The keys of the task's payload that the program gets. By default it gets all, and in a
     container `prompt` alone."""

@@ -30,7 +30,7 @@ GRACE_S = 5.0
 
 
 class Bounds(BaseModel):
-    """Options of every library; the others are its own. Only the recipe sets them."""
+    """Options of both libraries, `reasoning_gym` and `textarena`. Only the recipe sets them."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 

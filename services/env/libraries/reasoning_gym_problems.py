@@ -33,10 +33,12 @@ class Problems:
     """Each episode is one problem: the reset asks it, the step scores the answer."""
 
     def __init__(self, suffix: str = "", answer_tag: str | None = None) -> None:
-        """`suffix` follows each question, for example an instruction how to answer.
+        """Makes nothing yet: the first problem makes its data set.
 
-        With `answer_tag`, the answer is the text in the last `<TAG>…</TAG>` of an action, and an
-        action without that tag has no answer. Without it, the answer is the whole action.
+        Options:
+            suffix: A text that follows each question, for example an instruction how to answer.
+            answer_tag: The answer is the text in the last `<TAG>…</TAG>` of an action, and an
+                action without that tag has no answer. Absent: the whole action is the answer.
         """
         self._suffix = suffix
         self._tag = answer_tag

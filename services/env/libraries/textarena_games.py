@@ -36,12 +36,14 @@ class Game:
 
 
 class Games:
-    """Episodes of one game."""
+    """Episodes of one game for one player. The reward comes at the end."""
 
     def __init__(self, id: str, kwargs: Mapping[str, Any] | None = None) -> None:
-        """`id` and `kwargs` go to `textarena.make`.
+        """Raises UsageError if textarena has no such game.
 
-        Raises UsageError if textarena has no such game.
+        Options:
+            id: The id for `textarena.make`, such as `GuessTheNumber-v0`.
+            kwargs: Further arguments of `textarena.make`.
         """
         self._id = id
         self._kwargs = dict(kwargs or {})

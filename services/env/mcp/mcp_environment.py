@@ -59,15 +59,24 @@ class McpEnvironment:
         token_variable: str | None = None,
         replayable: bool = False,
     ) -> None:
-        """`command` starts a server for each episode; or `url` is the address of a running one.
+        """Raises UsageError if an option is wrong.
 
-        `environment` are variables for the command. `tools` are those that the policy may call; by
-        default all but the next two. `reset_tool` is called first, with `seed` and `payload`, and
-        returns the first observation; by default that is the payload's `prompt`. `score_tool` is
-        called at the end, with `answer`, `seed` and `payload`, and returns the reward; by default
-        the reward is 1 if the answer equals the payload's `answer`, else 0. A call may take
-        `timeout_s` seconds, and a message may have `answer_kb` KiB. `replayable` says that the same
-        calls give the same answers. Raises UsageError if an option is wrong.
+        Options:
+            command: The program, with its arguments, that is started as a server for each episode.
+                Either `command` or `url` is required.
+            url: The address of a running server.
+            environment: Environment variables for the command.
+            tools: The tools that the policy may call. Absent: all except `reset_tool` and
+                `score_tool`.
+            reset_tool: The tool that is called first, with `seed` and `payload`. It returns the
+                first observation. Absent: that is the payload's `prompt`.
+            score_tool: The tool that is called at the end, with `answer`, `seed` and `payload`. It
+                returns the reward. Absent: the reward is 1 if the answer equals the payload's
+                `answer`, and 0 otherwise.
+            timeout_s: Seconds that a call may take.
+            answer_kb: Maximum size of a message.
+            token_variable: As for `http`.
+            replayable: Whether the same calls always give the same answers.
         """
         self.replayable = replayable
         self._tools = tools

@@ -60,15 +60,21 @@ class OpenEnvEnvironment:
         token_variable: str | None = None,
         replayable: bool = False,
     ) -> None:
-        """`action` names the field of an action that holds the policy's text.
+        """Raises UsageError if an option is wrong.
 
-        Without `action`, the policy writes the action as JSON. `fields` are the same in every
-        action. With `tools`, the policy calls the server's tools instead. `render` names the field
-        of an observation that is its text, or several; without it, the text is the whole
-        observation as JSON. `reset` are arguments of every reset; the task's payload overrides
-        them. A call may take `timeout_s` seconds, and a full server is asked as long again. A
-        message may have `answer_kb` KiB. `token_variable` is as for `http`. `replayable` says that
-        the same actions give the same answers. Raises UsageError if an option is wrong.
+        Options:
+            url: The server's address, such as `http://127.0.0.1:8000`.
+            action: The field of an action that holds the policy's text. Absent: the policy writes
+                the whole action as JSON.
+            fields: Fields that are the same in every action.
+            tools: Whether the policy calls the server's tools instead.
+            render: The field of an observation that is its text, or several fields. Empty: the text
+                is the whole observation as JSON.
+            reset: Arguments of every reset. The task's payload overrides them.
+            timeout_s: Seconds that a call may take. A full server is asked as long again.
+            answer_kb: Maximum size of a message.
+            token_variable: As for `http`.
+            replayable: Whether the same actions always give the same answers.
         """
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https", "ws", "wss") or not rest:

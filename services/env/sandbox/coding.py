@@ -59,10 +59,11 @@ class Coding:
     """
 
     def __init__(self, sandbox: Sandbox, task: TaskView, tries: int = 1, partial: bool = False):
-        """An episode may submit `tries` programs.
+        """Raises UsageError if the payload is not such a task.
 
-        With `partial`, the reward of the last one is the share of tests that pass. Raises
-        UsageError if the payload is not such a task.
+        Options:
+            tries: Number of programs that an episode may submit.
+            partial: Whether the reward of the last program is the share of tests that it passes.
         """
         self._sandbox = sandbox
         self._tries = tries

@@ -46,7 +46,11 @@ class Shell:
     """
 
     def __init__(self, sandbox: Sandbox, task: TaskView, prompt: str = "") -> None:
-        """`prompt` is the first observation of tasks without one."""
+        """Takes the sandbox of one episode.
+
+        Options:
+            prompt: The first observation of tasks whose payload has no `prompt`.
+        """
         self._sandbox = sandbox
         self._prompt = str(task.payload.get("prompt", prompt))
 

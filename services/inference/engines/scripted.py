@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from headrace.errors import InfrastructureError, UsageError
+from headrace.schemas.recipe.policy import ScriptedOptions, engine_options
 from headrace.services.inference.engine import (
     Capacity,
     Engine,
@@ -22,31 +23,23 @@ from headrace.services.inference.engine import (
 )
 from headrace.services.models.weights import weights_digest
 
-OPTIONS = ("tokens", "text", "count", "delay_ms", "fail_every")
-
 
 class ScriptedEngine(Engine):
-    """An Engine that repeats the same tokens.
+    """An Engine that repeats the same tokens, for tests and benchmarks.
 
-    Options, with their defaults in brackets: `tokens`, the ids to draw one after the other ([0]),
-    or `text`, which the model's tokenizer turns into ids; `count`, the number of tokens to stop
-    after (the prompt's `max_tokens`); `delay_ms` before each token (0); `fail_every`, n to fail
-    every nth prompt (never). If a prompt does not allow the next id, the engine draws the prompt's
-    first `allowed` id instead.
+    If a prompt does not allow the next id, the engine draws the prompt's first `allowed` id.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
-        options = dict(setup.options)
-        if unknown := sorted(set(options) - set(OPTIONS)):
-            raise UsageError(f"the scripted engine has no option {unknown}: use {OPTIONS}")
+        options = engine_options(ScriptedOptions, setup.options)
         self._setup = setup
         config = _config(setup)
         self._context = int(config["max_position_embeddings"])
         self._vocabulary = int(config["vocab_size"])
-        self._tokens = _tokens(setup)
-        self._count: int | None = options.get("count")
-        self._delay_s = options.get("delay_ms", 0) / 1000
-        self._fail_every: int = options.get("fail_every", 0)
+        self._tokens = _tokens(setup, options)
+        self._count = options.count
+        self._delay_s = options.delay_ms / 1000
+        self._fail_every = options.fail_every
         self._versions: dict[str, int] = {}
         self._prompts = 0
         self._in_flight = 0
@@ -137,17 +130,11 @@ def _config(setup: EngineSetup) -> dict[str, Any]:
         raise UsageError(f"{setup.model} has no usable config.json: {error!r}") from error
 
 
-def _tokens(setup: EngineSetup) -> list[int]:
-    """The ids to draw. Raises UsageError if both `tokens` and `text` are given, or no id."""
-    tokens, text = setup.options.get("tokens"), setup.options.get("text")
-    if tokens is not None and text is not None:
-        raise UsageError("the scripted engine takes `tokens` or `text`, not both")
-    if text is not None:
-        # Imported here because only `text` needs the library.
-        from headrace.services.inference.tokenizer import Tokenizer
+def _tokens(setup: EngineSetup, options: ScriptedOptions) -> list[int]:
+    """The ids to draw."""
+    if options.text is None:
+        return list(options.tokens or (0,))
+    # Imported here because only `text` needs the library.
+    from headrace.services.inference.tokenizer import Tokenizer
 
-        tokens = Tokenizer(setup.model).encode(text)
-    tokens = [0] if tokens is None else list(tokens)
-    if not tokens:
-        raise UsageError("the scripted engine needs at least one token to draw")
-    return tokens
+    return Tokenizer(setup.model).encode(options.text)

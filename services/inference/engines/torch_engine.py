@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from headrace.errors import InfrastructureError, UsageError
+from headrace.schemas.recipe.policy import TorchOptions, engine_options
 from headrace.services.inference.engine import AdapterWeights, EngineSetup, Weights
 from headrace.services.inference.engines.engine_thread import ThreadedEngine, WeightsChange
 from headrace.services.inference.engines.row import Outcome, Row
@@ -32,18 +33,13 @@ logger = logging.getLogger(__name__)
 
 
 class TorchEngine(ThreadedEngine):
-    """An Engine on transformers. The constructor reads the model's configuration and may block.
-
-    Options: `context` in tokens, if it should be shorter than the model's own.
-    """
+    """An Engine on transformers. The constructor reads the model's configuration and may block."""
 
     name = "torch"
     prefill_tokens = 16_384
     """Long prompts must not starve the sequences in flight."""
 
     def __init__(self, setup: EngineSetup) -> None:
-        if unknown := sorted(set(setup.options) - {"context"}):
-            raise UsageError(f"the torch engine has no option {unknown}: it has only `context`")
         if setup.dtype not in DTYPES:
             raise UsageError(f"the torch engine has no dtype {setup.dtype!r}: use {sorted(DTYPES)}")
         super().__init__(setup)
@@ -139,11 +135,12 @@ def _config(setup: EngineSetup) -> Any:
 
 
 def _context(setup: EngineSetup, config: Any) -> int:
+    wanted = engine_options(TorchOptions, setup.options).context
     longest = getattr(config, "max_position_embeddings", None)
-    wanted = setup.options.get("context", longest)
-    if not isinstance(wanted, int) or wanted < 1:
+    known = [limit for limit in (wanted, longest) if limit is not None]
+    if not known:
         raise UsageError(
-            f"{setup.model}: the torch engine's option `context` is {wanted!r}: give a number of "
-            "tokens. It is required if config.json has no max_position_embeddings"
+            f"{setup.model}: its config.json has no max_position_embeddings. Set the option "
+            "`context` of the torch engine to a number of tokens"
         )
-    return wanted if longest is None else min(wanted, int(longest))
+    return min(known)

@@ -36,8 +36,7 @@ import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from headrace.errors import InfrastructureError, UsageError  # noqa: E402
-from headrace.schemas.recipe.policy import vllm_options  # noqa: E402
-from headrace.schemas.recipe.tables import RecipeError  # noqa: E402
+from headrace.schemas.recipe.policy import VllmOptions, engine_options  # noqa: E402
 from headrace.services.inference.engine import (  # noqa: E402
     AdapterWeights,
     EngineOutput,
@@ -99,7 +98,7 @@ class _Served:
 
 
 class VllmEngine(ThreadedEngine):
-    """An Engine on vLLM. The constructor blocks for seconds. Options: `VllmOptions`."""
+    """An Engine on vLLM, on its CPU build or a GPU. The constructor blocks for seconds."""
 
     name = "vllm"
     prefill_tokens = 1 << 40
@@ -107,10 +106,7 @@ class VllmEngine(ThreadedEngine):
 
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
-        try:
-            self._options = vllm_options(setup.options)
-        except RecipeError as error:
-            raise UsageError(str(error)) from error
+        self._options = engine_options(VllmOptions, setup.options)
         self._arguments = vllm_arguments(setup, self._options)
         self._model = _empty_model(setup)
         self._served: dict[str, _Served] = {}

@@ -36,6 +36,7 @@ class Limits(BaseModel):
     memory_mb: Positive = 256
     """Memory in MiB, including the files in /workspace and /tmp. There is no swap."""
     cpus: float = Field(default=1.0, gt=0)
+    """Number of CPUs, which may be a fraction."""
     pids: Positive = 64
     """Processes and threads."""
     disk_mb: Positive = 64

@@ -40,5 +40,5 @@ def test_what_the_recipe_gets_wrong_is_a_usage_error() -> None:
         make_engines(recipe(left={}), ["right"])
     with pytest.raises(UsageError, match=r"no engine 'warp'.*[uU]se scripted, torch"):
         prepare(recipe(left={"engine": {"use": "warp"}}))
-    with pytest.raises(UsageError, match="no option"):
-        make_engines(recipe(left={"engine": {"use": "scripted", "options": {"a": 1}}}), ["left"])
+    with pytest.raises(UsageError, match="options of the scripted engine: a: no such key"):
+        recipe(left={"engine": {"use": "scripted", "options": {"a": 1}}})

@@ -78,6 +78,7 @@ def test_the_help_of_each_command_has_examples(
         (["serve", "trainer", "null", "--policy", "nope"], "no policy 'nope'"),
         (["apply", "null", "--kafka-property", "x"], "key=value"),
         (["recipe", "--set", "a=1"], "NAME"),
+        (["recipe", "--schema", "null"], "no NAME"),
         (["cancel"], "name the tasks"),
         (["cancel", "1", "--all-queued"], "name the tasks"),
         (["cancel", "query-1"], "is not a task number"),
@@ -122,8 +123,13 @@ def test_a_shipped_recipe_prints_as_it_is_read(
     as_toml = parse_recipe(tomllib.loads(capsys.readouterr().out), "toml")
 
     assert as_json == as_toml
-    assert as_json.name == path.stem.replace(".", "-")
+    assert as_json.name == path.stem  # else its namespace has another name than the recipe
     assert as_json.description
+
+
+def test_the_schema_of_recipes_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("recipe", "--schema") == 0
+    assert json.loads(capsys.readouterr().out)["required"] == ["name", "policies"]
 
 
 def test_overrides_reach_the_recipe(

@@ -39,7 +39,7 @@ def test_every_name_in_a_shipped_recipe_is_there(path: Path) -> None:
 
 
 def test_a_problem_and_its_answer_fit_wherever_qwen3_takes_them() -> None:
-    recipe = load_recipe("qwen3-0.6b-vllm", shipped=RECIPES)
+    recipe = load_recipe("qwen3-0-6b-vllm", shipped=RECIPES)
     policy = recipe.policies["default"]
     assert policy.training is not None
     assert recipe.evaluation is not None

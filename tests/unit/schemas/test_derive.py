@@ -16,6 +16,7 @@ from fastavro.read import SchemaResolutionError
 from fastavro.utils import generate_many
 
 from headrace.schemas import derive
+from headrace.schemas.attribute_docs import attribute_docs
 from headrace.schemas.codec import AVRO, avsc
 from headrace.schemas.events import EVENTS, Event, TrajectoryRecorded, Turn
 
@@ -94,7 +95,7 @@ def test_a_required_field_more_would_be_noticed() -> None:
 
 
 def test_a_class_s_docstrings_are_its_fields_docs() -> None:
-    docs = derive.attribute_docs(Turn)
+    docs = attribute_docs(Turn)
     assert docs["finish"] == "Why the generation ended: `finish` of its GenerationCompleted."
     assert "id_fields" not in docs
 
