@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from headrace.errors import UsageError
+from headrace.schemas.recipe.secret_references import Options
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -29,8 +30,9 @@ class PlugIn(Settings):
     """A plug-in: a built-in by its name, or one of your own by `package.module:name`."""
 
     use: str
-    options: dict[str, Any] = {}
-    """Keyword arguments that are given to the plug-in."""
+    options: Options = {}
+    """Keyword arguments that are given to the plug-in. `{ env = "NAME" }` and `{ file = "/path" }`
+    are secrets, which the worker reads."""
 
 
 def explain(error: ValidationError) -> str:

@@ -31,6 +31,7 @@ from headrace.services.agent.stops import (
     exits_contained,
 )
 from headrace.services.base.clock import now
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.types import check_names
 from headrace.services.tasks.admission import refused
 from headrace.services.worker.shard import ShardClosed
@@ -193,7 +194,7 @@ class EpisodeRun:
             self.started.sample,
             exc_info=error,
         )
-        message = f"{type(error).__name__}: {error}"[:MESSAGE]
+        message = REDACTOR.text(f"{type(error).__name__}: {error}")[:MESSAGE]
         raise AttemptFailed.retryable("agent_error", message)
 
     async def _close_environment(self) -> None:

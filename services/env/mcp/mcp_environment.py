@@ -29,6 +29,7 @@ from headrace.services.base.tool_calls import BadCall, read_calls
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.http_environment import answering_within, authorization
 from headrace.services.env.mcp.mcp_transports import by_command, by_url
+from headrace.services.processes.allowed_environment import allowed_environment
 
 T = TypeVar("T")
 
@@ -41,8 +42,8 @@ class McpEnvironment:
 
     recipe_only = frozenset(
         {
-            *("command", "url", "environment", "tools", "reset_tool", "score_tool"),
-            *("timeout_s", "answer_kb", "token_variable", "replayable"),
+            *("command", "url", "environment", "inherit", "tools", "reset_tool", "score_tool"),
+            *("timeout_s", "answer_kb", "token", "replayable"),
         }
     )
 
@@ -56,18 +57,21 @@ class McpEnvironment:
         score_tool: str | None = None,
         timeout_s: float = 30.0,
         answer_kb: int = 1024,
-        token_variable: str | None = None,
+        token: str | None = None,
         replayable: bool = False,
+        inherit: Sequence[str] = (),
     ) -> None:
         """`command` starts a server for each episode; or `url` is the address of a running one.
 
-        `environment` are variables for the command. `tools` are those that the policy may call; by
+        `environment` are variables for the command, and `inherit` names variables of the worker
+        that it gets, too. `tools` are those that the policy may call; by
         default all but the next two. `reset_tool` is called first, with `seed` and `payload`, and
         returns the first observation; by default that is the payload's `prompt`. `score_tool` is
         called at the end, with `answer`, `seed` and `payload`, and returns the reward; by default
         the reward is 1 if the answer equals the payload's `answer`, else 0. A call may take
         `timeout_s` seconds, and a message may have `answer_kb` KiB. `replayable` says that the same
-        calls give the same answers. Raises UsageError if an option is wrong.
+        calls give the same answers. `token` is as for `http`. Raises UsageError if an option is
+        wrong.
         """
         self.replayable = replayable
         self._tools = tools
@@ -80,12 +84,13 @@ class McpEnvironment:
         if command is not None and url is None:
             if not command or shutil.which(command[0]) is None:
                 raise UsageError(f"command {list(command)}: no such program on this machine")
-            self._connect = partial(by_command, command, environment or {}, most)
+            variables = {**allowed_environment(inherit), **(environment or {})}
+            self._connect = partial(by_command, command, variables, most)
         elif url is not None and command is None:
             if not url.startswith(("http://", "https://")):
                 example = "http://127.0.0.1:8000/mcp"
                 raise UsageError(f"url {url!r}: give the server's address, as {example}")
-            self._connect = partial(by_url, url, authorization(token_variable), most)
+            self._connect = partial(by_url, url, authorization(token), most)
         else:
             raise UsageError("an MCP environment needs either a `command` or a `url`")
         self._session: _Session | None = None

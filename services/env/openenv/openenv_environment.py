@@ -43,7 +43,7 @@ class OpenEnvEnvironment:
     recipe_only = frozenset(
         {
             *("url", "action", "fields", "tools", "render"),
-            *("timeout_s", "answer_kb", "token_variable", "replayable"),
+            *("timeout_s", "answer_kb", "token", "replayable"),
         }
     )
 
@@ -57,7 +57,7 @@ class OpenEnvEnvironment:
         reset: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
         answer_kb: int = 1024,
-        token_variable: str | None = None,
+        token: str | None = None,
         replayable: bool = False,
     ) -> None:
         """`action` names the field of an action that holds the policy's text.
@@ -67,7 +67,7 @@ class OpenEnvEnvironment:
         of an observation that is its text, or several; without it, the text is the whole
         observation as JSON. `reset` are arguments of every reset; the task's payload overrides
         them. A call may take `timeout_s` seconds, and a full server is asked as long again. A
-        message may have `answer_kb` KiB. `token_variable` is as for `http`. `replayable` says that
+        message may have `answer_kb` KiB. `token` is as for `http`. `replayable` says that
         the same actions give the same answers. Raises UsageError if an option is wrong.
         """
         scheme, _, rest = url.partition("://")
@@ -83,7 +83,7 @@ class OpenEnvEnvironment:
         self._tools = tools
         self._render = (render,) if isinstance(render, str) else tuple(render)
         self._reset = dict(reset or {})
-        headers = authorization(token_variable)
+        headers = authorization(token)
         self._session = OpenEnvSession(
             f"{url.rstrip('/')}/ws", headers, timeout_s, answer_kb * 1024
         )

@@ -12,6 +12,7 @@ from headrace.services.operate.options import (
     json_option,
     print_json,
     set_option,
+    warn_of_secrets,
 )
 
 
@@ -41,6 +42,7 @@ def apply(recipe: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     from headrace.services.namespace.connect import connect, locate
 
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
+    warn_of_secrets(resolved)
     namespace = cluster.namespace or resolved.name
     topics = Topics(namespace, tuple(resolved.policies), resolved.partitions)
 
