@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 MIN_CHARACTERS = 8
 """A shorter secret is not replaced: it would be found in texts that have nothing to do with it."""
-MIN_PART_CHARACTERS = 16
-"""The same for a line of a secret with several lines, and for a text in a secret that is JSON."""
+MIN_SIMPLE_CHARACTERS = 16
+"""The same for a secret of letters or digits alone, such as `password`, for a line of a secret
+with several lines, and for a text in a secret that is JSON."""
 MAX_PARTS = 256
 """Largest number of parts of one secret that are replaced, in addition to the whole."""
+_PUBLIC = ("-----", "http://", "https://")
+"""Beginnings of parts that are no secrets: the first line of a key, and addresses."""
 
 M = TypeVar("M", bound="BaseModel")
 
@@ -41,8 +44,8 @@ class Redactor:
         self._lock = threading.Lock()
 
     def add(self, name: str, secret: str) -> bool:
-        """From now on replaces a secret. Returns False if it is too short to be replaced."""
-        if len(secret) < MIN_CHARACTERS:
+        """From now on replaces a secret. Returns False if it is too simple to be replaced."""
+        if not _is_replaced(secret):
             return False
         label = f"[secret {re.sub(r'[^A-Za-z0-9_./ -]', '_', name)}]"
         with self._lock:
@@ -124,14 +127,19 @@ def _parts(secret: str) -> Iterator[str]:
         password = urlsplit(secret).password
     except ValueError:
         password = None
-    if password is not None and len(password) >= MIN_CHARACTERS:
+    if password is not None and _is_replaced(password):
         yield from {password, unquote(password)}
     if secret.lstrip().startswith("{"):
         with suppress(ValueError, RecursionError):
             found += _texts(json.loads(secret))
     for part in found[:MAX_PARTS]:
-        if len(part) >= MIN_PART_CHARACTERS:
+        if len(part) >= MIN_SIMPLE_CHARACTERS and not part.startswith(_PUBLIC):
             yield part
+
+
+def _is_replaced(secret: str) -> bool:
+    simple = secret.isalpha() or secret.isdecimal()
+    return len(secret) >= (MIN_SIMPLE_CHARACTERS if simple else MIN_CHARACTERS)
 
 
 def _texts(tree: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.secret_references import SecretReference, read_reference
-from headrace.services.base.redactor import MIN_CHARACTERS, REDACTOR
+from headrace.services.base.redactor import MIN_CHARACTERS, MIN_SIMPLE_CHARACTERS, REDACTOR
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,12 @@ def _secret(reference: SecretReference, key: str) -> str:
         raise UsageError(f"{key}: {reference} is empty")
     if not REDACTOR.add(reference.name, secret):
         logger.warning(
-            "%s: %s has fewer than %d characters, so it is not removed from logs and events",
+            "%s: %s is too simple to be recognized, so it is not removed from logs and events. Use "
+            "at least %d characters, or %d if they are only letters or only digits",
             key,
             reference,
             MIN_CHARACTERS,
+            MIN_SIMPLE_CHARACTERS,
         )
     return secret
 

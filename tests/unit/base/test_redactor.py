@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from headrace.services.base import redactor
 from headrace.services.base.redactor import REDACTOR, Redactor, redact_output
 
-SECRETS = st.text(st.characters(codec="utf-8"), min_size=8, max_size=60)
+SECRETS = st.text(st.characters(codec="utf-8"), min_size=8, max_size=60).map(lambda s: f"{s}-")
 NEIGHBOURS = st.text("abc:{}\n\"'%= é", max_size=20)
 
 
@@ -57,23 +57,28 @@ def test_a_secret_is_found_in_base64(secret: str, user: str, after: str) -> None
 
 def test_parts_that_are_printed_alone_are_found() -> None:
     one = Redactor()
-    lines = [f"{line:=^40}" for line in "abc"]
+    lines = ["-----BEGIN PRIVATE KEY-----", f"{'x':=^40}", f"{'y':=^40}"]
     one.add("/run/key.pem", "\n".join(lines))
     one.add("URL", "https://user:p%40ssword1234@host/path")
     one.add("ACCOUNT", json.dumps({"type": "service", "key": "first-line-of-key\nsecond-line-key"}))
     assert one.text(f"bad line {lines[1]}") == "bad line [secret /run/key.pem]"
+    assert one.text(lines[0]) == lines[0]
     assert one.text("password p@ssword1234 refused") == "password [secret URL] refused"
     assert one.text("key: second-line-key") == "key: second-line-key"  # shorter than a part
     assert one.text("key: first-line-of-key") == "key: [secret ACCOUNT]"
     assert one.text("type: service") == "type: service"
 
 
-def test_a_short_secret_is_not_replaced_and_the_longer_one_wins() -> None:
+def test_what_other_texts_may_hold_is_not_replaced_and_the_longest_secret_wins() -> None:
     one = Redactor()
-    assert not one.add("SHORT", "1234567")
-    one.add("INNER", "12345678")
-    one.add("OUTER", "0123456789")
-    assert one.text("1234567 12345678 0123456789") == "1234567 [secret INNER] [secret OUTER]"
+    simple = ("short-1", "password", "1234567890")
+    for secret in simple:
+        assert not one.add("SIMPLE", secret)
+        assert one.text(secret) == secret
+    assert one.add("LETTERS", "correcthorsebattery")
+    one.add("INNER", "inner-12")
+    one.add("OUTER", "outer-inner-12")
+    assert one.text("inner-12 outer-inner-12") == "[secret INNER] [secret OUTER]"
 
 
 def test_a_name_can_break_no_json() -> None:
