@@ -18,7 +18,7 @@ else:
     server = MCPServer("teller", log_level="ERROR")
 
     @server.tool()
-    def ask(seed: int, payload: dict) -> str:
+    def ask(seed: int, payload: dict[str, object]) -> str:
         """Return what the server knows."""
         return json.dumps(dict(os.environ))
 

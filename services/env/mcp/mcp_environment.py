@@ -25,6 +25,7 @@ from mcp.types import (
 )
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.tool_calls import BadCall, read_calls
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.http_environment import answering_within, authorization
@@ -142,7 +143,8 @@ class McpEnvironment:
             try:
                 reward = float(scored)
             except ValueError as error:
-                message = f"{self._score_tool} must return a number, not {scored[:200]!r}"
+                shown = REDACTOR.text(scored)[:200]
+                message = f"{self._score_tool} must return a number, not {shown!r}"
                 raise EnvironmentFailed("bad_answer", message) from error
         elif "answer" in self._task.payload:
             reward = float(answer.strip() == str(self._task.payload["answer"]).strip())

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from headrace.errors import EnvironmentFailed, UsageError
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.tool_calls import BadCall, ToolCall, read_calls
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.http_environment import authorization
@@ -135,8 +136,9 @@ class OpenEnvEnvironment:
                 return await self._session.ask(kind, data)
             return await self._session.begin(kind, data)
         except Refused as refused:
+            shown = REDACTOR.text(json.dumps(data))
             raise UsageError(
-                f"the server refused the {kind} {json.dumps(data)[:200]}: {refused}. "
+                f"the server refused the {kind} {shown[:200]}: {refused}. "
                 f"Check the environment's options"
             ) from refused
 
@@ -174,7 +176,8 @@ def _described(listed: Step) -> dict[str, JsonValue]:
     try:
         tools = _Tools.model_validate(listed.observation).tools
     except ValidationError as error:
-        message = f"the server's list of tools is not valid: {json.dumps(listed.observation)[:500]}"
+        shown = REDACTOR.text(json.dumps(listed.observation))
+        message = f"the server's list of tools is not valid: {shown[:500]}"
         raise EnvironmentFailed("bad_answer", message) from error
     if not tools:
         raise UsageError("the server has no tools: remove `tools`, or check the server's log")
