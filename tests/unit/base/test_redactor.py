@@ -38,7 +38,7 @@ def test_a_secret_is_found_in_all_its_spellings(secret: str, before: str, after:
     ):
         assert "[secret KEY]" in one.text(spelled)
         assert one.finds(spelled.encode())
-    assert one.text(text) == text.replace(secret, "[secret KEY]")
+    assert secret not in one.text(text)
 
 
 @given(secret=SECRETS, user=st.text("abcé", max_size=7), after=NEIGHBOURS)
