@@ -10,11 +10,10 @@ import random
 import subprocess
 import sys
 import threading
-import time
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,7 +27,7 @@ from headrace.infra.local.detached import port_is_free
 from tests.integration.test_other_teams import a_task, headrace, read_all, write_foreign
 
 PROGRAM = str(Path(__file__).with_name("secret_program.py"))
-BOUND_S = 120.0
+BOUND_S = 240.0
 NAMES = (
     *("DATA_SET", "AGENT_KEY", "AGENT_FILE", "AGENT_DEEP", "WORLD_KEY", "WORLD_URL", "WORLD_PEM"),
     *("JURY_FILE", "ENGINE_KEY", "MCP_ENVIRONMENT", "MCP_TOKEN", "HTTP_TOKEN", "OPENENV_TOKEN"),
@@ -63,7 +62,7 @@ def recipe(files: Path, url: str) -> str:
         samples = 1
         max_turns = 1
         max_tokens = 8
-        deadline_s = 100
+        deadline_s = 200
         [agents.default]
         [agents.teller]
         use = "tests.integration.secretive:tell"
@@ -91,6 +90,7 @@ def recipe(files: Path, url: str) -> str:
         [environments.tools.options]
         command = {server}
         reset_tool = "ask"
+        timeout_s = 150
         environment = {{ TOKEN = {{ env = "MCP_ENVIRONMENT" }} }}
         [environments.mcp-url]
         use = "mcp"
@@ -139,27 +139,41 @@ def echo() -> Iterator[str]:
         server.shutdown()
 
 
-class Sampler(threading.Thread):
+class Sampler:
     """Collects the command lines and the metrics of all processes of a run while it lives."""
 
     def __init__(self, pid: int, port: int) -> None:
-        super().__init__()
         self.arguments: set[str] = set()
         self.metrics: dict[int, str] = {}
         self._run, self._port = psutil.Process(pid), port
+        self._over = threading.Event()
+        works = (self._read_arguments, self._read_metrics)
+        self._threads = [threading.Thread(target=self._repeat, args=(work,)) for work in works]
+        for thread in self._threads:
+            thread.start()
 
-    def run(self) -> None:
-        while self._run.is_running() and self._run.status() != psutil.STATUS_ZOMBIE:
+    def stop(self) -> None:
+        """Ends the collection."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _repeat(self, work: Callable[[], None]) -> None:
+        while not self._over.wait(SAMPLE_S):
             with suppress(psutil.Error):
-                for process in [self._run, *self._run.children(recursive=True)]:
-                    with suppress(psutil.Error):
-                        self.arguments.add("\0".join(process.cmdline()))
-            for port in range(self._port, self._port + PROCESSES):
-                with suppress(OSError):
-                    url = f"http://127.0.0.1:{port}/metrics"
-                    with urllib.request.urlopen(url, timeout=1) as answer:
-                        self.metrics[port] = answer.read().decode()
-            time.sleep(SAMPLE_S)
+                work()
+
+    def _read_arguments(self) -> None:
+        for process in [self._run, *self._run.children(recursive=True)]:
+            with suppress(psutil.Error):
+                self.arguments.add("\0".join(process.cmdline()))
+
+    def _read_metrics(self) -> None:
+        for port in range(self._port, self._port + PROCESSES):
+            with suppress(OSError):
+                url = f"http://127.0.0.1:{port}/metrics"
+                with urllib.request.urlopen(url, timeout=1) as answer:
+                    self.metrics[port] = answer.read().decode()
 
 
 def free_ports() -> int:
@@ -231,12 +245,11 @@ def test_no_secret_is_left_behind_or_shown(
             stderr=subprocess.PIPE,
         ) as running:
             sampler = Sampler(running.pid, port)
-            sampler.start()
             late = threading.Timer(BOUND_S, running.kill)
             late.start()
             output, errors = running.communicate()
             late.cancel()
-            sampler.join()
+            sampler.stop()
     assert running.returncode == 0, errors.decode()
     shown = headrace(("recipe", str(path)), environment) + headrace(("show", "0"), environment)
 
@@ -274,7 +287,7 @@ def submit(stack: local.LocalStack, namespace: str) -> None:
             agent=agent,
             environment=None if name is None else {"use": name},
             payload=json.dumps({"how": how, **problem}),
-            deadline_s=60,
+            deadline_s=200,
             attempts=1,
         )
         for agent, name, how in [*tells, *others, *programs]
