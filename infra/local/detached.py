@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.errors import DependencyError
-from headrace.services.base.files import describe_log
+from headrace.services.base.files import describe_log, private
 
 _LOCK_POLL_S = 0.05
 _SIGKILL_BOUND_S = 10.0
@@ -109,7 +109,7 @@ def spawn(command: Sequence[str], *, log: Path, folder: Path | None = None) -> P
     reach it, it leaves no zombie here, and it outlives this process. Raises DependencyError if it
     ends at once.
     """
-    with log.open("ab") as output:
+    with open(log, "ab", opener=private) as output:
         shell = subprocess.run(
             ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
             cwd=folder,
@@ -119,6 +119,7 @@ def spawn(command: Sequence[str], *, log: Path, folder: Path | None = None) -> P
             start_new_session=True,
             check=True,
             text=True,
+            umask=0o077,  # its files hold what the topics hold
         )
     process = ProcessId.of(int(shell.stdout))
     if process is None:

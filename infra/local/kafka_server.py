@@ -14,7 +14,7 @@ from pathlib import Path
 from headrace.errors import DependencyError
 from headrace.infra.local.detached import Cancelled
 from headrace.infra.local.java_runtime import JavaRuntime
-from headrace.services.base.files import describe_log
+from headrace.services.base.files import describe_log, private
 
 HEAP = ("-Xms256m", "-Xmx512m")
 MESSAGE_BYTES = 8 * 1024 * 1024
@@ -107,7 +107,7 @@ def format_log(runtime: JavaRuntime, state: Path, log: Path, cancelled: threadin
     command = replace(runtime, recording=None).command(state, "kafka", [*_QUIET, *tool])
     deadline = time.monotonic() + _FORMAT_BOUND_S
     with (
-        log.open("ab") as output,
+        open(log, "ab", opener=private) as output,
         subprocess.Popen(
             command,
             cwd=state,
@@ -115,6 +115,7 @@ def format_log(runtime: JavaRuntime, state: Path, log: Path, cancelled: threadin
             stdout=output,
             stderr=output,
             start_new_session=True,  # so that a terminal's Ctrl-C does not reach it
+            umask=0o077,
         ) as process,
     ):
         while process.poll() is None:

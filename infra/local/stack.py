@@ -20,6 +20,7 @@ from headrace.infra.local import stack_record as record
 from headrace.infra.local.detached import Interrupts, ProcessId
 from headrace.infra.local.start import Start
 from headrace.infra.local.stop import take_down
+from headrace.services.base.files import private_folder
 
 _LOCK_BOUND_S = 900.0  # the first `up` with a slow network
 _HELD_BOUND_S = 11.0  # a service exits by force after 10 s
@@ -59,7 +60,7 @@ def up(
     """
     state = state.resolve()
     for folder in (state, state / "logs"):
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     owner = None if owner_pid is None else ProcessId.of(owner_pid)
     if owner_pid is not None and owner is None:
         raise HeadraceError(f"process {owner_pid}, which is to own the local stack, does not run")

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from headrace.errors import HeadraceError
 from headrace.infra.local.detached import ProcessId
+from headrace.services.base.files import private
 
 FILE = "stack.json"
 ServerName = Literal["kafka", "registry"]
@@ -64,5 +65,6 @@ def load(state: Path) -> Stack:
 def save(state: Path, stack: Stack) -> None:
     """Replaces `stack.json` atomically, because not every reader has the lock."""
     scratch = state / f"{FILE}.new"
-    scratch.write_bytes(_STACK.dump_json(stack, indent=2))
+    with open(scratch, "wb", opener=private) as file:
+        file.write(_STACK.dump_json(stack, indent=2))
     os.replace(scratch, state / FILE)

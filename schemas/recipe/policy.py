@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.tables import (
     FALSE_IS_NONE,
     NotNegative,
@@ -105,7 +106,7 @@ class EngineSettings(Settings):
 
     use: str = "torch"
     """`torch`, `vllm`, `scripted`, or an import path."""
-    options: dict[str, Any] = {}
+    options: Options = {}
     """Options of the engine."""
     slots: Positive = 256
     """Number of sequences that are generated at the same time."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.tables import (
     FALSE_IS_NONE,
     NotNegative,
@@ -47,7 +48,7 @@ class Tasks(Settings):
     use: str = "count"
     """The data set: a built-in (`count`, `jsonl`, `hf`, `reasoning_gym` and others), or the import
     path of a generator of items."""
-    options: dict[str, Any] = {}
+    options: Options = {}
     """Keyword arguments that are given to the data set."""
     epochs: Positive | None = None
     """Number of passes over the data set. Absent: without end."""
@@ -98,7 +99,7 @@ class WarmStart(Settings):
     """Number of demonstrations of each task."""
     use: str | None = None
     """The data set, as in `tasks`. Absent: the data set of `tasks`, with its options."""
-    options: dict[str, Any] = {}
+    options: Options = {}
     """Keyword arguments that are given to the data set that `use` names."""
 
 
@@ -108,7 +109,7 @@ class Evaluation(Settings):
     use: str | None = None
     """The data set, as in `tasks`. Absent: the data set of `tasks`. Its options apply then, unless
     `options` overrides them."""
-    options: dict[str, Any] = {}
+    options: Options = {}
     """Keyword arguments that are given to the data set."""
     items: Positive = 64
     """Number of items that are evaluated: the first ones of the data set."""

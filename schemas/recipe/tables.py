@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from headrace.errors import UsageError
+from headrace.schemas.recipe.secret_references import Options
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -30,8 +31,9 @@ class PlugIn(Settings):
 
     use: str
     """A built-in, or an import path."""
-    options: dict[str, Any] = {}
-    """Keyword arguments that are given to the plug-in."""
+    options: Options = {}
+    """Keyword arguments that are given to the plug-in. `{ env = "NAME" }` and `{ file = "/path" }`
+    are secrets, which the worker reads."""
 
 
 def explain(error: ValidationError) -> str:

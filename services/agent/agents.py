@@ -14,6 +14,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.records import AgentSetup
 from headrace.services.base.plugins import load
+from headrace.services.base.reveal import reveal
 from headrace.services.models.tokens import tokenizer_digest
 from headrace.services.models.weights import model_folder
 
@@ -80,7 +81,8 @@ def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
     }
     setups = {}
     for key, settings in recipe.agents.items():
-        agent, options = load("agent", settings.use, BUILTIN), settings.options
+        agent = load("agent", settings.use, BUILTIN)
+        options = reveal(settings.options, f"agents.{key}.options")
         if isinstance(agent, type):
             agent, options = _make(key, agent, options), {}
         setups[key] = AgentSetup(agent, options, settings.unfinished_reward, tokenizers, score_s)

@@ -32,6 +32,7 @@ from headrace.services.agent.stops import (
     exits_contained,
 )
 from headrace.services.base.clock import now
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.types import check_names
 from headrace.services.tasks.admission import refused
 from headrace.services.worker.shard import ShardClosed
@@ -194,7 +195,7 @@ class EpisodeRun:
             self.started.sample,
             exc_info=error,
         )
-        message = f"{type(error).__name__}: {error}"[:MESSAGE]
+        message = REDACTOR.text(f"{type(error).__name__}: {error}")[:MESSAGE]
         # A judge without a score may have one in the next attempt. All else is the agent's bug.
         origin: Blamed = "infrastructure" if isinstance(error, NoScore) else "agent"
         raise AttemptFailed.retryable("agent_error", message, origin)

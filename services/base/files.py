@@ -1,4 +1,7 @@
-"""Hashes files, reads the end of logs, and makes a folder's entries durable. All of it blocks."""
+"""Creates private files, hashes files, reads the end of logs, and makes a folder's entries durable.
+
+All of it blocks.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,21 @@ LOG_LINES = 20
 """Lines of a log that an error message shows."""
 TAIL_BYTES = 16_384
 """Bytes at the end of a log in which its last lines are looked for."""
+
+
+def private_folder(path: Path) -> None:
+    """Creates a folder and its missing parents for this user alone, and leaves an existing one.
+
+    Its files may hold answers of models, data of tasks, or what programs print.
+    """
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def private(path: str, flags: int) -> int:
+    """The `opener` of a file that only this user can read, if `open` creates it."""
+    return os.open(path, flags, 0o600)
 
 
 def file_digest(path: Path) -> bytes:

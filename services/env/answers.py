@@ -10,6 +10,7 @@ from numbers import Real
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, TooLarge, UsageError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.types import Observation, check_names
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def answer_to(
 ) -> ObservationRecorded:
     """Make the event that answers an action. Raises what `check_observation` raises."""
     data = check_observation(observation, action.kind)
-    return ObservationRecorded(
+    observed = ObservationRecorded(
         task=action.task,
         sample=action.sample,
         attempt=action.attempt,
@@ -45,6 +46,8 @@ def answer_to(
         run_ms=run_ms,
         failure=failure,
     )
+    # The log redacts it, too, but it must equal what the log will have: see `alike`.
+    return REDACTOR.model(observed)
 
 
 def check_observation(observation: Observation, method: str) -> str:
@@ -111,13 +114,15 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, InfrastructureError):
         return infrastructure(error.code, error.message, retryable=error.retryable)
     if isinstance(error, UsageError):  # a wrong recipe or task: another attempt would not help
-        return Failure(origin="operator", code="unusable", message=str(error)[:1000])
+        return Failure(origin="operator", code="unusable", message=REDACTOR.text(str(error))[:1000])
     if isinstance(error, EnvironmentFailed):
         code, message = error.code, error.message
     else:
         logger.error("an environment's code raised an exception", exc_info=error)
         code, message = "environment_error", f"{type(error).__name__}: {error}"
-    return Failure(origin="environment", code=code, message=message[:1000], retryable=True)
+    return Failure(
+        origin="environment", code=code, message=REDACTOR.text(message)[:1000], retryable=True
+    )
 
 
 def infrastructure(code: str, message: str, *, retryable: bool = True) -> Failure:

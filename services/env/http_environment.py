@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.optional_imports import importing
 
@@ -51,7 +51,7 @@ class HttpEnvironment:
     """An episode that an HTTP server keeps under its name. It is Resumable."""
 
     replayable = False
-    recipe_only = frozenset({"url", "timeout_s", "answer_kb", "idle_s", "token_variable"})
+    recipe_only = frozenset({"url", "timeout_s", "answer_kb", "idle_s", "token"})
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class HttpEnvironment:
         timeout_s: float = 60.0,
         answer_kb: int = 1024,
         idle_s: int = 3600,
-        token_variable: str | None = None,
+        token: str | None = None,
     ) -> None:
-        """Raises UsageError if the URL is not http(s) or the variable is not set.
+        """Raises UsageError if the URL is not http(s).
 
         Options:
             url: The server's address, such as `http://127.0.0.1:8000`.
@@ -70,8 +70,8 @@ class HttpEnvironment:
             timeout_s: Seconds that a call may take with all its tries.
             answer_kb: Maximum size of an answer.
             idle_s: Seconds without a call after which the server may forget an episode.
-            token_variable: An environment variable of the worker. Its value is sent as a bearer
-                token. Absent: no token is sent.
+            token: A bearer token that is sent with each call, as a reference to a secret. Absent:
+                none is sent.
         """
         self._aiohttp = import_aiohttp("http")
         self._url = url.rstrip("/")
@@ -81,7 +81,7 @@ class HttpEnvironment:
         self._timeout_s = timeout_s
         self._most_bytes = answer_kb * 1024
         self._idle_s = idle_s
-        self._headers = {"Accept-Encoding": "identity", **authorization(token_variable)}
+        self._headers = {"Accept-Encoding": "identity", **authorization(token)}
         self._name = ""
         self._open: str | None = None
         """Name of the episode that the server keeps for this environment, as far as we know."""
@@ -180,7 +180,9 @@ def bad_answer(error: ValidationError, url: str) -> EnvironmentFailed:
 
 def refusal(status: int, content: bytes, url: str) -> Exception:
     """Make the exception for a server's answer with a status other than 200."""
-    message = f"{url} answered {status}: {content[:500].decode(errors='replace').strip()}"
+    # A server may repeat the token, and half a token would not be recognized as a secret.
+    text = REDACTOR.text(content.decode(errors="replace").strip())[:500]
+    message = f"{url} answered {status}: {text}"
     if status in LOST:
         return InfrastructureError("sandbox_lost", message)
     if status in BUSY:
@@ -220,20 +222,9 @@ async def retried(url: str, call: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError("the last try returns or raises")
 
 
-def authorization(variable: str | None) -> dict[str, str]:
-    """Return the header with the bearer token that a variable holds.
-
-    Raises UsageError if the variable is not set.
-    """
-    if variable is None:
-        return {}
-    try:
-        return {"Authorization": f"Bearer {os.environ[variable]}"}
-    except KeyError:
-        raise UsageError(
-            f"token_variable: the environment variable {variable} is not set; "
-            f"set it where the env worker runs"
-        ) from None
+def authorization(token: str | None) -> dict[str, str]:
+    """Return the header with a bearer token, or none without a token."""
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def import_aiohttp(extra: str) -> Any:

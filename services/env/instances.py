@@ -12,6 +12,7 @@ from typing import Literal
 
 from headrace.errors import HeadraceError
 from headrace.schemas.events import Event, InstanceStateEntered
+from headrace.services.base.redactor import REDACTOR
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Instances:
             kind=kind,
             state=state,
             host=self._host,
-            reason=reason[:1000],
+            reason=REDACTOR.text(reason)[:1000],
         )
         try:
             self._states.put_nowait(event)

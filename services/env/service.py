@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import ACTIONS, OBSERVATIONS
 from headrace.services.base.plugins import load
+from headrace.services.base.reveal import reveal
 from headrace.services.env.instances import Instances
 from headrace.services.env.libraries.libraries_child import LIBRARIES
 from headrace.services.env.libraries.libraries_setup import LibrarySetup
@@ -70,15 +71,16 @@ def load_environments(recipe: Recipe, namespace: str, instances: Instances) -> d
     for key, environment in recipe.environments.items():
         if environment.external:
             continue
+        options = reveal(environment.options, f"environments.{key}.options")
         slots = asyncio.Semaphore(environment.slots)
         if environment.use == DOCKER:
-            docker = DockerSetup(key, environment.options, slots, namespace, instances)
+            docker = DockerSetup(key, options, slots, namespace, instances)
             docker.ceilings.require_deadline(recipe.tasks.deadline_s, f"environments.{key}")
             setups[key] = docker
         elif environment.use in LIBRARIES:
-            setups[key] = LibrarySetup(environment.use, environment.options, slots)
+            setups[key] = LibrarySetup(environment.use, options, slots)
         else:
             builtin = {**BUILTIN, **LIBRARIES}
             make = load("environment", environment.use, builtin)
-            setups[key] = EnvironmentSetup(make, environment.options, slots, namespace)
+            setups[key] = EnvironmentSetup(make, options, slots, namespace)
     return setups

@@ -19,6 +19,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES, PROMPTS
 from headrace.services.base.concurrency import until_first
 from headrace.services.base.plugins import load
+from headrace.services.base.reveal import reveal
 from headrace.services.inference.engine import Engine, EngineSetup
 from headrace.services.inference.local_weights import LocalWeights, scratch_folder
 from headrace.services.inference.pinned import PinnedVersions
@@ -127,7 +128,7 @@ def _make_engine(policies: Sequence[Policy]) -> Engine:
         threads=settings.threads,
         device=settings.device,
         dtype=policy.dtype,
-        options=settings.options,
+        options=reveal(settings.options, "engine.options"),
         adapters=len(ranks),
         rank=max(ranks, default=0),
     )

@@ -18,8 +18,9 @@ from prometheus_client import Counter
 
 from headrace.errors import DecodeError, HeadraceError, RecordsLost, UnknownSchema
 from headrace.schemas.codec import Codec
-from headrace.schemas.events import EVENTS, Event, Ref
+from headrace.schemas.events import EVENTS, Event, Ref, RunStateEntered
 from headrace.schemas.topics import DEAD_LETTERS, Topic, Topics
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.kafka.broker import (
     Broker,
     FencedWriter,
@@ -111,15 +112,20 @@ class EventLog:
         ]
 
     def outgoing(self, event: Event) -> Outgoing:
-        """The record of an event: topic, key, value, headers."""
+        """The record of an event: topic, key, value, headers. It has no secret that we know."""
+        name = self.topics.route(event).name
+        value = self._codec.encode(event)
+        # The recipe of a run has a digest, and holds only references to secrets.
+        if REDACTOR.finds(value) and not isinstance(event, RunStateEntered):
+            event = REDACTOR.model(event)
+            value = self._codec.encode(event)
         headers = [
             *self._constant,
             ("ce_id", event.event_id.encode()),
             ("ce_type", f"headrace.{type(event).__name__}".encode()),
             ("traceparent", next_traceparent().encode()),
         ]
-        value = self._codec.encode(event)
-        return Outgoing(self.topics.route(event).name, event.key, value, headers)
+        return Outgoing(name, event.key, value, headers)
 
     async def decode(self, record: Record) -> Delivery[Event]:
         """The event in a record of this namespace.
@@ -173,6 +179,7 @@ class EventLog:
         The dead letter has the record's key, value and headers, and headers for its origin and
         the reason.
         """
+        reason = REDACTOR.text(reason)
         logger.warning(
             "dead letter: %s/%d@%d: %s",
             record.partition.topic,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.read_recipe import load_recipe, parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import NAME
+from headrace.services.base.files import private, private_folder
 from headrace.services.models.blobs import BlobStore
 from headrace.services.models.remote_blobs import open_blob_store
 
@@ -31,6 +34,9 @@ RESERVED = frozenset(
     }
 )
 """Names of folders in the state folder that no namespace may have."""
+
+_SECRET_PROPERTY = re.compile(r"password|secret|token|\.pem$|oauthbearer\.config$")
+"""The properties of librdkafka that hold secrets."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,17 @@ class ClusterConfig:
         """Returns the namespace's folder on this machine, with its logs, caches and checkpoints."""
         return self.state / namespace
 
+    def secrets(self) -> Iterator[tuple[str, str]]:
+        """Yields the name and the text of each secret: of Kafka's properties, and in URLs."""
+        for name, value in self.kafka_properties.items():
+            if _SECRET_PROPERTY.search(name):
+                yield name, value
+        for name, urls in (("registry password", self.registry_url), ("blobs", self.blobs)):
+            for url in (urls or "").split(","):
+                password = urlsplit(url).password
+                if password is not None:
+                    yield name, unquote(password)
+
     def connected(self, bootstrap_servers: str, registry_url: str) -> ClusterConfig:
         """Returns the same configuration with the addresses of the broker and the registry."""
         return replace(self, bootstrap_servers=bootstrap_servers, registry_url=registry_url)
@@ -117,8 +134,9 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
 def write_resolved(recipe: Recipe, state: Path) -> Path:
     """Writes a recipe for child processes and returns its path, which contains its digest."""
     path = state / "recipes" / f"{recipe.digest.hex()[:16]}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(recipe.canonical())
+    with open(temporary, "w", encoding="utf-8", opener=private) as file:
+        file.write(recipe.canonical())
     temporary.replace(path)
     return path

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headrace.errors import DependencyError
 from headrace.schemas.codec import Codec
 from headrace.schemas.topics import Topics
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.kafka.broker import Broker
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
@@ -67,6 +68,8 @@ async def connect(cluster: ClusterConfig, source: str) -> AsyncIterator[Connecti
     """
     assert cluster.bootstrap_servers is not None
     assert cluster.registry_url is not None
+    for name, secret in cluster.secrets():
+        REDACTOR.add(name, secret)
     registry = Registry(cluster.registry_url)
     broker = KafkaBroker(
         KafkaSettings(cluster.bootstrap_servers, f"headrace-{source}", cluster.kafka_properties)

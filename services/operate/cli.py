@@ -14,6 +14,7 @@ import sys
 import click
 
 from headrace.errors import HeadraceError
+from headrace.services.base.redactor import redact_output
 from headrace.services.operate.apply.command import apply
 from headrace.services.operate.cancel.command import cancel
 from headrace.services.operate.check.command import check
@@ -64,6 +65,7 @@ store can't be reached, or another process has replaced this one: start it again
 def cli(context: click.Context, debug: bool) -> None:
     """Sets up logging for every command."""
     context.obj = debug
+    redact_output()
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
     if not debug:
         # librdkafka logs failures that it repairs by itself. Other failures raise exceptions.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from headrace.schemas.recipe.recipe import Recipe
     from headrace.services.log.event_log import EventLog
     from headrace.services.namespace.cluster_config import ClusterConfig
     from headrace.services.namespace.run_life import RunLife
@@ -161,6 +162,19 @@ def print_page(page: Sequence[Part]) -> None:
 def explain(line: str) -> None:
     """Prints a remark to stderr."""
     echo(line, err=True)
+
+
+def warn_of_secrets(recipe: Recipe) -> None:
+    """Warns on stderr of each value in a recipe that looks like a secret."""
+    from headrace.schemas.recipe.secret_references import literal_secrets
+
+    for key in literal_secrets(recipe.model_dump(mode="json")):
+        name = next((part for part in reversed(key.split(".")) if not part.isdecimal()), key)
+        explain(
+            f"warning: {key} looks like a secret, and the topic `runs` keeps the recipe for ever. "
+            f'Write {name} = {{ env = "NAME" }} and set the variable NAME where the workers run, '
+            f'or write {name} = {{ file = "/path" }}'
+        )
 
 
 def visible(text: str) -> str:

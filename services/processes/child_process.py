@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.processes import guard
 
 END_S = 5.0
@@ -37,6 +38,8 @@ class ChildProcess:
         """The guard's pid."""
         self._process = process
         self._lifeline = lifeline
+        self._copying: asyncio.Task[None] | None = None
+        """Copies its stderr to ours."""
 
     @classmethod
     async def start(
@@ -50,9 +53,36 @@ class ChildProcess:
     ) -> ChildProcess:
         """Starts a command in a session of its own. Lines of its stdout have at most `limit` bytes.
 
-        `environment` replaces this process's environment. A command that can't be run ends with
-        exit code 127. Raises OSError if `folder` does not exist.
+        `environment` replaces this process's environment. Without `stderr`, what the command writes
+        to its stderr goes to that of this process, without the secrets that this process knows. A
+        command that can't be run ends with exit code 127. Raises OSError if `folder` does not
+        exist.
         """
+        copied = None
+        if stderr is None:
+            copied, stderr = os.pipe()
+        try:
+            child = await cls._start(command, environment, folder, stderr, limit)
+        except BaseException:
+            if copied is not None:
+                os.close(copied)
+            raise
+        finally:
+            if copied is not None:
+                os.close(stderr)
+        if copied is not None:
+            child._copying = asyncio.create_task(_copy_lines(copied), name="a child's stderr")
+        return child
+
+    @classmethod
+    async def _start(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None,
+        folder: str | None,
+        stderr: int,
+        limit: int,
+    ) -> ChildProcess:
         ours, lifeline = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -123,3 +153,33 @@ class ChildProcess:
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self.ends_within(END_S)
+        if self._copying is not None:
+            await asyncio.wait({self._copying}, timeout=END_S)
+            self._copying.cancel()
+
+
+async def _copy_lines(descriptor: int) -> None:
+    """Copies whole lines from a pipe to stderr, until its end. Removes secrets from them.
+
+    A line that is longer than CHUNK_BYTES is copied in parts.
+    """
+    lines = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(descriptor, "rb", buffering=0)
+    )
+    rest = b""
+    try:
+        while chunk := await lines.read(CHUNK_BYTES):
+            whole, end, rest = (rest + chunk).rpartition(b"\n")
+            if len(rest) > CHUNK_BYTES:
+                whole, rest = whole + end + rest, b""
+            _print(whole + end)
+        _print(rest)
+    finally:
+        transport.close()
+
+
+def _print(data: bytes) -> None:
+    if data:
+        sys.stderr.write(REDACTOR.text(data.decode(errors="replace")))
+        sys.stderr.flush()

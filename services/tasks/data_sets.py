@@ -16,6 +16,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.base.plugins import load
+from headrace.services.base.reveal import reveal
 from headrace.services.tasks.task_maker import Item
 
 TASKS = Path(str(files("headrace.infra"))) / "tasks"
@@ -24,7 +25,8 @@ TASKS = Path(str(files("headrace.infra"))) / "tasks"
 
 def items_of(use: str, options: Mapping[str, Any]) -> Iterator[Item]:
     """Yields the items of a data set. Raises UsageError if `use` names none."""
-    yield from load("data set", use, BUILTIN)(**options)
+    data_set = load("data set", use, BUILTIN)
+    yield from data_set(**reveal(options, f"options of the data set {use!r}"))
 
 
 def items_by_epoch(

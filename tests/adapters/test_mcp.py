@@ -262,7 +262,7 @@ def _has_ended(pid: int) -> bool:
         ({}, "either a `command` or a `url`"),
         ({"command": ["no-such-program"]}, "no such program"),
         ({"url": "localhost"}, "give the server's address"),
-        ({"url": "http://127.0.0.1:1", "token_variable": "NOT_SET"}, "NOT_SET is not set"),
+        ({"command": ["cat"], "inherit": "HOME"}, "a list of names"),
     ],
 )
 def test_wrong_options_say_what_is_wrong(options: Any, match: str) -> None:

@@ -396,9 +396,7 @@ def test_an_address_without_such_a_server(status: int, kind: type[Exception], ma
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("OPENENV_TEST_TOKEN", "secret")
-            environment = OpenEnvEnvironment(url, token_variable="OPENENV_TEST_TOKEN")
+        environment = OpenEnvEnvironment(url, token="secret")
         with pytest.raises(kind, match=match):
             await environment.reset(view())
         await environment.aclose()
@@ -413,7 +411,6 @@ def test_an_address_without_such_a_server(status: int, kind: type[Exception], ma
         ({"url": "localhost:8000"}, "give the server's address"),
         ({"url": "http://"}, "give the server's address"),
         ({"url": "http://x", "tools": True, "action": "number"}, "without action and fields"),
-        ({"url": "http://x", "token_variable": "NOT_SET"}, "NOT_SET is not set"),
     ],
 )
 def test_wrong_options_say_what_is_wrong(options: Any, match: str) -> None:

@@ -33,7 +33,12 @@ from headrace.services.agent.gateway.container import (
 )
 from headrace.services.agent.gateway.program_process import Ended, running
 from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.tool_calls import Format
+from headrace.services.processes.allowed_environment import (
+    allowed_environment,
+    check_names_of_variables,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +77,9 @@ class Command:
     """The program and its arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables."""
+    inherit: Sequence[str] = ()
+    """The worker's environment variables that the program gets besides the usual ones. They are
+    listed in `allowed_environment.py`. A program in a container gets none of the worker's."""
     folder: str | None = None
     """The folder in which the program starts."""
     timeout_s: float | None = None
@@ -95,6 +103,12 @@ class Command:
         command = self.command
         if isinstance(command, str) or not command or not all(isinstance(a, str) for a in command):
             raise UsageError("command must be a list: a program and its arguments")
+        if self.inherit and self.container is not None:
+            raise UsageError(
+                "inherit: a program in a container gets no variables of the worker. Give them in "
+                "the option environment"
+            )
+        check_names_of_variables(self.inherit)
         self._dialect = Dialect(self.tool_calls, self.models)
         self._container = None if self.container is None else AgentContainers(self.container)
         if self.container is not None and self.judge is None:
@@ -130,7 +144,7 @@ class Command:
             session.close()
             await server.aclose()
         if ended.code:
-            words = ended.errors.strip()[-LAST_WORDS:]
+            words = REDACTOR.text(ended.errors.strip())[-LAST_WORDS:]
             message = f"{self.command[0]} exited with {ended.code}: {words}"
             if not self._blames_policy(episode):
                 raise CommandFailed(message)
@@ -170,7 +184,13 @@ class Command:
         base_url = await server.start(HOST, 0)
         direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), HOST)))
         proxies = {"NO_PROXY": direct, "no_proxy": direct}
-        environment = {**proxies, **self.environment, "OPENAI_BASE_URL": base_url, **about}
+        environment = {
+            **allowed_environment(self.inherit),
+            **proxies,
+            **self.environment,
+            "OPENAI_BASE_URL": base_url,
+            **about,
+        }
         try:
             async with running(self.command, environment, self.folder, given) as program:
                 yield program

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -12,8 +11,6 @@ from headrace.services.processes.child_process import CHUNK_BYTES, ChildProcess
 
 TAIL_BYTES = 1 << 16
 """Bytes that are kept from the end of each output. The rest is read and dropped."""
-SECRET = "HEADRACE_"
-"""Prefix of the variables that the process doesn't get: they may contain passwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +28,12 @@ class Ended:
 async def running(
     command: Sequence[str], environment: Mapping[str, str], folder: str | None, given: bytes
 ) -> AsyncIterator[asyncio.Task[Ended]]:
-    """Runs a command with `given` at its stdin. At the end, kills it and all that it started."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(SECRET)}
+    """Runs a command with `given` at its stdin, and with exactly the variables of `environment`.
+
+    At the end, kills it and all that it started.
+    """
     started = await ChildProcess.start(
-        command, {**own, **environment}, folder=folder, stderr=asyncio.subprocess.PIPE
+        command, environment, folder=folder, stderr=asyncio.subprocess.PIPE
     )
     async with aclosing(started) as process:
         watching = asyncio.create_task(_watch(process, given))

@@ -10,6 +10,7 @@ from headrace.services.agent import service
 from headrace.services.agent.gateway.refusals import ApiError
 from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.base.concurrency import until_first
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.worker.service_context import ServiceContext
 
 KEY = "HEADRACE_GATEWAY_KEY"
@@ -32,6 +33,7 @@ async def run(context: ServiceContext, listen: str) -> None:
             f"set {KEY} to a secret of at least {KEY_CHARACTERS} characters; clients need it to "
             "take episodes"
         )
+    REDACTOR.add(KEY, key)
     server = GatewayServer(key)
     await server.start(host.strip("[]"), int(port))
     try:

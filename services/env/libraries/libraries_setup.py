@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim, Environment
 from headrace.services.env.libraries import libraries_child as child
+from headrace.services.processes.allowed_environment import allowed_environment
 from headrace.services.processes.child_process import ChildProcess, LineTooLong
 
 MAKE_S = 120.0
@@ -40,6 +40,8 @@ class Bounds(BaseModel):
     """Address space of the child process, in MiB, if the system can limit it."""
     answer_kb: int = Field(default=1024, gt=0)
     """Largest answer, in KiB."""
+    inherit: tuple[str, ...] = ()
+    """Variables of the worker's environment that the child process gets besides the usual ones."""
 
 
 class LibraryProcess:
@@ -86,7 +88,11 @@ class LibraryProcess:
         self.born += 1
         self._process = await ChildProcess.start(
             (sys.executable, "-m", child.__name__),
-            {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            {
+                **allowed_environment(self._bounds.inherit),
+                "PYTHONHASHSEED": "0",
+                "OMP_NUM_THREADS": "1",
+            },
             limit=self._bounds.answer_kb * 1024,
         )
         setup = {

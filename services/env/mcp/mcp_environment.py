@@ -25,10 +25,12 @@ from mcp.types import (
 )
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.tool_calls import BadCall, read_calls
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.http_environment import answering_within, authorization
 from headrace.services.env.mcp.mcp_transports import by_command, by_url
+from headrace.services.processes.allowed_environment import allowed_environment
 
 T = TypeVar("T")
 
@@ -41,8 +43,8 @@ class McpEnvironment:
 
     recipe_only = frozenset(
         {
-            *("command", "url", "environment", "tools", "reset_tool", "score_tool"),
-            *("timeout_s", "answer_kb", "token_variable", "replayable"),
+            *("command", "url", "environment", "inherit", "tools", "reset_tool", "score_tool"),
+            *("timeout_s", "answer_kb", "token", "replayable"),
         }
     )
 
@@ -56,8 +58,9 @@ class McpEnvironment:
         score_tool: str | None = None,
         timeout_s: float = 30.0,
         answer_kb: int = 1024,
-        token_variable: str | None = None,
+        token: str | None = None,
         replayable: bool = False,
+        inherit: Sequence[str] = (),
     ) -> None:
         """Raises UsageError if an option is wrong.
 
@@ -75,8 +78,10 @@ class McpEnvironment:
                 `answer`, and 0 otherwise.
             timeout_s: Seconds that a call may take.
             answer_kb: Maximum size of a message.
-            token_variable: As for `http`.
+            token: As for `http`.
             replayable: Whether the same calls always give the same answers.
+            inherit: Variables of the worker's environment that the command gets besides the usual
+                ones.
         """
         self.replayable = replayable
         self._tools = tools
@@ -89,12 +94,13 @@ class McpEnvironment:
         if command is not None and url is None:
             if not command or shutil.which(command[0]) is None:
                 raise UsageError(f"command {list(command)}: no such program on this machine")
-            self._connect = partial(by_command, command, environment or {}, most)
+            variables = {**allowed_environment(inherit), **(environment or {})}
+            self._connect = partial(by_command, command, variables, most)
         elif url is not None and command is None:
             if not url.startswith(("http://", "https://")):
                 example = "http://127.0.0.1:8000/mcp"
                 raise UsageError(f"url {url!r}: give the server's address, as {example}")
-            self._connect = partial(by_url, url, authorization(token_variable), most)
+            self._connect = partial(by_url, url, authorization(token), most)
         else:
             raise UsageError("an MCP environment needs either a `command` or a `url`")
         self._session: _Session | None = None
@@ -146,7 +152,8 @@ class McpEnvironment:
             try:
                 reward = float(scored)
             except ValueError as error:
-                message = f"{self._score_tool} must return a number, not {scored[:200]!r}"
+                shown = REDACTOR.text(scored)[:200]
+                message = f"{self._score_tool} must return a number, not {shown!r}"
                 raise EnvironmentFailed("bad_answer", message) from error
         elif "answer" in self._task.payload:
             reward = float(answer.strip() == str(self._task.payload["answer"]).strip())

@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio
 import httpx2
-from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
@@ -29,8 +28,7 @@ async def by_command(
     A line has at most `most` bytes. The server and the processes that it started end when this
     context or this process ends.
     """
-    variables = {**get_default_environment(), **environment}
-    async with aclosing(await ChildProcess.start(command, variables, limit=most)) as server:
+    async with aclosing(await ChildProcess.start(command, environment, limit=most)) as server:
         try:
             async with _piped(server) as streams:
                 yield streams

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from headrace.errors import EnvironmentFailed, UsageError
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.tool_calls import BadCall, ToolCall, read_calls
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.http_environment import authorization
@@ -43,7 +44,7 @@ class OpenEnvEnvironment:
     recipe_only = frozenset(
         {
             *("url", "action", "fields", "tools", "render"),
-            *("timeout_s", "answer_kb", "token_variable", "replayable"),
+            *("timeout_s", "answer_kb", "token", "replayable"),
         }
     )
 
@@ -57,7 +58,7 @@ class OpenEnvEnvironment:
         reset: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
         answer_kb: int = 1024,
-        token_variable: str | None = None,
+        token: str | None = None,
         replayable: bool = False,
     ) -> None:
         """Raises UsageError if an option is wrong.
@@ -73,7 +74,7 @@ class OpenEnvEnvironment:
             reset: Arguments of every reset. The task's payload overrides them.
             timeout_s: Seconds that a call may take. A full server is asked as long again.
             answer_kb: Maximum size of a message.
-            token_variable: As for `http`.
+            token: As for `http`.
             replayable: Whether the same actions always give the same answers.
         """
         scheme, _, rest = url.partition("://")
@@ -89,7 +90,7 @@ class OpenEnvEnvironment:
         self._tools = tools
         self._render = (render,) if isinstance(render, str) else tuple(render)
         self._reset = dict(reset or {})
-        headers = authorization(token_variable)
+        headers = authorization(token)
         self._session = OpenEnvSession(
             f"{url.rstrip('/')}/ws", headers, timeout_s, answer_kb * 1024
         )
@@ -141,8 +142,9 @@ class OpenEnvEnvironment:
                 return await self._session.ask(kind, data)
             return await self._session.begin(kind, data)
         except Refused as refused:
+            shown = REDACTOR.text(json.dumps(data))
             raise UsageError(
-                f"the server refused the {kind} {json.dumps(data)[:200]}: {refused}. "
+                f"the server refused the {kind} {shown[:200]}: {refused}. "
                 f"Check the environment's options"
             ) from refused
 
@@ -180,7 +182,8 @@ def _described(listed: Step) -> dict[str, JsonValue]:
     try:
         tools = _Tools.model_validate(listed.observation).tools
     except ValidationError as error:
-        message = f"the server's list of tools is not valid: {json.dumps(listed.observation)[:500]}"
+        shown = REDACTOR.text(json.dumps(listed.observation))
+        message = f"the server's list of tools is not valid: {shown[:500]}"
         raise EnvironmentFailed("bad_answer", message) from error
     if not tools:
         raise UsageError("the server has no tools: remove `tools`, or check the server's log")

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.services.base.json_text import load_json
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.types import Observation
 from headrace.services.env.http_environment import bad_answer
 
@@ -39,7 +40,7 @@ class Refused(Exception):
 
     def __init__(self, problems: Sequence[OpenEnvProblem]) -> None:
         lines = (f"{'.'.join(map(str, each.loc))}: {each.msg}" for each in problems)
-        super().__init__("; ".join(lines)[:REFUSAL_CHARACTERS])
+        super().__init__(REDACTOR.text("; ".join(lines))[:REFUSAL_CHARACTERS])
         self.problems = problems
 
 

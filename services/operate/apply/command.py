@@ -12,6 +12,7 @@ from headrace.services.operate.options import (
     json_option,
     print_json,
     set_option,
+    warn_of_secrets,
 )
 
 
@@ -52,6 +53,7 @@ def apply(
     from headrace.services.operate.run.processes import spawn
 
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
+    warn_of_secrets(resolved)
     namespace = cluster.namespace or resolved.name
     topics = topics_of(resolved, namespace)
 

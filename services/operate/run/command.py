@@ -14,6 +14,7 @@ from headrace.services.operate.options import (
     print_json,
     quiet_option,
     set_option,
+    warn_of_secrets,
 )
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def run(
     from headrace.services.operate.run.run import LocalRun, command_line
 
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
+    warn_of_secrets(resolved)
     for policy in resolved.policies.values():
         model_folder(policy.model, weights=True)  # Download it before any process waits for it.
     whole = LocalRun(

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace.services.base.concurrency import readable
+from headrace.services.base.files import private, private_folder
 
 NEVER_BORN = 256
 """Instead of an exit code: the preloader died before it forked the process."""
@@ -185,8 +186,8 @@ class Preloader:
     async def _start(self, folder: Path) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
-        folder.mkdir(parents=True, exist_ok=True)
-        with theirs, (folder / f"{PRELOADER}.log").open("ab") as log:
+        private_folder(folder)
+        with theirs, open(folder / f"{PRELOADER}.log", "ab", opener=private) as log:
             self._process = await spawn(self._command, theirs.fileno(), log.fileno())
 
     def _kill(self) -> None:

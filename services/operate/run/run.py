@@ -23,6 +23,7 @@ from rich.console import Console
 from headrace.errors import CheckFailed, DependencyError, HeadraceError, Interrupted
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.base.concurrency import until_first
+from headrace.services.base.files import private_folder
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import apply, lags
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
@@ -176,7 +177,7 @@ class LocalRun:
     def _settle_logs(self, namespace: str) -> None:
         """Moves the children's logs to the namespace's folder. Logs of earlier commands stay."""
         logs = self._cluster.folder(namespace).absolute() / "logs"
-        logs.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(logs.parent)
         if logs.exists():
             number = next(n for n in range(1, MOST_RUNS) if not Path(f"{logs}-{n}").exists())
             logs.rename(f"{logs}-{number}")
@@ -336,5 +337,5 @@ def new_launch_folder(state: Path) -> Path:
         except PermissionError:
             continue  # A process of another user has this number.
     folder = launches / str(os.getpid())
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     return folder

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.errors import HeadraceError, RecordsLost, UsageError
-from headrace.services.base.files import describe_log
+from headrace.services.base.files import describe_log, private, private_folder
 from headrace.services.operate.run.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
@@ -221,8 +221,8 @@ class Supervisor:
     async def _launch(self, child: _Child) -> None:
         reading, writing = os.pipe()
         try:
-            self.logs.mkdir(parents=True, exist_ok=True)
-            with (self.logs / f"{child.spec.name}.log").open("ab") as log:
+            private_folder(self.logs)
+            with open(self.logs / f"{child.spec.name}.log", "ab", opener=private) as log:
                 child.process = await self.begin(child.spec.command, reading, log.fileno())
         except BaseException:
             os.close(writing)

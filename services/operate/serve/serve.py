@@ -20,6 +20,7 @@ from headrace.errors import UsageError
 from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
+from headrace.services.base.files import private_folder
 from headrace.services.kafka.broker import Broker
 from headrace.services.models.blob_owners import owner_name
 from headrace.services.namespace.apply import require_same
@@ -71,7 +72,7 @@ def serve(
             return
         cluster = ClusterConfig.from_json(line.decode())
         # So the run's local broker lives until this process ends, even if `run` is killed.
-        cluster.state.mkdir(parents=True, exist_ok=True)
+        private_folder(cluster.state)
         local.hold(cluster.state)
     tune_garbage_collector()
     try:
@@ -110,7 +111,7 @@ async def _serve(
         await require_topics(connection.broker, topics)
         log = await connection.writing_log(topics)
         folder = cluster.folder(namespace)
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         owner = owner_name(await connection.broker.cluster_id(), namespace)
         context = ServiceContext(
             log, recipe, cluster.open_blobs(owner), worker_id, folder, stopping, ending

@@ -12,8 +12,9 @@ import pytest
 
 from headrace.errors import DecodeError, RecordsLost
 from headrace.schemas.codec import Codec, avsc
-from headrace.schemas.events import RunStateEntered
-from headrace.schemas.topics import DEAD_LETTERS, RUNS, Topics
+from headrace.schemas.events import Failure, ObservationRecorded, RunStateEntered
+from headrace.schemas.topics import DEAD_LETTERS, OBSERVATIONS, RUNS, Topics
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
@@ -70,6 +71,33 @@ def test_a_trace_that_is_none_begins_a_new_one(header: bytes) -> None:
         enter_trace((await bench.log.decode(record)).traceparent)
         sent = dict(bench.log.outgoing(started()).headers)["traceparent"]
         assert len(sent) == len("00-") + 32 + 1 + 16 + len("-01")
+
+    run(test)
+
+
+def test_no_secret_is_in_a_record_except_in_the_recipe() -> None:
+    async def test(bench: Bench) -> None:
+        REDACTOR.add("LOG", "log-canary-1234")
+        failure = Failure(origin="operator", code="x", message="no log-canary-1234!")
+        observed = ObservationRecorded(
+            task=1, sample=0, call="1", index=0, digest=bytes(16),
+            text="log-canary-1234", data='{"log-canary-1234": ["log-canary-1234"]}',
+            instance="i", failure=failure,
+        )  # fmt: skip
+        record = bench.log.outgoing(observed)
+        partition = TOPICS.partitions_of(OBSERVATIONS)[0]
+        assert b"canary" not in record.value
+        delivery = await bench.log.decode(
+            Record(partition, 0, 0.0, record.key, record.value, record.headers)
+        )
+        event = delivery.event
+        assert isinstance(event, ObservationRecorded)
+        assert (event.task, event.text) == (1, "[secret LOG]")
+        assert event.data == '{"[secret LOG]": ["[secret LOG]"]}'
+        assert event.failure == failure.model_copy(update={"message": "no [secret LOG]!"})
+        # A recipe with another text would have another digest.
+        run = started().model_copy(update={"recipe": "log-canary-1234"})
+        assert b"log-canary-1234" in bench.log.outgoing(run).value
 
     run(test)
 

@@ -148,3 +148,30 @@ def test_the_cluster_survives_the_pipe() -> None:
 
     assert ClusterConfig.from_json(cluster.to_json()) == cluster
     assert "\n" not in cluster.to_json()
+
+
+def test_a_recipe_with_a_literal_secret_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = ("--state", str(tmp_path / "none"))
+    assert run("apply", "null", *state, "--set", "agents.default.options.api_key=canary12") == 75
+    captured = capsys.readouterr().err
+    assert "warning: agents.default.options.api_key looks like a secret" in captured
+    assert 'api_key = { env = "NAME" }' in captured
+    assert "canary12" not in captured
+    reference = 'agents.default.options.api_key={"env": "API_KEY"}'
+    assert run("apply", "null", *state, "--set", reference) == 75
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_the_secrets_of_a_cluster_are_known() -> None:
+    properties = {
+        "security.protocol": "SASL_SSL", "sasl.username": "me", "sasl.password": "a",
+        "ssl.key.password": "b", "ssl.key.pem": "c", "sasl.oauthbearer.client.secret": "d",
+        "sasl.oauthbearer.config": "e", "ssl.ca.location": "/ca.pem.d",
+    }  # fmt: skip
+    cluster = ClusterConfig(
+        bootstrap_servers="b:1", registry_url="http://u:p%2F1@r,http://u:p2@s",
+        blobs="s3://key:p3@bucket", kafka_properties=properties,
+    )  # fmt: skip
+    assert [secret for _, secret in cluster.secrets()] == [*list("abcde"), "p/1", "p2", "p3"]

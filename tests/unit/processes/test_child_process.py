@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.processes.child_process import ChildProcess, LineTooLong
 
 BOUND_S = 60.0
@@ -64,6 +65,18 @@ def test_only_what_a_module_sends_reaches_its_parent(capfd: pytest.CaptureFixtur
     surroundings = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     assert run([sys.executable, "-c", PRINTS], test, environment=surroundings) == [b"SAID\n", None]
     assert capfd.readouterr().err == "not for the parent\n"
+
+
+def test_what_it_prints_to_stderr_has_no_secrets(capfd: pytest.CaptureFixture[str]) -> None:
+    REDACTOR.add("CHILD", "child-canary-1234")
+    # The secret is printed in two parts, the last line has no end, and one line is very long.
+    script = (
+        "printf 'it is child-' >&2; sleep 0.1; printf 'canary-1234\\n' >&2; "
+        "head -c 200000 /dev/zero | tr '\\0' x >&2; printf '\\nchild-canary-1234' >&2"
+    )
+    assert shell(script, end_of) == "exit code 0"
+    first, long, last = capfd.readouterr().err.split("\n")
+    assert (first, long, last) == ("it is [secret CHILD]", "x" * 200_000, "[secret CHILD]")
 
 
 def test_a_line_is_bounded() -> None:

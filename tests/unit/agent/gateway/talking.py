@@ -50,8 +50,8 @@ def main() -> None:
     elif how == "fail":
         sys.exit("nothing works here")
     elif how == "secrets":
-        told = {name for name in os.environ if name.startswith("HEADRACE_")}
-        print(json.dumps({"reward": float(told != {"HEADRACE_REPORT_KEY"})}))
+        told = {name for name in os.environ if "HEADRACE_" in name or name.endswith("_TOKEN")}
+        print(json.dumps({"reward": float(told != {"HEADRACE_REPORT_KEY", "LISTED_TOKEN"})}))
     elif how == "report":
         for name in ("OPENAI_API_KEY", "HEADRACE_REPORT_KEY"):
             status, _ = post("/episode/reward", {"reward": float(len(name))}, os.environ[name])

@@ -132,9 +132,13 @@ def test_who_has_no_token_is_nobody() -> None:
     assert play("stranger").reward == 402
 
 
-def test_the_broker_s_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_gets_only_the_variables_that_the_recipe_lists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HEADRACE_KAFKA_PROPERTIES", "sasl.password=x")
-    assert play("secrets").reward == 0
+    monkeypatch.setenv("A_CLOUDS_TOKEN", "x")
+    monkeypatch.setenv("LISTED_TOKEN", "x")
+    assert play("secrets", options={"inherit": ["LISTED_TOKEN"]}).reward == 0
 
 
 def test_only_the_report_key_sets_a_reward() -> None:
@@ -258,6 +262,8 @@ def test_an_engine_on_another_host_runs_no_contained_program(
         {"command": []},
         {"command": ["a"], "tool_calls": "x"},
         {"command": ["a"], "payload": "prompt"},
+        {"command": ["a"], "inherit": "HOME"},
+        {"command": ["a"], "inherit": ["HOME"], "judge": "j", "container": {"image": "x"}},
         {"command": ["a"], "container": {"image": "x"}},
     ],
 )
