@@ -19,6 +19,7 @@ from headrace.services.operate.cancel.command import cancel
 from headrace.services.operate.dead_letters.command import dead_letters
 from headrace.services.operate.end.command import end
 from headrace.services.operate.evaluate.command import evaluate
+from headrace.services.operate.export.command import export
 from headrace.services.operate.options import echo
 from headrace.services.operate.prune.command import prune
 from headrace.services.operate.recipe.command import recipe
@@ -70,7 +71,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    run, end, serve, up, down, apply, submit, cancel, evaluate, replay,
+    run, end, serve, up, down, apply, submit, cancel, evaluate, export, replay,
     status, show, tail, topics, dead_letters, prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:
