@@ -40,7 +40,10 @@ class Tokenizer:
         except Exception as error:
             # The library raises a plain Exception for any problem with the file.
             raise UsageError(f"{folder} has no usable tokenizer.json: {error}") from error
-        self.chat = ChatTemplate(folder, self.encode).ids
+        template = ChatTemplate(folder, self.encode)
+        self.has_template = template.exists
+        """Whether the model has a chat template."""
+        self.chat = template.ids
         """Returns the ids that new messages add to a context, by the model's chat template."""
         self.stop_ids = lru_cache(maxsize=64)(partial(single_ids, self._library))
         """Returns the ids of a tuple of stop texts, as `single_ids` does."""
@@ -66,6 +69,7 @@ class ChatTemplate:
         self._special = {name: _spelling(configuration.get(name)) for name in SPECIAL}
         source = _source(folder, configuration)
         self._template = None if source is None else _compile(folder, source)
+        self.exists = self._template is not None
 
     def ids(self, chat: str, context: Sequence[int]) -> list[int]:
         """Returns the ids that new messages add to a context, including the generation prompt.

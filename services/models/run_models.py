@@ -75,17 +75,21 @@ class RunModel:
             and self.files in (None, other.files)
         )
 
-    def folder(self) -> Path:
+    def folder(self, *, weights: bool) -> Path:
         """Returns the version's folder in the cache, which may not exist yet.
 
-        Raises UsageError if the reference is not resolved.
+        Without `weights` it is a folder that has only the configuration and the tokenizer, unless
+        the whole one exists. Raises UsageError if the reference is not resolved.
         """
         if self.files is None:
             raise UsageError(
                 f"model {self} is not resolved to an exact version: `headrace run` and `headrace "
                 "apply` do that when they start a run"
             )
-        return cache_folder() / self.files.sha256.hex()
+        whole = cache_folder() / self.files.sha256.hex()
+        if weights or whole.is_dir():
+            return whole
+        return whole.with_name(f"{whole.name}-described")
 
 
 def cache_folder() -> Path:

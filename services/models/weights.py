@@ -133,7 +133,7 @@ def model_folder(model: str, *, weights: bool = False) -> Path:
     and what `hub_folder` raises.
     """
     if (reference := RunModel.parse(model)) is not None:
-        folder = reference.folder()
+        folder = reference.folder(weights=weights)
         if not folder.is_dir():
             raise UsageError(
                 f"model {model} is not in the cache {folder.parent}. Start this command again with "

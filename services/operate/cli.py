@@ -16,6 +16,7 @@ import click
 from headrace.errors import HeadraceError
 from headrace.services.operate.apply.command import apply
 from headrace.services.operate.cancel.command import cancel
+from headrace.services.operate.chat.command import chat
 from headrace.services.operate.dead_letters.command import dead_letters
 from headrace.services.operate.end.command import end
 from headrace.services.operate.evaluate.command import evaluate
@@ -71,7 +72,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    run, end, serve, up, down, apply, submit, cancel, evaluate, export, replay,
+    run, end, serve, up, down, apply, submit, cancel, evaluate, export, chat, replay,
     status, show, tail, topics, dead_letters, prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:

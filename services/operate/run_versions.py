@@ -1,23 +1,18 @@
-"""Finds the versions that a run has published, and writes them as model folders."""
+"""Writes the versions that a run has published as model folders."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.errors import BlobError, UsageError
+from headrace.errors import BlobError
 from headrace.schemas.events import PolicyPublished
-from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import POLICIES
-from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.inference.engine import AdapterWeights, Weights
-from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import WHOLE, read_events
+from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.blobs import BlobStore, disk_errors
 from headrace.services.models.shards import SHARD_BYTES, write_shards
 from headrace.services.models.weights import (
@@ -28,10 +23,6 @@ from headrace.services.models.weights import (
     model_folder,
     weights_digest,
 )
-from headrace.services.namespace.connect import connect
-from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.namespace.lookup import find_namespace
-from headrace.services.operate.run.run_stack import running_stack
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -59,66 +50,33 @@ class RunVersion:
         return f"{self.namespace}/{self.published.policy}@{self.published.version}"
 
 
-async def find_versions(
-    cluster: ClusterConfig, version: int | None, say: Callable[[str], None]
-) -> dict[str, RunVersion | None]:
-    """Returns each policy of the run in `cluster`, at a version or at its newest.
-
-    A policy is None if it has no such version. Starts the local stack for the moment if none runs.
-    Raises UsageError if there is no such run.
-    """
-    async with (
-        running_stack(cluster, say) as (_, located),
-        connect(located, "versions") as connection,
-    ):
-        topics, life = await find_namespace(connection, cluster.namespace)
-        recipe = life.recipe()
-        assert life.started is not None
-        run = {"recipe_digest": life.started.digest.hex(), "packages": dict(life.started.versions)}
-        found = await publications(connection.log(topics), version)
-    return {
-        name: RunVersion(topics.namespace, found[name], described(policy.model), run)
-        if name in found
-        else None
-        for name, policy in recipe.policies.items()
-    }
-
-
 def described(model: str) -> dict[str, Path]:
     """Returns the files of a recipe's `model` besides its weights, by name."""
     folder = model_folder(model)
     return {path.name: path for one in DESCRIPTION for path in sorted(folder.glob(one))}
 
 
-async def publications(log: EventLog, version: int | None) -> dict[str, PolicyPublished]:
-    """Returns each policy's publication of a version, or its newest publication."""
-    found: dict[str, PolicyPublished] = {}
-    policies = log.topics.partition(POLICIES)
-    async with aclosing(read_events(log, {policies: WHOLE})) as deliveries:
-        async for delivery in deliveries:
-            event = delivery.event
-            if isinstance(event, PolicyPublished) and version in (None, event.version):
-                found[event.policy] = event
-    return found
+def describe(version: RunVersion, blobs: BlobStore, folder: Path) -> None:
+    """Writes the files of a version's model folder besides its weights. Blocks."""
+    published = version.published
+    with disk_errors(f"write {folder}"):
+        for name, path in version.description.items():
+            shutil.copyfile(path, folder / name)
+        if published.tokenizer is not None:
+            shutil.copyfile(blobs.get(published.tokenizer), folder / TOKENIZER)
+        if not (folder / TOKENIZER_CONFIG).exists():
+            # Otherwise transformers guesses a class that may split text in another way.
+            default = {"tokenizer_class": "PreTrainedTokenizerFast"}
+            (folder / TOKENIZER_CONFIG).write_text(json.dumps(default))
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+        if not config.get("architectures"):
+            from headrace.services.models.torch_models import architecture
 
-
-def pick(
-    found: Mapping[str, RunVersion | None], policy: str | None, version: int | None
-) -> RunVersion:
-    """Returns the version of `policy`, or of the only policy. Raises UsageError if it is absent."""
-    if policy is None and len(found) != 1:
-        raise UsageError(f"name a policy of the run with --policy: {', '.join(sorted(found))}")
-    name = policy if policy is not None else next(iter(found))
-    chosen = found.get(name)
-    if name not in found:
-        raise UsageError(f"the run has no policy {name!r}: it has {', '.join(sorted(found))}")
-    if chosen is None:
-        which = "no version yet" if version is None else f"no version {version}"
-        raise UsageError(
-            f"policy {name!r} of the run has published {which}: `headrace status` shows its newest "
-            "version"
-        )
-    return chosen
+            config["architectures"] = [architecture(folder)]  # vLLM needs it.
+        config["dtype"] = published.dtype
+        if "torch_dtype" in config:
+            config["torch_dtype"] = published.dtype  # An older name of the same key.
+        (folder / CONFIG).write_text(json.dumps(config, indent=2))
 
 
 class VersionWriter:
@@ -162,7 +120,7 @@ class VersionWriter:
         if adapter is not None and layout == "peft":
             self._write_peft(folder, adapter, home or folder)
             return
-        self.describe(folder)
+        describe(self._version, self._blobs, folder)
         if adapter is None:
             self._write_tensors(folder, self.weights.path, self._version.published.digest)
         elif layout == "trainer":
@@ -183,7 +141,7 @@ class VersionWriter:
         changed: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> None:
         files = write_shards(
-            source,
+            [source],
             folder,
             changed=changed,
             shard_bytes=self._shard_bytes,
@@ -202,9 +160,9 @@ class VersionWriter:
             config["base_model_name_or_path"] = str(home / BASE)
             with disk_errors(f"make {folder / BASE}"):
                 (folder / BASE).mkdir()
-            self.describe(folder / BASE)
+            describe(self._version, self._blobs, folder / BASE)
             self._write_tensors(folder / BASE, adapter.base, adapter.digest)
-        self.describe(folder)
+        describe(self._version, self._blobs, folder)
         with disk_errors(f"write {folder}"):
             for name in (CONFIG, GENERATION):
                 (folder / name).unlink(missing_ok=True)  # They belong to a whole model.
@@ -215,28 +173,6 @@ class VersionWriter:
         with disk_errors(f"write {folder / ADAPTER}"):
             shutil.copyfile(self.weights.path, folder / ADAPTER)
         self._verify(self._version.published.digest, folder / ADAPTER)
-
-    def describe(self, folder: Path) -> None:
-        """Writes the files that describe the model, without weights."""
-        published = self._version.published
-        with disk_errors(f"write {folder}"):
-            for name, path in self._version.description.items():
-                shutil.copyfile(path, folder / name)
-            if published.tokenizer is not None:
-                shutil.copyfile(self._blobs.get(published.tokenizer), folder / TOKENIZER)
-            if not (folder / TOKENIZER_CONFIG).exists():
-                # Otherwise transformers guesses a class that may split text in another way.
-                default = {"tokenizer_class": "PreTrainedTokenizerFast"}
-                (folder / TOKENIZER_CONFIG).write_text(json.dumps(default))
-            config = json.loads((folder / CONFIG).read_text("utf-8"))
-            if not config.get("architectures"):
-                from headrace.services.models.torch_models import architecture
-
-                config["architectures"] = [architecture(folder)]  # vLLM needs it.
-            config["dtype"] = published.dtype
-            if "torch_dtype" in config:
-                config["torch_dtype"] = published.dtype  # An older name of the same key.
-            (folder / CONFIG).write_text(json.dumps(config, indent=2))
 
     def _verify(self, digest: bytes, *files: Path) -> None:
         if weights_digest(*files) != digest:

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,9 +46,7 @@ def environment_of(stack: local.LocalStack, folder: Path, namespace: str) -> dic
 
 
 def cluster_of(stack: local.LocalStack, folder: Path, namespace: str) -> ClusterConfig:
-    return ClusterConfig(
-        folder, stack.bootstrap_servers, stack.registry_url, namespace=namespace
-    )
+    return ClusterConfig(folder, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
 
 
 def published(cluster: ClusterConfig, version: int) -> PolicyPublished:
@@ -152,8 +145,9 @@ def check_adapter(cluster: ClusterConfig, tmp_path: Path, count: int) -> None:
     assert not (peft / "config.json").exists()
     check_tokenizer(peft)
     # PEFT's own formula on its own names gives the merged tensors.
-    base, adapter = load_file(peft / "base" / "model.safetensors"), load_file(
-        peft / "adapter_model.safetensors"
+    base, adapter = (
+        load_file(peft / "base" / "model.safetensors"),
+        load_file(peft / "adapter_model.safetensors"),
     )
     whole = load_file(merged / "model.safetensors")
     for layer in config["target_modules"]:

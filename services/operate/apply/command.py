@@ -9,6 +9,7 @@ import click
 from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
+    explain,
     json_option,
     print_json,
     set_option,
@@ -39,8 +40,10 @@ def apply(recipe: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     from headrace.services.namespace.apply import apply as apply_recipe
     from headrace.services.namespace.cluster_config import read_recipe
     from headrace.services.namespace.connect import connect, locate
+    from headrace.services.operate.find_versions import resolve
 
-    cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
+    cluster = cluster_of(options)
+    resolved = resolve(read_recipe(recipe, settings), cluster, explain)
     namespace = cluster.namespace or resolved.name
     topics = Topics(namespace, tuple(resolved.policies), resolved.partitions)
 

@@ -12,9 +12,10 @@ from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Evaluation, Recipe
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate.evaluation import Evaluations
+from headrace.services.operate.find_versions import find_versions, pick
 from headrace.services.operate.options import explain
 from headrace.services.operate.run.run import LocalRun
-from headrace.services.operate.run_versions import VersionWriter, find_versions, pick
+from headrace.services.operate.run_versions import VersionWriter
 
 
 def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:

@@ -58,28 +58,32 @@ def export(
       headrace export my-model --namespace exp-7 --policy solver --version 120 --merge
       headrace export my-model --merge --push my-team/my-model
     """
+    import asyncio
     import signal
 
+    from headrace.errors import UsageError
     from headrace.services.models.hub import push_folder
-    from headrace.services.operate.export.model_export import export_version
+    from headrace.services.models.weights import hub_model
+    from headrace.services.operate.export.model_export import check_target, export_version
+    from headrace.services.operate.find_versions import find_versions, pick
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # It also leaves nothing behind.
-    say = (lambda line: None) if quiet else explain
-    facts = export_version(
-        cluster_of(options),
-        policy,
-        version,
-        folder,
-        merge=merge,
-        force=force,
-        push=push is not None,
-        say=say,
-    )
-    name = f"{facts['namespace']}/{facts['policy']}@{facts['version']}"
+    cluster, say = cluster_of(options), (lambda line: None) if quiet else explain
+    folder = folder.expanduser().absolute()
+    check_target(folder, force)
+    chosen = pick(asyncio.run(find_versions(cluster, version, say)), policy, version)
+    published = chosen.published
+    adapter = published.adapter is not None and not merge
+    if push is not None and adapter and hub_model(published.base) is None:
+        raise UsageError(
+            f"{chosen} is an adapter of {published.base}, which is not a model of the Hub: push it "
+            "with --merge"
+        )
+    facts = export_version(chosen, cluster.open_blobs(), folder, merge=merge, force=force, say=say)
     if push is not None:
         say(f"uploading {folder} to {push}")
-        facts["pushed"] = push_folder(folder, push, f"Version {facts['version']} of {name}")
+        facts["pushed"] = push_folder(folder, push, f"Export {chosen}")
     if as_json:
         print_json(facts)
     else:
-        echo(f"{folder}: {name}")
+        echo(f"{folder}: {chosen}")

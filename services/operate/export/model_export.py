@@ -5,7 +5,6 @@ The weights are copied in the main thread, so that Ctrl-C ends the work at once.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import tempfile
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.services.models.blobs import disk_errors
+from headrace.services.models.blobs import BlobStore, disk_errors
 from headrace.services.models.shards import SHARD_BYTES
-from headrace.services.models.weights import hub_model, weights_digest
-from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.operate.run_versions import RunVersion, VersionWriter, find_versions, pick
+from headrace.services.models.weights import weights_digest
+from headrace.services.operate.run_versions import RunVersion, VersionWriter
 
 FACTS = "headrace.json"
 """The file of an exported folder that says where it comes from."""
@@ -31,39 +29,28 @@ METER_S = 2.0
 
 
 def export_version(
-    cluster: ClusterConfig,
-    policy: str | None,
-    version: int | None,
+    version: RunVersion,
+    blobs: BlobStore,
     folder: Path,
     *,
     merge: bool = False,
     force: bool = False,
-    push: bool = False,
     shard_bytes: int = SHARD_BYTES,
-    say: Callable[[str], None],
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Writes a version as the model folder `folder`, and returns what its `headrace.json` says.
 
-    With `push` it refuses what the Hub could not use. Raises UsageError if the folder may not be
-    written or there is no such version, and what `VersionWriter` raises. If it fails, nothing is
-    left, and a folder that was there stays as it was.
+    `say` receives lines about the progress. Raises UsageError if the folder may not be written,
+    and what `VersionWriter` raises. If it fails, nothing is left, and a folder that was there stays
+    as it was.
     """
-    folder = folder.expanduser().absolute()
     check_target(folder, force)
-    found = asyncio.run(find_versions(cluster, version, say))
-    chosen = pick(found, policy, version)
-    adapter = chosen.published.adapter
-    if push and adapter is not None and not merge and hub_model(chosen.published.base) is None:
-        raise UsageError(
-            f"{chosen} is an adapter of {chosen.published.base}, which is not a model of the Hub: "
-            "push it with --merge"
-        )
     with beside(folder) as temporary:
-        say(f"fetching and verifying {chosen}")
+        say(f"fetching and verifying {version}")
         meter = Meter(say)
         writer = VersionWriter(
-            chosen,
-            cluster.open_blobs(),
+            version,
+            blobs,
             temporary / "scratch",
             on_bytes=meter.add,
             shard_bytes=shard_bytes,
@@ -72,7 +59,7 @@ def export_version(
         made = temporary / "model"
         made.mkdir()
         writer.write(made, "merged" if merge else "peft", home=folder)
-        facts = facts_of(chosen, made, merged=merge and adapter is not None)
+        facts = facts_of(version, made, merged=merge)
         with disk_errors(f"write {folder}"):
             (made / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
             if folder.exists():
@@ -127,7 +114,7 @@ def facts_of(version: RunVersion, folder: Path, *, merged: bool) -> dict[str, An
     }
     if published.adapter is not None:
         facts["base_digest"] = published.adapter.base_digest.hex()
-    if merged:
+    if merged and published.adapter is not None:
         # The published digest is that of the adapter.
         facts["merged_digest"] = weights_digest(*folder.glob("*.safetensors")).hex()
     return facts

@@ -27,6 +27,7 @@ from headrace.services.operate.prune.needs import (
     needed_blobs,
     needless_blobs,
 )
+from headrace.services.operate.run_references import needed_by
 from headrace.trainer.checkpoint import Checkpoints
 
 ARTIFACT_TOPICS = [
@@ -62,6 +63,8 @@ class Pruner:
             # An ended run does not need its checkpoints.
             checkpoints = {} if space.ended(now_s) else self._checkpoints(space)
             needed |= needed_blobs(space, keep, checkpoints, now_s)
+        models = [model for space in staying for model in space.models()]
+        needed |= await asyncio.to_thread(needed_by, models, self.blobs)
         published: set[str] = set()
         for space in spaces:
             published |= space.weights() | space.tokenizers()

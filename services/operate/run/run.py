@@ -27,6 +27,7 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import apply, find_run, lags
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import Connection, connect
+from headrace.services.namespace.lookup import MOST_RUNS, run_names
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
 from headrace.services.operate.run.children import child_specs
 from headrace.services.operate.run.live_view import Status, make_view
@@ -42,8 +43,6 @@ END_S = 30.0
 INTERRUPTED_END_S = 5.0
 """The same after Ctrl-C."""
 LAG_INTERVAL_S = 2.0
-MOST_RUNS = 10_000
-"""How many names `<name>-2`, `<name>-3`, … are tried for a new run."""
 TICK_S = 0.5
 """Seconds between two checks of the stop rule if no event arrives."""
 
@@ -146,13 +145,12 @@ class LocalRun:
     async def _choose_namespace(self, connection: Connection) -> str:
         """Returns the first of `<name>`, `<name>-2`, … whose run has not ended or not started."""
         first = self._cluster.namespace or self._recipe.name
-        for number in range(1, MOST_RUNS):
-            name = first if number == 1 else f"{first}-{number}"
+        for name in run_names(first):
             life = await find_run(connection.log(self._topics(name)))
             if life is None or life.ended is None:
                 if life is not None:
                     self._view.note(f"continuing the unfinished run of namespace {name}")
-                elif number > 1:
+                elif name != first:
                     self._view.note(f"the run of {first} has ended: the new one uses {name}")
                 return name
         raise UsageError(

@@ -25,6 +25,8 @@ from headrace.services.namespace.apply import require_same
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect, locate
 from headrace.services.namespace.run_life import RunLife, follow_life
+from headrace.services.operate.find_versions import resolve
+from headrace.services.operate.run_references import fetch_models
 from headrace.services.operate.serve.process_setup import limit_threads, tune_garbage_collector
 from headrace.services.operate.serve.services import POLICY_SERVICES, Serve, load_service
 from headrace.services.operate.serve.stopper import Stopper
@@ -50,6 +52,9 @@ def serve(
     carries one line with the cluster's configuration, and it ends when `run` ends.
     """
     check_policy(service, policy, recipe)
+    if parent_fd is None:  # Otherwise `run` has done it.
+        recipe = resolve(recipe, cluster, logger.info)
+        fetch_models(recipe, cluster, logger.info, weights=service == "trainer")
     limit_threads(recipe, service, policy)
     address, port = metrics
     if port:
