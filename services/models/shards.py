@@ -59,13 +59,13 @@ def write_shards(
         with disk_errors(f"write weights to {paths[-1]}"):
             _write(shard, paths[-1], changed or {}, on_bytes)
     if several:
-        named = [
-            (entry.name, path.name)
-            for path, one in zip(paths, shards, strict=True)
-            for entry in one
-        ]
+        files = {
+            one.entry.name: path.name
+            for path, shard in zip(paths, shards, strict=True)
+            for one in shard
+        }
         size = sum(one.size for one in tensors)
-        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(named))}
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(files.items()))}
         with disk_errors(f"write {folder / WEIGHTS}.index.json"):
             (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index, indent=2))
     return paths

@@ -50,7 +50,8 @@ def architecture(model: Path) -> str:
     """
     config = read_config(model)
     try:
-        return str(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__)
+        found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return str(found.__name__)
     except KeyError:
         raise UsageError(f"{model}: {config.model_type} is not a causal language model") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,43 +21,19 @@ from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.inference.service import find_published
 from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.models.blobs import BlobStore
 from headrace.services.models.lora import PREFIX
 from headrace.services.models.weights import model_folder, weights_digest
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.export.model_export import export_version
+from headrace.services.operate.run_versions import RunVersion, described
 from tests.integration.test_other_teams import headrace
+from tests.integration.test_trainer import RECIPE, Bench, on_memory
+from tests.integration.test_trainer_adapters import with_adapters
 
-SHORT = ("--set", "stop.versions=3", "--set", "stop.reward=9")
-DELTAS = (
-    *("--set", "policies.default.dtype=bfloat16"),
-    *("--set", "policies.default.training.learning_rate=1e-6"),
-)
-LORA = ("--set", 'policies.default.lora={"rank": 4, "alpha": 16, "targets": ["q_proj", "o_proj"]}')
-
-
-def environment_of(stack: local.LocalStack, folder: Path, namespace: str) -> dict[str, str]:
-    return {
-        "HEADRACE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
-        "HEADRACE_REGISTRY_URL": stack.registry_url,
-        "HEADRACE_NAMESPACE": namespace,
-        "HEADRACE_STATE": str(folder),
-        "HEADRACE_MODELS": str(folder / "models"),
-    }
-
-
-def cluster_of(stack: local.LocalStack, folder: Path, namespace: str) -> ClusterConfig:
-    return ClusterConfig(folder, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
-
-
-def published(cluster: ClusterConfig, version: int) -> PolicyPublished:
-    async def read() -> PolicyPublished:
-        async with open_namespace(cluster, "test") as (log, _):
-            found = await find_published(log, "default", version)
-        assert found is not None
-        return found
-
-    return asyncio.run(read())
+COUNTS = [3, pytest.param(100, marks=pytest.mark.long)]
+"""How many prompts are compared."""
 
 
 def prompts(count: int) -> list[torch.Tensor]:
@@ -67,33 +44,28 @@ def prompts(count: int) -> list[torch.Tensor]:
     ]
 
 
-def served_logits(
-    cluster: ClusterConfig, version: PolicyPublished, inputs: list[torch.Tensor]
+async def served_logits(
+    blobs: BlobStore, version: PolicyPublished, scratch: Path, inputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """The logits of the model that the engine serves a version with."""
-
-    async def serve() -> list[torch.Tensor]:
-        engine = TorchEngine(
-            EngineSetup(model_folder("tiny-llama"), 2, device="cpu", dtype=version.dtype)
-        )
-        local_weights = LocalWeights(cluster.open_blobs(), cluster.state / "served")
-        await engine.load(local_weights.weights(version))
-        with torch.inference_mode():
-            found = [engine._batches["default"].model(one).logits for one in inputs]
-        await engine.close(0)
-        return found
-
-    return asyncio.run(serve())
+    engine = TorchEngine(
+        EngineSetup(model_folder("tiny-llama"), 2, device="cpu", dtype=version.dtype)
+    )
+    await engine.load(LocalWeights(blobs, scratch / "served").weights(version))
+    with torch.inference_mode():
+        found = [engine._batches[version.policy].model(one).logits for one in inputs]
+    await engine.close(0)
+    return found
 
 
-def exported_logits(folder: Path, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def exported_logits(folder: Path, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     read: Any = AutoModelForCausalLM.from_pretrained
     model = read(folder, dtype="auto", attn_implementation="sdpa").eval()
     with torch.inference_mode():
         return [model(one).logits for one in inputs]
 
 
-def furthest(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+def furthest(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
     pairs = zip(ours, theirs, strict=True)
     return max(float((one.float() - other.float()).abs().max()) for one, other in pairs)
 
@@ -104,69 +76,117 @@ def check_tokenizer(folder: Path) -> None:
     assert ids == Tokenizer(model_folder("tiny-llama")).encode(text)
 
 
-def check_deltas(cluster: ClusterConfig, tmp_path: Path, count: int) -> None:
-    """Whole weights after deltas, as one file and as several, are the served ones bit by bit."""
-    version = published(cluster, 3)
-    assert version.deltas
-    inputs = prompts(count)
-    served = served_logits(cluster, version, inputs)
-    for name, shard_bytes in (("one", 1 << 30), ("several", 40_000)):
-        folder = tmp_path / name
-        facts = export_version(
-            cluster, None, 3, folder, shard_bytes=shard_bytes, say=lambda line: None
-        )
-        files = list(folder.glob("*.safetensors"))
-        assert (len(files) > 1) == (name == "several")
-        assert weights_digest(*files) == version.digest
-        assert facts == json.loads((folder / "headrace.json").read_text())
-        assert (facts["version"], facts["digest"]) == (3, version.digest.hex())
-        assert facts["packages"].keys() >= {"torch", "transformers"}
-        assert furthest(exported_logits(folder, inputs), served) == 0
-        check_tokenizer(folder)
+def run_version(published: PolicyPublished) -> RunVersion:
+    return RunVersion("test", published, described("tiny-llama"), {})
 
 
-def check_adapter(cluster: ClusterConfig, tmp_path: Path, count: int) -> None:
-    """A merged adapter computes what is served; unmerged, its folder has the served tensors."""
-    version = published(cluster, 3)
-    assert version.adapter is not None
-    inputs = prompts(count)
-    served = served_logits(cluster, version, inputs)
-    merged, peft = tmp_path / "merged", tmp_path / "peft"
-    export_version(cluster, None, None, merged, merge=True, say=lambda line: None)
-    assert furthest(exported_logits(merged, inputs), served) <= 1e-5
-    check_tokenizer(merged)
+@pytest.mark.parametrize("count", COUNTS)
+def test_whole_weights_after_deltas_are_the_served_ones_bit_by_bit(
+    tmp_path: Path, count: int
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        for number in range(1, 4):
+            await bench.submit(number)
+        version = (await bench.train(3))[-1]
+        assert len(version.deltas) == 3
+        inputs = prompts(count)
+        served = await served_logits(bench.blobs, version, bench.state, inputs)
+        for name, shard_bytes in (("one", 1 << 30), ("several", 40_000)):
+            folder = tmp_path / name
+            export_version(run_version(version), bench.blobs, folder, shard_bytes=shard_bytes)
+            files = list(folder.glob("*.safetensors"))
+            assert (len(files) > 1) == (name == "several")
+            assert weights_digest(*files) == version.digest
+            assert furthest(exported_logits(folder, inputs), served) == 0
+            check_tokenizer(folder)
 
-    export_version(cluster, None, None, peft, say=lambda line: None)
-    assert weights_digest(peft / "adapter_model.safetensors") == version.digest
-    assert weights_digest(peft / "base" / "model.safetensors") == version.adapter.base_digest
-    assert furthest(exported_logits(peft / "base", inputs), served) > 1e-5
+    tree = RECIPE.model_dump(mode="json")
+    for policy in tree["policies"].values():
+        policy["dtype"] = "bfloat16"
+    tree["policies"]["learner"]["training"]["learning_rate"] = 1e-6
+    on_memory(scenario, tmp_path, type(RECIPE).model_validate(tree))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_an_adapter_computes_what_is_served_merged_and_apart(tmp_path: Path, count: int) -> None:
+    async def scenario(bench: Bench) -> None:
+        for number in range(1, 4):
+            await bench.submit(number)
+        version = (await bench.train(3))[-1]
+        assert version.adapter is not None
+        inputs = prompts(count)
+        served = await served_logits(bench.blobs, version, bench.state, inputs)
+        merged, peft = tmp_path / "merged", tmp_path / "peft"
+        facts = export_version(run_version(version), bench.blobs, merged, merge=True)
+        assert facts["merged_digest"] == weights_digest(merged / "model.safetensors").hex()
+        assert furthest(exported_logits(merged, inputs), served) <= 1e-5
+        check_tokenizer(merged)
+
+        export_version(run_version(version), bench.blobs, peft)
+        assert weights_digest(peft / "adapter_model.safetensors") == version.digest
+        assert weights_digest(peft / "base/model.safetensors") == version.adapter.base_digest
+        assert furthest(exported_logits(peft / "base", inputs), served) > 1e-3
+        assert not (peft / "config.json").exists()
+        check_tokenizer(peft)
+        check_formula(peft, load_file(merged / "model.safetensors"))
+
+    on_memory(scenario, tmp_path, with_adapters())
+
+
+def check_formula(peft: Path, merged: dict[str, torch.Tensor]) -> None:
+    """PEFT's own formula, on its names and its description, gives the merged tensors."""
     config = json.loads((peft / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(peft / "base")
-    assert not (peft / "config.json").exists()
-    check_tokenizer(peft)
-    # PEFT's own formula on its own names gives the merged tensors.
-    base, adapter = (
-        load_file(peft / "base" / "model.safetensors"),
-        load_file(peft / "adapter_model.safetensors"),
-    )
-    whole = load_file(merged / "model.safetensors")
+    base = load_file(Path(config["base_model_name_or_path"]) / "model.safetensors")
+    adapter = load_file(peft / "adapter_model.safetensors")
+    assert len(adapter) == 2 * len(config["target_modules"])
     for layer in config["target_modules"]:
         a, b = (adapter[f"{PREFIX}{layer}.lora_{one}.weight"] for one in "AB")
         change = b @ a * (config["lora_alpha"] / config["r"])
-        torch.testing.assert_close(whole[f"{layer}.weight"], base[f"{layer}.weight"] + change)
         assert change.abs().max() > 0
+        base[f"{layer}.weight"] += change
+    assert base.keys() == merged.keys()
+    for name, tensor in base.items():
+        torch.testing.assert_close(merged[name], tensor, atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.long)])
-def test_exported_folders_compute_what_is_served(
-    tmp_path: Path, local_stack: local.LocalStack, namespace: str, count: int
+def test_a_run_starts_from_a_version_of_another_run(
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
-    environment = environment_of(local_stack, tmp_path, namespace)
-    headrace(("run", "quickstart", *SHORT, *DELTAS, "--quiet"), environment)
-    check_deltas(cluster_of(local_stack, tmp_path, namespace), tmp_path, count)
-    lora = f"{namespace}-lora"
-    headrace(
-        ("run", "quickstart", *SHORT, *LORA, "--quiet"),
-        environment_of(local_stack, tmp_path, lora),
-    )
-    check_adapter(cluster_of(local_stack, tmp_path, lora), tmp_path, count)
+    environment = {
+        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
+        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
+        "HEADRACE_STATE": str(tmp_path),
+        "HEADRACE_MODELS": str(tmp_path / "models"),
+    }
+    first, second = {"HEADRACE_NAMESPACE": namespace}, {"HEADRACE_NAMESPACE": f"{namespace}-b"}
+    lora = "policies.default.lora={'rank': 4}".replace("'", '"')
+    short = ("--quiet", "--set", "stop.reward=9", "--set", "stop.versions=2")
+    headrace(("run", "quickstart", *short, "--set", lora), environment | first)
+    folder = tmp_path / "exported"
+    export = ("export", str(folder), "--version", "1", "--merge", "--json")
+    facts = json.loads(headrace(export, environment | first))
+    assert facts["packages"].keys() >= {"torch", "transformers"}
+    assert (facts["namespace"], facts["policy"], facts["version"]) == (namespace, "default", 1)
+
+    model = ("--set", f"policies.default.model=run:{namespace}/default@1")
+    headrace(("apply", "quickstart", *short[1:], *model), environment | second)
+    # The same recipe goes on with the version that was recorded.
+    headrace(("run", "quickstart", *short, *model), environment | second)
+
+    async def read() -> tuple[PolicyPublished | None, str]:
+        cluster = ClusterConfig(
+            tmp_path, local_stack.bootstrap_servers, local_stack.registry_url,
+            namespace=f"{namespace}-b",
+        )  # fmt: skip
+        async with open_namespace(cluster, "test") as (log, life):
+            recipe = life.recipe()
+            return await find_published(log, "default", 0), recipe.policies["default"].model
+
+    published, recorded = asyncio.run(read())
+    assert published is not None
+    assert published.digest.hex() == facts["merged_digest"]
+    assert recorded.startswith(f"run:{namespace}/default@1#")
+    # A version of that run is described by the same files, from the cache.
+    again = json.loads(headrace(("export", str(folder), "--force", "--json"), environment | second))
+    assert again["base_model"] == recorded
+    check_tokenizer(folder)

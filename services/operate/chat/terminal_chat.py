@@ -95,9 +95,12 @@ class Chat:
         returns `overflow`, and the next answer starts a new chat. Raises ValueError if the text has
         no tokens or the chat template can't render it.
         """
-        ids = self._ids(text)
-        self._context += ids
+        self._context += self._ids(text)
         loop, printer = asyncio.get_running_loop(), Printer(self._tokenizer, self._stop_ids, write)
+
+        def on_token(token: int) -> None:
+            loop.call_soon_threadsafe(printer.add, token)
+
         prompt = EnginePrompt(
             self._weights.policy,
             list(self._context),
@@ -106,9 +109,7 @@ class Chat:
             stop_ids=self._stop_ids,
         )
         try:
-            output = await self._engine.generate(
-                prompt, lambda token: loop.call_soon_threadsafe(printer.add, token) and None
-            )
+            output = await self._engine.generate(prompt, on_token)
         finally:
             printer.flush()
             self._context += printer.tokens
