@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from headrace.errors import BlobError, UsageError
 from headrace.schemas.events import PolicyPublished
 from headrace.services.models import shards
 from headrace.services.models.blobs import LocalBlobStore
-from headrace.services.models.weights import weights_digest
+from headrace.services.models.weights import read_chunks, weights_digest
 from headrace.services.operate.export.model_export import export_version
 from headrace.services.operate.run_versions import RunVersion, described
 
@@ -102,7 +103,7 @@ def test_ctrl_c_leaves_nothing_and_a_forced_folder_as_it_was(
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shards.os, "fsync", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         export_version(version, blobs, folder, force=True)
     with pytest.raises(KeyboardInterrupt):
@@ -115,9 +116,8 @@ def test_weights_that_the_disk_damaged_are_not_exported(
     tmp_path: Path, blobs: LocalBlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = a_version(blobs)
-    read = shards.read_chunks
     monkeypatch.setattr(
-        shards, "read_chunks", lambda *of: (bytes(len(chunk)) for chunk in read(*of))
+        shards, "read_chunks", lambda *of: (bytes(len(chunk)) for chunk in read_chunks(*of))
     )
     with pytest.raises(BlobError, match="differs from version ns/p@7"):
         export_version(version, blobs, tmp_path / "out")
