@@ -106,7 +106,8 @@ def push_folder(folder: Path, repository: str, message: str) -> str:
         ) from error
     except ValueError as error:
         raise UsageError(f"{repository} can't be a repository of the Hub: {error}") from error
-    except OSError as error:
+    except Exception as error:
+        # The client lets errors of its HTTP library through, which differ between its versions.
         raise DependencyError(
             f"can't push to {repository}: {error}. Check that the Hub can be reached, and that "
             "HF_TOKEN is set"
