@@ -24,6 +24,7 @@ from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.run import LocalRun
 from headrace.services.operate.run.run_stack import running_stack
 from headrace.services.operate.run.watch import follow_progress
+from headrace.services.operate.run_references import fetch_models
 
 SERVICES = ("scheduler", "agent", "gateway")
 """The services that end tasks."""
@@ -57,6 +58,7 @@ async def end_run(cluster: ClusterConfig, reason: str, *, quiet: bool) -> RunSta
         ended = None if stack.ours else await _end_by_others(log, Progress(recipe))
         if ended is not None:
             return ended
+        await asyncio.to_thread(fetch_models, recipe, cluster, say, weights=False)
         # A gateway refuses to start without a key. Nobody can use this one.
         os.environ.setdefault(KEY, secrets.token_urlsafe(32))
         run = LocalRun(
