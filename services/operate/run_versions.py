@@ -53,7 +53,8 @@ class RunVersion:
 def described(model: str) -> dict[str, Path]:
     """Returns the files of a recipe's `model` besides its weights, by name."""
     folder = model_folder(model)
-    return {path.name: path for one in DESCRIPTION for path in sorted(folder.glob(one))}
+    found = [path for one in DESCRIPTION for path in sorted(folder.glob(one))]
+    return {path.name: path for path in found if path.is_file()}
 
 
 def describe(version: RunVersion, blobs: BlobStore, folder: Path) -> None:
