@@ -77,34 +77,3 @@ def test_a_run_that_is_paused_at_any_moment_continues(state: Path) -> None:
         assert {(row["batch"], row["same"]) for row in rows} == {("same", True)}
     finally:
         local.down(state)
-
-
-@pytest.mark.long
-def test_a_version_of_a_run_without_processes_is_exported_and_answers(state: Path) -> None:
-    """Export and chat start the local stack and stop it again. Ctrl-C leaves nothing behind."""
-
-    def headrace(*words: str, text: str = "") -> str:
-        done = subprocess.run(
-            [*HEADRACE, *words, "--state", str(state)],
-            input=text, capture_output=True, text=True, timeout=RUN_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert local.find(state) is None
-        return done.stdout
-
-    headrace("run", "quickstart", "--quiet", "--set", "stop.versions=1", "--set", "stop.reward=9")
-    folder = state / "exported"
-    facts = json.loads(headrace("export", str(folder), "--quiet", "--json"))
-    assert facts["namespace"] == "quickstart"
-    said = [
-        headrace("chat", *model, "--temperature", "0", "--max-tokens", "5", text="A\nB\n")
-        for model in ((), (str(folder),))
-    ]
-    assert said[0] == said[1]
-    assert said[0].strip()
-    began = subprocess.Popen([*HEADRACE, "export", str(state / "other"), "--state", str(state)])
-    harness.run_bounded(asyncio.sleep(2), 10)
-    began.send_signal(signal.SIGINT)
-    assert began.wait(30) == 130
-    assert local.find(state) is None
-    assert [path.name for path in state.glob("*other*")] == []
