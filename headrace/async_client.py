@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ from headrace.services.log.log_reader import CaughtUp, Start, follow_events
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.lookup import find_namespace
+from headrace.services.operate.run_references import fetch_models
 from headrace.services.operate.show.unpacked import Texts
 from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
 from headrace.trajectories import Trajectory, unpack
+
+logger = logging.getLogger(__name__)
 
 FETCHED_AT_ONCE = 64
 """Trajectories in memory at once."""
@@ -115,6 +120,8 @@ class AsyncClient:
         """
         session = self._connected()
         lines = [json.dumps({"task_id": uuid.uuid4().hex, **task}) for task in tasks]
+        fetch = partial(fetch_models, session.recipe, self._cluster, logger.info, weights=False)
+        await asyncio.to_thread(fetch)
         events = await asyncio.to_thread(read_tasks, session.recipe, self._source, lines)
         topics = session.log.topics
         if session.writing is None:

@@ -209,7 +209,8 @@ class Policy(Settings):
 
     model: str
     """A folder with `config.json` and `tokenizer.json`: the name of a folder in `infra/models`, a
-    path, or a model of the Hugging Face Hub as `owner/name@revision`.
+    path, a model of the Hugging Face Hub as `owner/name@revision`, or a version of another run as
+    `run:NAMESPACE/POLICY@VERSION` (without `@VERSION` the newest).
 
     If the folder has weights, they are version 0. Otherwise version 0 is random, from `seed`."""
     seed: int = 0

@@ -47,7 +47,10 @@ class Tokenizer:
         configuration = _configuration(folder)
         source = _source(folder, configuration)
         self._control = ControlTokens(self._library, source or "")
-        self.chat = ChatTemplate(folder, configuration, source, self._control).ids
+        template = ChatTemplate(folder, configuration, source, self._control)
+        self.has_template = template.exists
+        """Whether the model has a chat template."""
+        self.chat = template.ids
         """Returns the ids that new messages add to a context, by the model's chat template."""
         self.stop_ids = lru_cache(maxsize=64)(partial(single_ids, self._library))
         """Returns the ids of a tuple of stop texts, as `single_ids` does."""
@@ -99,6 +102,7 @@ class ChatTemplate:
         self._folder = folder
         self._special = {name: _spelling(configuration.get(name)) for name in SPECIAL}
         self._template = None if source is None else _compile(folder, source)
+        self.exists = self._template is not None
 
     def ids(self, chat: str, context: Sequence[int]) -> list[int]:
         """Returns the ids that new messages add to a context, including the generation prompt.

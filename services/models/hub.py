@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub as local folders. The Hub's own cache keeps them."""
+"""Models of the Hugging Face Hub as local folders, which the Hub's own cache keeps; and back."""
 
 from __future__ import annotations
 
@@ -76,4 +76,39 @@ def _snapshot(repository: str, revision: str | None, files: list[str]) -> Path:
         raise DependencyError(
             f"model {repository}{at} is not in the Hugging Face cache, and the Hub can't be "
             f"reached: {error}. Copy the model's folder to this machine, and give its path"
+        ) from error
+
+
+def push_folder(folder: Path, repository: str, message: str) -> str:
+    """Uploads a folder's files to a repository of the Hub, and returns its address. Blocks.
+
+    A repository that does not exist is created as a private one. Raises UsageError if the Hub
+    refuses, and DependencyError if it can't be reached or fails.
+    """
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError as error:
+        raise UsageError(f"can't push {repository}: pip install 'headrace[torch]'") from error
+    try:
+        api = HfApi()
+        created = api.create_repo(repository, private=True, exist_ok=True)
+        api.upload_folder(repo_id=created.repo_id, folder_path=folder, commit_message=message)
+        return str(created)
+    except HfHubHTTPError as error:
+        if error.response.status_code not in REFUSALS:
+            raise DependencyError(
+                f"the Hugging Face Hub failed to take {repository}: {error}. Try again"
+            ) from error
+        raise UsageError(
+            f"the Hugging Face Hub refuses {repository}: {error}. Check its name, and set HF_TOKEN "
+            "to a token that may write"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{repository} can't be a repository of the Hub: {error}") from error
+    except Exception as error:
+        # The client lets errors of its HTTP library through, which differ between its versions.
+        raise DependencyError(
+            f"can't push to {repository}: {error}. Check that the Hub can be reached, and that "
+            "HF_TOKEN is set"
         ) from error

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from headrace.errors import BlobError
+from headrace.services.models.torch_models import read_config
+from headrace.services.models.weights import read_entries
 
 PREFIX = "base_model.model."
 """PEFT puts this before a model's own names in an adapter's file."""
@@ -80,6 +85,43 @@ def base_tensors(model: Any) -> dict[str, Tensor]:
     """Returns all other tensors by the model's own names. A tied tensor has several names."""
     state = model.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in state.items() if not _of_an_adapter(name)}
+
+
+class Merger:
+    """Computes a base's layers with an adapter added, one layer at a time. It needs no model."""
+
+    def __init__(self, model: Path, base: Path, adapter: Path, scale: float) -> None:
+        """`model` is the folder of the configuration; `base` and `adapter` are safetensors files.
+
+        `scale` is alpha / rank. Raises BlobError if the base lacks a layer of the adapter.
+        """
+        self._base, self._adapter, self._scale = base, adapter, scale
+        with torch.device("meta"):
+            make: Any = AutoModelForCausalLM.from_config
+            modules = dict(make(read_config(model)).named_modules())
+        pairs = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in read_entries(adapter)}
+        self._transposed = {
+            f"{layer}.weight": isinstance(modules.get(layer), Conv1D) for layer in sorted(pairs)
+        }
+        if lost := sorted(self._transposed.keys() - read_entries(base).keys()):
+            raise BlobError(
+                f"the adapter can't be merged: the base has no tensor {lost[0]!r} of its own. "
+                "Export the adapter without merging it"
+            )
+
+    def changed(self) -> dict[str, Callable[[], bytes]]:
+        """Returns, by the names of the base's tensors, functions that return the merged bytes."""
+        return {name: partial(self._merged, name) for name in self._transposed}
+
+    def _merged(self, name: str) -> bytes:
+        layer = name.removesuffix(".weight")
+        with safe_open(self._base, "pt") as base, safe_open(self._adapter, "pt") as adapter:
+            weight = base.get_tensor(name)
+            a, b = (adapter.get_tensor(f"{PREFIX}{layer}.lora_{one}.weight") for one in "AB")
+        change = (b.float() @ a.float()) * self._scale
+        merged = weight.float() + (change.T if self._transposed[name] else change)
+        flat = merged.to(weight.dtype).contiguous().view(-1).view(torch.uint8)
+        return bytes(flat.numpy().data)
 
 
 def _chosen(model: Any, targets: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from headrace.errors import BlobError, UsageError
 from headrace.services.models.weights import TensorEntry
@@ -41,6 +41,19 @@ def read_config(model: Path) -> Any:
         return AutoConfig.from_pretrained(model, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UsageError(f"{model} has no usable config.json: {error}") from error
+
+
+def architecture(model: Path) -> str:
+    """Returns the name of the class of transformers that a model's configuration is for.
+
+    Raises UsageError if transformers has no causal language model for it.
+    """
+    config = read_config(model)
+    try:
+        found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return str(found.__name__)
+    except KeyError:
+        raise UsageError(f"{model}: {config.model_type} is not a causal language model") from None
 
 
 def read_file(path: Path) -> dict[str, Tensor]:

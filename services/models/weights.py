@@ -11,8 +11,8 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from math import prod
@@ -21,9 +21,12 @@ from typing import Any, BinaryIO
 
 from headrace.errors import BlobError, UsageError
 from headrace.services.models.hub import HUB_ID, hub_folder
+from headrace.services.models.run_models import RunModel
 
 ADAPTER = "adapter_model.safetensors"
 """The file of an adapter in a model folder. PEFT uses this name."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""PEFT's description of that adapter."""
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 MAX_DIMENSIONS = 16
 CHUNK_BYTES = 1 << 20
@@ -68,26 +71,44 @@ def read_entries(source: Path | bytes) -> dict[str, TensorEntry]:
         return _read_header(file, name)
 
 
-def weights_digest(source: Path | bytes) -> bytes:
-    """SHA-256 over the names, dtypes, shapes and bytes of a file's tensors, sorted by name.
+def weights_digest(*sources: Path | bytes) -> bytes:
+    """SHA-256 over the names, dtypes, shapes and bytes of all tensors, sorted by name.
 
-    The digest does not depend on the layout of the file. Raises BlobError if the file can't be
-    read or is damaged.
+    The digest does not depend on the layout of a file, and not on how many files hold the tensors.
+    Raises BlobError if a file can't be read or is damaged, or if two files hold the same tensor.
     """
     sha256 = hashlib.sha256()
-    with _opened(source) as (file, name):
-        for entry in _read_header(file, name).values():
+    with ExitStack() as opened:
+        found: dict[str, tuple[TensorEntry, BinaryIO, str]] = {}
+        for source in sources:
+            file, name = opened.enter_context(_opened(source))
+            for entry in _read_header(file, name).values():
+                if entry.name in found:
+                    raise _damaged(name, f"another file has tensor {entry.name!r} too")
+                found[entry.name] = entry, file, name
+        for _, (entry, file, name) in sorted(found.items()):
             head = json.dumps([entry.name, entry.dtype, entry.shape]).encode()
             sha256.update(len(head).to_bytes(8, "little") + head)
-            file.seek(entry.start)
-            left = entry.end - entry.start
-            while left:
-                chunk = file.read(min(left, CHUNK_BYTES))
-                if not chunk:
-                    raise _damaged(name, f"it ends inside tensor {entry.name!r}")
+            for chunk in _chunks(file, entry, name):
                 sha256.update(chunk)
-                left -= len(chunk)
     return sha256.digest()
+
+
+def read_chunks(source: Path, entry: TensorEntry) -> Iterator[bytes]:
+    """Yields the bytes of a tensor in pieces of at most 1 MiB. Raises BlobError if some miss."""
+    with _opened(source) as (file, name):
+        yield from _chunks(file, entry, name)
+
+
+def _chunks(file: BinaryIO, entry: TensorEntry, name: str) -> Iterator[bytes]:
+    file.seek(entry.start)
+    left = entry.end - entry.start
+    while left:
+        chunk = file.read(min(left, CHUNK_BYTES))
+        if not chunk:
+            raise _damaged(name, f"it ends inside tensor {entry.name!r}")
+        yield chunk
+        left -= len(chunk)
 
 
 @contextmanager
@@ -106,10 +127,19 @@ def _opened(source: Path | bytes) -> Iterator[tuple[BinaryIO, str]]:
 def model_folder(model: str, *, weights: bool = False) -> Path:
     """Returns the folder of a recipe's `model`.
 
-    `model` is a path, the name of a model in `infra/models`, or `owner/name@revision` of the
-    Hugging Face Hub. Weights are fetched from the Hub only if `weights` is set. Raises UsageError
-    if the folder lacks `config.json` or `tokenizer.json`, and what `hub_folder` raises.
+    `model` is a path, the name of a model in `infra/models`, `owner/name@revision` of the Hugging
+    Face Hub, or a resolved reference to a version of a run. Weights are fetched from the Hub only
+    if `weights` is set. Raises UsageError if the folder lacks `config.json` or `tokenizer.json`,
+    and what `hub_folder` raises.
     """
+    if (reference := RunModel.parse(model)) is not None:
+        folder = reference.folder(weights=weights)
+        if not folder.is_dir():
+            raise UsageError(
+                f"model {model} is not in the cache {folder.parent}. Start this command again with "
+                "the --blobs of the run, so that it is fetched"
+            )
+        return folder
     shipped = Path(str(files("headrace.infra"))) / "models"
     named = Path(model).name == model
     folder = shipped / model if named else Path(model).expanduser()
@@ -123,6 +153,25 @@ def model_folder(model: str, *, weights: bool = False) -> Path:
             f"model folder, owner/name of the Hugging Face Hub, or one of: {', '.join(names)}"
         )
     return folder
+
+
+def hub_model(model: str) -> tuple[str, str | None] | None:
+    """Returns the repository and the revision of a recipe's `model` if it is one of the Hub."""
+    named = HUB_ID.fullmatch(model)
+    if named is None or Path(model).expanduser().exists():
+        return None
+    return named["repository"], named["revision"]
+
+
+def adapter_config(rank: int, alpha: float, targets: Sequence[str]) -> dict[str, Any]:
+    """Returns what PEFT's description of an adapter must contain."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": list(targets),
+    }
 
 
 def _parse(file: str, header: bytes, first: int) -> list[TensorEntry]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 
 from headrace.errors import UsageError
@@ -15,6 +15,17 @@ from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.run_life import RunLife, read_life
 
 _RUNS = re.compile(rf"([a-z0-9_-]+)\.{RUNS.name}\.v1")
+
+
+MOST_RUNS = 10_000
+"""How many names `<name>-2`, `<name>-3`, … are tried for a new run."""
+
+
+def run_names(first: str) -> Iterator[str]:
+    """Yields `<name>`, `<name>-2`, and so on: the names that `headrace run` tries in turn."""
+    yield first
+    for number in range(2, MOST_RUNS):
+        yield f"{first}-{number}"
 
 
 def namespaces_in(existing: Mapping[str, int]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,18 @@ except HeadraceError as error:
 """
 
 
+PUSH = """
+import sys
+from pathlib import Path
+from headrace.errors import HeadraceError
+from headrace.services.models.hub import push_folder
+try:
+    print(push_folder(Path(sys.argv[1]), sys.argv[2], "Export a version"))
+except HeadraceError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
 @dataclass
 class Hub:
     """The parts of the hub's HTTP interface that fetching a model takes."""
@@ -37,6 +51,9 @@ class Hub:
     files: dict[str, bytes]
     served: list[str] = field(default_factory=list)
     """The files whose contents were asked for."""
+    created: list[dict[str, Any]] = field(default_factory=list)
+    """The repositories that were created."""
+    pushed: dict[str, bytes] = field(default_factory=dict)
 
     def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
         path = path.partition("?")[0]
@@ -55,6 +72,25 @@ class Hub:
         name = path.rpartition(f"/resolve/{COMMIT}/")[2]
         data = self.files[name]
         return 200, data, {"ETag": f'"{_etag(data)}"', "X-Repo-Commit": COMMIT}
+
+    def take(self, path: str, body: bytes, token: str) -> tuple[int, dict[str, Any]]:
+        """Answers a POST: creates a repository, or takes a commit without large files."""
+        if token != "Bearer hf_writer":
+            return 401, {"error": "Invalid username or password."}
+        if path == "/api/repos/create":
+            self.created.append(json.loads(body))
+            return 200, {"url": "http://127.0.0.1/team/new"}
+        if path == "/api/models/team/new/preupload/main":
+            names = [file["path"] for file in json.loads(body)["files"]]
+            modes = {"uploadMode": "regular", "shouldIgnore": False}
+            return 200, {"files": [{"path": name, **modes} for name in names]}
+        assert path == "/api/models/team/new/commit/main", path
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                value = line["value"]
+                self.pushed[value["path"]] = base64.b64decode(value["content"])
+        url = f"http://127.0.0.1/team/new/commit/{COMMIT}"
+        return 200, {"success": True, "commitOid": COMMIT, "commitUrl": url}
 
 
 def _etag(data: bytes) -> str:
@@ -78,6 +114,17 @@ def hub() -> Iterator[tuple[Hub, str]]:
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            token = self.headers.get("Authorization", "")
+            status, tree = hub.take(self.path.partition("?")[0], body, token)
+            self.send_response(status)
+            answer = json.dumps(tree).encode()
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
 
         do_HEAD = do_GET  # noqa: N815 (the name that http.server calls)
 
@@ -134,6 +181,34 @@ def test_what_can_not_be_fetched_is_said(hub: tuple[Hub, str], tmp_path: Path) -
     nowhere = find(tmp_path / "empty", "http://127.0.0.1:9", REPOSITORY)
     assert nowhere.stderr.startswith("DependencyError: model team/tiny is not in the Hugging Face")
     assert "give its path" in nowhere.stderr
+
+
+def push(home: Path, url: str, token: str, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(home), "HF_TOKEN": token}
+    return subprocess.run(
+        [sys.executable, "-c", PUSH, *words],
+        capture_output=True, text=True, env=environment, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_a_folder_is_pushed_to_a_private_repository(hub: tuple[Hub, str], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "base").mkdir(parents=True)
+    files = {"config.json": b"{}", "model.safetensors": b"weights", "base/config.json": b"[]"}
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    done = push(tmp_path, hub[1], "hf_writer", str(folder), "team/new")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("/team/new")
+    assert hub[0].pushed == files
+    [created] = hub[0].created
+    assert (created["name"], created["organization"]) == ("new", "team")
+    assert created.get("private") or created.get("visibility") == "private"
+
+    refused = push(tmp_path, hub[1], "hf_other", str(folder), "team/new")
+    assert refused.stderr.startswith("UsageError: the Hugging Face Hub refuses team/new")
+    nowhere = push(tmp_path, "http://127.0.0.1:9", "hf_writer", str(folder), "team/new")
+    assert nowhere.stderr.startswith("DependencyError: "), nowhere.stderr
 
 
 def test_a_path_that_is_no_folder_is_not_taken_for_a_model_of_the_hub(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -76,7 +76,10 @@ class ThreadedEngine(Engine):
         free = 0 if self._closed else self._setup.slots - len(self._in_flight)
         return Capacity(free_slots=max(0, free), context=self._context)
 
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
+    async def generate(
+        self, prompt: EnginePrompt, on_token: Callable[[int], None] | None = None
+    ) -> EngineOutput:
+        """As `Engine.generate`. `on_token` is called in the engine's thread with each token."""
         check_prompt(prompt, self._vocabulary)
         grammar = None
         if prompt.json_schema:
@@ -95,6 +98,7 @@ class ThreadedEngine(Engine):
             limit=min(prompt.max_tokens, room),
             at_limit="length" if prompt.max_tokens <= room else "overflow",
             grammar=grammar,
+            on_token=on_token,
         )
         self._in_flight.add(future)
         self._put(row)

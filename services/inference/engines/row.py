@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ class Row:
     """The finish reason at that limit."""
     grammar: GrammarState | None = None
     """The grammar state of its JSON schema, if it follows one."""
+    on_token: Callable[[int], None] | None = None
+    """Called in the engine's thread with each drawn token."""
     generator: Any = None
     """The torch engine's random generator, if the prompt has a seed."""
     tokens: list[int] = field(default_factory=list)
@@ -54,6 +57,8 @@ class Row:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
+        if self.on_token is not None:
+            self.on_token(token)
         if token in self.prompt.stop_ids:
             return "stop"
         return self.at_limit if len(self.tokens) == self.limit else None

@@ -19,7 +19,7 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.policy import VllmOptions
 from headrace.services.inference.engine import AdapterWeights, EngineSetup
 from headrace.services.inference.engines.vllm_masks import VllmSchemaMasks
-from headrace.services.models.weights import ADAPTER
+from headrace.services.models.weights import ADAPTER, ADAPTER_CONFIG, adapter_config
 
 ADAPTING = ("enable_lora", "max_loras", "max_lora_rank", "load_format")
 CPU_KV_BYTES = 1 << 30
@@ -84,13 +84,8 @@ def model_folder(model: Path, base: Path) -> Iterator[dict[str, Any]]:
 @contextmanager
 def adapter_folder(weights: Path, adapter: AdapterWeights) -> Iterator[str]:
     """A temporary folder with an adapter, as PEFT saves it."""
-    config = {
-        "peft_type": "LORA",
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "target_modules": list(adapter.targets),
-    }
+    config = adapter_config(adapter.rank, adapter.alpha, adapter.targets)
     with TemporaryDirectory(prefix="headrace-adapter-") as folder:
-        (Path(folder) / "adapter_config.json").write_text(json.dumps(config))
+        (Path(folder) / ADAPTER_CONFIG).write_text(json.dumps(config))
         (Path(folder) / ADAPTER).symlink_to(weights.absolute())
         yield folder

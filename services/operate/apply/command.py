@@ -9,6 +9,7 @@ import click
 from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
+    explain,
     json_option,
     print_json,
     set_option,
@@ -49,10 +50,11 @@ def apply(
     from headrace.services.namespace.connect import connect, locate
     from headrace.services.namespace.lookup import topics_of
     from headrace.services.operate.check.checking import check_in_child
-    from headrace.services.operate.options import explain
+    from headrace.services.operate.find_versions import resolve
     from headrace.services.operate.run.processes import spawn
 
-    cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
+    cluster = cluster_of(options)
+    resolved = resolve(read_recipe(recipe, settings), cluster, explain)
     warn_of_secrets(resolved)
     namespace = cluster.namespace or resolved.name
     topics = topics_of(resolved, namespace)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import threading
 import time
 from dataclasses import replace
 
@@ -23,8 +22,9 @@ from headrace.services.namespace.run_life import enter, read_life
 from headrace.services.operate.options import explain
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.run import LocalRun
-from headrace.services.operate.run.run_stack import RunStack
+from headrace.services.operate.run.run_stack import running_stack
 from headrace.services.operate.run.watch import follow_progress
+from headrace.services.operate.run_references import fetch_models
 
 SERVICES = ("scheduler", "agent", "gateway")
 """The services that end tasks."""
@@ -42,39 +42,37 @@ async def end_run(cluster: ClusterConfig, reason: str, *, quiet: bool) -> RunSta
     Returns the record of the end. Raises UsageError if there is no such run.
     """
     say = (lambda line: None) if quiet else explain
-    stack, interrupted = RunStack(cluster, on_progress=say, on_restart=say), threading.Event()
-    try:
-        located = await stack.up(interrupted.is_set)
-        async with connect(located, f"end-{os.getpid()}") as connection:
-            topics, life = await find_namespace(
-                connection, cluster.namespace, lambda life: life.ended is None
-            )
-            if life.ended is not None:
-                return life.ended
-            recipe, log = life.recipe(), await connection.writing_log(topics)
-            if life.ending is None:
-                await enter(log, "ending", recipe, reason)
-            say(f"ending the run of namespace {topics.namespace}")
-            ended = None if stack.ours else await _end_by_others(log, Progress(recipe))
-            if ended is not None:
-                return ended
-            # A gateway refuses to start without a key. Nobody can use this one.
-            os.environ.setdefault(KEY, secrets.token_urlsafe(32))
-            run = LocalRun(
-                recipe,
-                replace(located, namespace=topics.namespace),
-                quiet=quiet,
-                services=SERVICES,
-                end=reason,
-                on_interrupt="stopping; `headrace end` continues",
-            )
-            run.judge(await run.execute())
-            life = await read_life(log)
-            assert life.ended is not None
+    async with (
+        running_stack(cluster, say) as (stack, located),
+        connect(located, f"end-{os.getpid()}") as connection,
+    ):
+        topics, life = await find_namespace(
+            connection, cluster.namespace, lambda life: life.ended is None
+        )
+        if life.ended is not None:
             return life.ended
-    finally:
-        interrupted.set()
-        await stack.down()
+        recipe, log = life.recipe(), await connection.writing_log(topics)
+        if life.ending is None:
+            await enter(log, "ending", recipe, reason)
+        say(f"ending the run of namespace {topics.namespace}")
+        ended = None if stack.ours else await _end_by_others(log, Progress(recipe))
+        if ended is not None:
+            return ended
+        await asyncio.to_thread(fetch_models, recipe, cluster, say, weights=False)
+        # A gateway refuses to start without a key. Nobody can use this one.
+        os.environ.setdefault(KEY, secrets.token_urlsafe(32))
+        run = LocalRun(
+            recipe,
+            replace(located, namespace=topics.namespace),
+            quiet=quiet,
+            services=SERVICES,
+            end=reason,
+            on_interrupt="stopping; `headrace end` continues",
+        )
+        run.judge(await run.execute())
+        life = await read_life(log)
+        assert life.ended is not None
+        return life.ended
 
 
 async def _end_by_others(log: EventLog, progress: Progress) -> RunStateEntered | None:

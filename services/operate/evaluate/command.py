@@ -45,8 +45,8 @@ def evaluate(
 
     The tasks are those of RECIPE's `evaluation` table. avg@k is the mean reward of k samples per
     task. pass@k is the chance that at least one of k samples passes. Both have 95 % intervals. The
-    weights come from a run, which may have ended; its broker must answer (`headrace up`). The
-    evaluation itself uses a temporary local stack and leaves nothing behind.
+    weights come from a run, which may be paused or have ended. The evaluation itself uses a
+    temporary local stack and leaves nothing behind.
 
     \b
     Examples:

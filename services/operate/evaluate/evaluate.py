@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headrace.errors import Interrupted, UsageError
-from headrace.schemas.events import PolicyPublished
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Evaluation, Recipe
-from headrace.schemas.topics import POLICIES
-from headrace.services.inference.local_weights import LocalWeights
-from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import WHOLE, read_events
-from headrace.services.models.weights import ADAPTER, model_folder
 from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.evaluation import Evaluations
+from headrace.services.operate.find_versions import find_versions, pick
+from headrace.services.operate.options import explain
 from headrace.services.operate.run.run import LocalRun
-
-MODEL_FILES = "*.json", "*.jinja"
-"""Files of a model's folder besides its weights."""
+from headrace.services.operate.run_versions import VersionWriter
 
 
 def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
@@ -51,50 +42,24 @@ def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     return parse_recipe(tree, "the recipe's evaluation")
 
 
-async def fetch_models(cluster: ClusterConfig, version: int | None, folder: Path) -> dict[str, str]:
+async def fetch_models(
+    cluster: ClusterConfig, version: int | None, folder: Path, say: Callable[[str], None]
+) -> dict[str, str]:
     """Writes each policy of a run, at a version or its newest, as a model folder under `folder`.
 
     Returns each policy's model folder. Raises UsageError if there is no such run or version, and
     BlobError if its weights are gone.
     """
-    async with open_namespace(cluster, "evaluate") as (log, life):
-        recipe = life.recipe()
-        found = await _publications(log, version)
-    if missing := sorted(recipe.policies.keys() - found.keys()):
-        which = "no version" if version is None else f"no version {version}"
-        raise UsageError(
-            f"policy {missing[0]!r} of namespace {log.topics.namespace} has published {which}: "
-            "`headrace status` shows its newest version"
-        )
+    found = await find_versions(cluster, version, say)
     blobs = cluster.open_blobs(None)
     models = {}
-    for name, published in found.items():
-        made = folder / f"{name}-{published.version}"
+    for name in found:
+        made = folder / f"{name}"
         made.mkdir(parents=True)
-        for pattern in MODEL_FILES:
-            for file in model_folder(recipe.policies[name].model).glob(pattern):
-                shutil.copy(file, made)
-        local = LocalWeights(blobs, folder / "deltas" / name)
-        weights = await asyncio.to_thread(local.weights, published)
-        if weights.adapter is None:
-            shutil.copyfile(weights.path, made / "model.safetensors")
-        else:
-            shutil.copyfile(weights.adapter.base, made / "model.safetensors")
-            shutil.copyfile(weights.path, made / ADAPTER)
+        writer = VersionWriter(pick(found, name, version), blobs, folder / "scratch" / name)
+        await asyncio.to_thread(writer.write, made, "trainer")
         models[name] = str(made)
     return models
-
-
-async def _publications(log: EventLog, version: int | None) -> dict[str, PolicyPublished]:
-    """Returns each policy's publication of a version, or its newest publication."""
-    found: dict[str, PolicyPublished] = {}
-    policies = log.topics.partition(POLICIES)
-    async with aclosing(read_events(log, {policies: WHOLE})) as deliveries:
-        async for delivery in deliveries:
-            event = delivery.event
-            if isinstance(event, PolicyPublished) and version in (None, event.version):
-                found[event.policy] = event
-    return found
 
 
 async def evaluate(
@@ -109,7 +74,8 @@ async def evaluate(
     with tempfile.TemporaryDirectory(prefix="headrace-evaluate-") as name:
         folder = Path(name)
         if weights is None:
-            models = await fetch_models(cluster, version, folder / "models")
+            say = (lambda line: None) if quiet else explain
+            models = await fetch_models(cluster, version, folder / "models", say)
         elif len(recipe.policies) > 1:
             raise UsageError(
                 f"--weights is the model of one policy, but {recipe.name} has "

@@ -74,6 +74,13 @@ class Namespace:
         tasks = json.loads(self.life.started.recipe).get("tasks", {})
         return float(tasks.get("deadline_s", DEADLINE_S))
 
+    def models(self) -> list[str]:
+        """Returns the models of the recipe's policies."""
+        if self.life.started is None:
+            return []
+        policies = json.loads(self.life.started.recipe).get("policies", {})
+        return [str(policy.get("model", "")) for policy in policies.values()]
+
     def add(self, event: Event, recorded_at: float) -> None:
         """Adds the next event of `runs` or `policies`, with its time in epoch seconds."""
         if isinstance(event, RunStateEntered):

@@ -30,6 +30,7 @@ from headrace.services.operate.prune.needs import (
     needed_blobs,
     prunable_blobs,
 )
+from headrace.services.operate.run_references import blobs_of
 from headrace.trainer.checkpoint import Checkpoints
 
 ARTIFACT_TOPICS = [
@@ -84,9 +85,11 @@ class Pruner:
             # An ended run does not need its checkpoints.
             checkpoints = {} if space.ended(now_s) else self._checkpoints(space)
             if Topics(space.name, (), 1).name(POLICIES) in existing:  # ACLs may hide it.
+                models = await asyncio.to_thread(blobs_of, space.models(), self.blobs)
+                referred = {blob.sha256.hex() for blob in models}
                 claims[owner_name(cluster, space.name)] = OwnerNeeds(
-                    space.weights() | space.tokenizers(),
-                    needed_blobs(space, keep, checkpoints, now_s),
+                    space.weights() | space.tokenizers() | referred,
+                    needed_blobs(space, keep, checkpoints, now_s) | referred,
                 )
         artifacts = await self._artifacts(staying, existing) if unnamed else None
         items = list(prunable_blobs(stored, markers, claims, artifacts, now_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -24,6 +25,7 @@ from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.lookup import find_namespace, topics_of
 from headrace.services.namespace.run_life import RunLife, differing_keys
 from headrace.services.operate.options import explain
+from headrace.services.operate.run_references import adopt, fetch_models
 
 REPLAY_OF = "replay of "
 """The start of a replay's namespace gives this as its reason, followed by the recorded one."""
@@ -92,7 +94,9 @@ async def open_recording(cluster: ClusterConfig, progress: Progress) -> AsyncIte
     cluster = locate(cluster)
     async with connect(cluster, "replay") as connection:
         topics, life = await find_namespace(connection, cluster.namespace, _is_original)
-        yield Recording(cluster, connection, connection.log(topics), life.recipe(), progress)
+        recipe = life.recipe()
+        await asyncio.to_thread(fetch_models, recipe, cluster, explain)
+        yield Recording(cluster, connection, connection.log(topics), recipe, progress)
 
 
 def _is_original(life: RunLife) -> bool:
@@ -109,6 +113,7 @@ def change_recorded(
     """
     try:
         recipe = change_recipe(recorded, settings) if path is None else read_recipe(path, settings)
+        recipe = adopt(recipe, recorded)
     except RecipeError as error:
         raise UsageError(str(error)) from error
     patterns = [re.compile(f"{one}(\\..*)?".replace("*.", "[^.]+\\.")) for one in changeable]

@@ -8,13 +8,11 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.apply import find_run
 from headrace.services.namespace.connect import Connection
-from headrace.services.namespace.lookup import find_namespace, topics_of
+from headrace.services.namespace.lookup import MOST_RUNS, find_namespace, run_names, topics_of
 from headrace.services.namespace.run_life import RunLife, enter
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.watch import read_recent
 
-MOST_RUNS = 10_000
-"""How many names `<name>-2`, `<name>-3`, … are tried for a new run."""
 RECENT = 64
 """Offsets of each partition that are read to find out whether a run has trained."""
 REPLACED = "replaced by another recipe"
@@ -33,11 +31,10 @@ async def choose_namespace(
     ends a run of another recipe that has trained nothing.
     """
     first = wanted or recipe.name
-    for number in range(1, MOST_RUNS):
-        name = first if number == 1 else f"{first}-{number}"
+    for name in run_names(first):
         life = await find_run(connection.log(topics_of(recipe, name)))
         if life is None:
-            if number > 1:
+            if name != first:
                 note(f"the run of {first} has ended: the new one uses {name}")
             return name
         if life.ended is not None:

@@ -10,6 +10,7 @@ from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
     echo,
+    explain,
     json_option,
     print_json,
     quiet_option,
@@ -83,10 +84,14 @@ def run(
 
     from headrace.services.models.weights import model_folder
     from headrace.services.namespace.cluster_config import read_recipe
+    from headrace.services.operate.find_versions import resolve
     from headrace.services.operate.run.run import LocalRun, command_line
+    from headrace.services.operate.run_references import fetch_models
 
-    cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
+    cluster, say = cluster_of(options), (lambda line: None) if quiet else explain
+    resolved = resolve(read_recipe(recipe, settings), cluster, say, new_run=True)
     warn_of_secrets(resolved)
+    fetch_models(resolved, cluster, say)
     for policy in resolved.policies.values():
         model_folder(policy.model, weights=True)  # Download it before any process waits for it.
     whole = LocalRun(

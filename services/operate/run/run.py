@@ -28,11 +28,11 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import apply, lags
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import connect
-from headrace.services.namespace.lookup import topics_of
+from headrace.services.namespace.lookup import MOST_RUNS, topics_of
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
 from headrace.services.operate.check.checking import check_in_child
 from headrace.services.operate.run.children import child_specs
-from headrace.services.operate.run.choose_namespace import MOST_RUNS, choose_namespace
+from headrace.services.operate.run.choose_namespace import choose_namespace
 from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.log_notes import LogNotes
 from headrace.services.operate.run.processes import Preloader

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from headrace.errors import DependencyError, Interrupted
+from headrace.errors import DependencyError, Interrupted, UsageError
 from headrace.infra import local
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import locate
@@ -70,3 +72,25 @@ class RunStack:
         """Stops the stack if this run started it."""
         if self.ours:
             await asyncio.to_thread(local.down, self.cluster.state)
+
+
+@asynccontextmanager
+async def running_stack(
+    cluster: ClusterConfig, say: Callable[[str], None]
+) -> AsyncIterator[tuple[RunStack, ClusterConfig]]:
+    """Starts the local stack if the configuration names no cluster. Stops it if it started it.
+
+    Yields the stack, and the configuration with its addresses. Raises UsageError if the state
+    folder has never had a local stack, since then it holds no run either.
+    """
+    stack, interrupted = RunStack(cluster, on_progress=say, on_restart=say), threading.Event()
+    if cluster.bootstrap_servers is None and not (cluster.state / "kafka").exists():
+        raise UsageError(
+            f"{cluster.state} holds no run. Give the folder of a run with --state, or name a "
+            "cluster with --bootstrap-servers and --registry-url"
+        )
+    try:
+        yield stack, await stack.up(interrupted.is_set)
+    finally:
+        interrupted.set()
+        await stack.down()

@@ -23,11 +23,14 @@ from headrace.schemas.topics import Topics
 from headrace.services.base.files import private_folder
 from headrace.services.kafka.broker import Broker
 from headrace.services.models.blob_owners import owner_name
+from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.apply import require_same
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect, locate
 from headrace.services.namespace.lookup import topics_of
 from headrace.services.namespace.run_life import RunLife, follow_life
+from headrace.services.operate.find_versions import resolve
+from headrace.services.operate.run_references import blobs_of, fetch_models
 from headrace.services.operate.serve.loop_watch import LoopWatch
 from headrace.services.operate.serve.process_setup import limit_threads, tune_garbage_collector
 from headrace.services.operate.serve.services import POLICY_SERVICES, Serve, load_service
@@ -54,6 +57,9 @@ def serve(
     carries one line with the cluster's configuration, and it ends when `run` ends.
     """
     check_policy(service, policy, recipe)
+    if parent_fd is None:  # Otherwise `run` has done it.
+        recipe = resolve(recipe, cluster, logger.info)
+        fetch_models(recipe, cluster, logger.info, weights=service == "trainer")
     limit_threads(recipe, service, policy)
     address, port = metrics
     if port:
@@ -120,11 +126,19 @@ async def _serve(
             life = await anext(lives)
             check_run(life, recipe, namespace)
             _on_life(life, context, stopper)
+            if service == "trainer":  # Otherwise a prune might remove what the recipe refers to.
+                await asyncio.to_thread(_claim_models, recipe, context.blobs)
             if not stopping.is_set():
                 logger.info("serving %s in namespace %s", service, namespace)
                 with closing(LoopWatch()):
                     following = _follow(lives, context, stopper)
                     await _run_beside(following, run(context, cluster), stopper)
+
+
+def _claim_models(recipe: Recipe, blobs: BlobStore) -> None:
+    """Marks the blobs of versions that the recipe refers to as needed by its namespace."""
+    for blob in blobs_of((policy.model for policy in recipe.policies.values()), blobs):
+        blobs.claim(blob)
 
 
 async def require_topics(broker: Broker, topics: Topics) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from headrace.services.operate.options import (
+    cluster_of,
     cluster_options,
     echo,
+    explain,
     in_namespace,
     json_option,
     print_json,
 )
+
+if TYPE_CHECKING:
+    from headrace.services.log.event_log import EventLog
+    from headrace.services.namespace.run_life import RunLife
 
 
 @click.command()
@@ -39,15 +45,18 @@ def submit(file: TextIO, source: str, as_json: bool, **options: Any) -> None:
       echo '{"item_id": "map-1", "payload": {"size": 4}}' | headrace submit -
       headrace submit tasks.jsonl --namespace exp-7 --source team-search
     """
+    from headrace.services.operate.run_references import fetch_models
     from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
 
     lines = file.read().splitlines()
-    sent = in_namespace(
-        options,
-        f"submit-{source}",
-        lambda log, life: send_tasks(log, read_tasks(life.recipe(), source, lines)),
-        writing=True,
-    )
+    cluster = cluster_of(dict(options))
+
+    async def send(log: EventLog, life: RunLife) -> list[tuple[int, str]]:
+        recipe = life.recipe()
+        fetch_models(recipe, cluster, explain, weights=False)
+        return await send_tasks(log, read_tasks(recipe, source, lines))
+
+    sent = in_namespace(options, f"submit-{source}", send, writing=True)
     for number, task_id in sent:
         if as_json:
             print_json({"task": number, "source": source, "task_id": task_id}, indent=None)

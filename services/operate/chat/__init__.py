@@ -1,0 +1,1 @@
+"""`headrace chat`: talk to a version in the terminal."""

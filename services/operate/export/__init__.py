@@ -1,0 +1,1 @@
+"""`headrace export`: write a version as a model folder."""
