@@ -142,8 +142,9 @@ class Sampling(Part):
 class Failure(Part):
     """Why something failed and who caused it. Failures are recorded as values."""
 
-    origin: Literal["policy", "environment", "infrastructure", "operator"]
-    """Who caused it. A failure of the infrastructure never becomes a reward."""
+    origin: Literal["policy", "environment", "infrastructure", "operator", "agent"]
+    """Who caused it. `agent`: the agent's own code. A failure of the infrastructure never becomes a
+    reward."""
     code: str
     """What went wrong, in snake_case, for programs: for example `unknown_environment`."""
     message: str = ""

@@ -140,10 +140,20 @@ class NamespaceTopic:
 
 
 class Topics:
-    """All topics of one namespace."""
+    """All topics of one namespace, and the other namespaces that its readers may read."""
 
-    def __init__(self, namespace: str, policies: Sequence[str], partitions: int) -> None:
-        for name in (namespace, *policies):
+    def __init__(
+        self,
+        namespace: str,
+        policies: Sequence[str],
+        partitions: int,
+        reads_from: Sequence[str] = (),
+    ) -> None:
+        """`reads_from` are the other namespaces into which references may lead.
+
+        Raises ValueError if a name is not allowed.
+        """
+        for name in (namespace, *policies, *reads_from):
             if not NAME.match(name):
                 raise ValueError(
                     f"{name!r} can't be a name: use lower-case letters, digits, - and _, at most 63"
@@ -151,6 +161,7 @@ class Topics:
         self.namespace = namespace
         self.policies = tuple(policies)
         self.partitions = partitions
+        self.reads_from = frozenset(reads_from)
         self._topics = {topic.name: topic for topic in self._named()}
 
     def _named(self) -> Iterator[NamespaceTopic]:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headrace.errors import BlobError, UsageError
+from headrace.errors import BlobError, HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.base.plugins import load
 from headrace.services.models.torch_models import (
@@ -94,7 +94,8 @@ class Learner:
 
         Makes all updates or none. Raises UnusableBatch if a loss or gradient is not finite or the
         device is out of memory, and Stopped if `stop` was set. Weights and optimizer are then as
-        they were before.
+        they were before. Raises HeadraceError if the optimizer failed while it changed the weights
+        and no copy of them is left: then this learner must not be used any more.
         """
         totals = Totals()
         with self._rollback(needed=len(updates) > 1):
@@ -275,7 +276,8 @@ class Learner:
     def _rollback(self, needed: bool) -> Iterator[None]:
         """Undoes the updates that were made if the batch fails.
 
-        `needed` says whether an update may fail after another one was made.
+        `needed` says whether an update may fail after another one was made. Otherwise nothing is
+        copied, since a copy of model and optimizer for each batch costs too much.
         """
         saved = {k: v.clone() for k, v in self._state().items()} if needed else None
         done = self.updates_done
@@ -285,6 +287,12 @@ class Learner:
             self._optimizer.zero_grad(set_to_none=True)
             if saved is not None and self.updates_done > done:
                 self._restore(saved)
+            elif self.updates_done > done:
+                raise HeadraceError(
+                    f"the optimizer failed while it changed the weights: {error}. This process "
+                    "ends, and the next one continues from the newest checkpoint. If the device is "
+                    "out of memory, lower training.max_tokens"
+                ) from error
             self.updates_done = done
             # torch has a class for a GPU that is out of memory; on a CPU only the text says it.
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):

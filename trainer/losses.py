@@ -7,13 +7,17 @@ update. Then the result does not depend on how the tokens are divided into micro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from headrace.errors import UsageError
 from headrace.schemas.recipe.policy import Training
+from headrace.services.base.plugins import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +94,25 @@ def entropy_bonus(batch: MicroBatch, entropies: Tensor) -> Tensor:
     denominator as the loss: PPO (arXiv 1707.06347), equation 9.
     """
     return batch.settings.entropy_bonus * entropies.sum() / batch.denominator
+
+
+def try_loss(settings: Training) -> None:
+    """Calls the recipe's loss with a few numbers. Raises UsageError if it is not a usable loss."""
+    loss: Any = load("loss", settings.loss, LOSSES)
+    advantages = torch.tensor([-0.4, 0.6, -0.4, 0.2])
+    logprobs = torch.full_like(advantages, -1.0, requires_grad=True)
+    batch = MicroBatch(
+        behaviour=torch.full_like(advantages, -1.1),
+        proximal=torch.full_like(advantages, -1.0),
+        advantages=advantages,
+        denominator=len(advantages),
+        settings=settings,
+    )
+    value = loss(batch, logprobs)
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise UsageError(f"it returned {shape}: return a scalar tensor")
+    if not value.requires_grad:
+        raise UsageError("its value has no gradient: compute it from the new logprobs")
+    if not math.isfinite(value.item()):
+        raise UsageError(f"it returned {value.item()} for finite numbers")

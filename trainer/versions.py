@@ -82,6 +82,8 @@ class VersionStore:
         If the result is not what the publication names, the version must be published again.
         """
         digest, published = weights_digest(weights), StoredVersion.of(newest)
+        for blob in published.blobs if published is not None else ():
+            self._blobs.claim(blob)  # An older release may have put it, without a marker.
         if published is None or published.digest != digest:
             stored = self._in_full(newest.version, weights, digest)
         else:

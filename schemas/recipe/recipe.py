@@ -36,7 +36,8 @@ class Stop(Settings):
     versions: Positive | None = None
     """Every policy has trained this many versions."""
     seconds: PositiveSeconds | None = None
-    """This many seconds have passed since the run started."""
+    """The run has gone on for this many seconds. If `run` continues it after a pause, whole ten
+    minutes in which nothing was recorded don't count."""
 
 
 class Tasks(Settings):
@@ -176,6 +177,9 @@ class Recipe(Settings):
     partitions: Positive = 4
     """Number of partitions of every topic that has several. It can't change once the namespace
     exists."""
+    reads_from: tuple[str, ...] = ()
+    """Other namespaces whose trajectories the records of this one may refer to. A record that
+    refers to any other namespace is not used and becomes a dead letter."""
     stop: Stop = Stop()
     tasks: Tasks = Tasks()
     warm_start: WarmStart | None = None
@@ -191,7 +195,7 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _check_names(self) -> Recipe:
         tasks = self.tasks
-        for name in (self.name, *self.policies):
+        for name in (self.name, *self.policies, *self.reads_from):
             if not NAME.match(name):
                 raise ValueError(
                     f"{name!r} can't be a name: use lower-case letters, digits, - and _"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headrace.errors import TooLarge
 from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
 from headrace.services.agent.attempt import Attempt, Send
-from headrace.services.agent.episode import Agent, Episode
+from headrace.services.agent.episode import Agent, Episode, NoScore
 from headrace.services.agent.records import (
     AgentSetup,
     outcome_of,
@@ -25,6 +25,7 @@ from headrace.services.agent.records import (
 from headrace.services.agent.requests import Answer, close_after
 from headrace.services.agent.stops import (
     AttemptFailed,
+    Blamed,
     EpisodeStopped,
     LogLost,
     error_of,
@@ -194,7 +195,9 @@ class EpisodeRun:
             exc_info=error,
         )
         message = f"{type(error).__name__}: {error}"[:MESSAGE]
-        raise AttemptFailed.retryable("agent_error", message)
+        # A judge without a score may have one in the next attempt. All else is the agent's bug.
+        origin: Blamed = "infrastructure" if isinstance(error, NoScore) else "agent"
+        raise AttemptFailed.retryable("agent_error", message, origin)
 
     async def _close_environment(self) -> None:
         last = self._current.last_action

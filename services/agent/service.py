@@ -11,6 +11,7 @@ from headrace.services.agent.agents import load_agents
 from headrace.services.agent.crash_isolation.episode_process import EpisodesProcess
 from headrace.services.agent.crash_isolation.isolation import Isolation, MakeChild
 from headrace.services.agent.gateway.clients import ClientAgent
+from headrace.services.agent.gateway.program import Command
 from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.agent.shard import AgentShard
 from headrace.services.base.concurrency import until_first
@@ -32,7 +33,8 @@ async def run(
 
     `make_child` starts the child of isolated episodes; by default the child is a process. Clients
     come in through `entrance`. Raises UsageError if the recipe has an agent `client`, but there is
-    no entrance.
+    no entrance, or if this host can't run an agent's containers, and DependencyError if the Docker
+    engine that should run them can't be reached.
     """
     agents = load_agents(context.recipe)
     for key, setup in agents.items():
@@ -43,6 +45,8 @@ async def run(
                     "`headrace serve gateway` instead of `headrace serve agent`"
                 )
             setup.agent.entrance = entrance
+        elif isinstance(setup.agent, Command):
+            await setup.agent.open(context.recipe.tasks.deadline_s)
     cancellations = Cancellations(context.log)
     isolation = Isolation(make_child or partial(EpisodesProcess.start, context.recipe))
     side_topics = [context.log.topics.name(topic) for topic in SIDE_TOPICS]

@@ -22,6 +22,9 @@ class EpisodeStopped(BaseException):
         self.ending = ending
 
 
+Blamed = Literal["infrastructure", "agent"]
+
+
 class AttemptFailed(BaseException):
     """The attempt can't go on."""
 
@@ -30,9 +33,9 @@ class AttemptFailed(BaseException):
         self.failure = failure
 
     @classmethod
-    def retryable(cls, code: str, message: str) -> AttemptFailed:
-        """Returns the error for a failure of the infrastructure: the next attempt may succeed."""
-        return cls(Failure(origin="infrastructure", code=code, message=message, retryable=True))
+    def retryable(cls, code: str, message: str, origin: Blamed = "infrastructure") -> AttemptFailed:
+        """Returns the error for a failure after which the next attempt may succeed."""
+        return cls(Failure(origin=origin, code=code, message=message, retryable=True))
 
 
 class LogLost(BaseException):

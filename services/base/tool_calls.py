@@ -21,6 +21,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from headrace.services.base.json_text import TOO_DEEP, check_value, load_json
+
 Format = Literal["hermes", "json", "none"]
 """How a model spells calls. Hermes and Qwen models use `hermes`, Llama 3 uses `json`; with `none`
 a text never contains calls."""
@@ -143,9 +145,11 @@ def _hermes(text: str, *, unclosed: bool) -> tuple[list[Any], str]:
     while (begin := text.find(BEGIN, at)) >= 0:
         rest.append(text[at:begin])
         try:
-            value, at = _DECODER.raw_decode(text, _past_space(text, begin + len(BEGIN)))
+            start = _past_space(text, begin + len(BEGIN))
+            value, at = _DECODER.raw_decode(text, start)
+            check_value(value, text[start:at])
         except (ValueError, RecursionError) as error:
-            raise BadCall(f"a tool call must be JSON: {error}") from error
+            raise _bad(error) from error
         values.append(value)
         at = _past_space(text, at)
         if text.startswith(END, at):
@@ -169,9 +173,14 @@ def _unfenced(text: str) -> str:
 
 def _load(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadCall(f"a tool call must be JSON: {error}") from error
+        return load_json(text)
+    except ValueError as error:
+        raise _bad(error) from error
+
+
+def _bad(error: Exception) -> BadCall:
+    reason = TOO_DEEP if isinstance(error, RecursionError) else error
+    return BadCall(f"a tool call must be JSON: {reason}")
 
 
 def _call(value: Any) -> ToolCall:

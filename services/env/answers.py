@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from numbers import Real
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, TooLarge, UsageError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
@@ -25,19 +26,8 @@ def answer_to(
     run_ms: int = 0,
     failure: Failure | None = None,
 ) -> ObservationRecorded:
-    """Make the event that answers an action.
-
-    Raises EnvironmentFailed if a reward is not finite or there are too many of them, TypeError or
-    ValueError if `data` is not JSON.
-    """
-    data = json.dumps(dict(observation.data), sort_keys=True, allow_nan=False)
-    for reward in (observation.reward or 0.0, *observation.rewards.values()):
-        if not math.isfinite(reward):
-            raise EnvironmentFailed("not_finite", f"a reward is {reward}; return a finite number")
-    try:
-        check_names(observation.rewards)
-    except ValueError as error:
-        raise EnvironmentFailed("too_large", f"the named rewards have {error}") from error
+    """Make the event that answers an action. Raises what `check_observation` raises."""
+    data = check_observation(observation, action.kind)
     return ObservationRecorded(
         task=action.task,
         sample=action.sample,
@@ -47,14 +37,46 @@ def answer_to(
         digest=action.digest,
         text=observation.text,
         data=data,
-        reward=observation.reward,
-        rewards=dict(observation.rewards),
+        reward=None if observation.reward is None else float(observation.reward),
+        rewards={name: float(reward) for name, reward in observation.rewards.items()},
         terminated=observation.terminated,
         truncated=observation.truncated,
         instance=instance,
         run_ms=run_ms,
         failure=failure,
     )
+
+
+def check_observation(observation: Observation, method: str) -> str:
+    """Return an observation's `data` as JSON. `method` is what returned it.
+
+    Raises EnvironmentFailed if it is not an Observation, if a reward is not finite, if there are
+    too many rewards, or if `data` is not JSON.
+    """
+    if not isinstance(observation, Observation):
+        given = "None" if observation is None else f"a {type(observation).__name__}"
+        raise EnvironmentFailed(
+            "no_observation", f"{method} returned {given}, but it must return an Observation"
+        )
+    if not isinstance(observation.text, str):
+        kind = type(observation.text).__name__
+        raise EnvironmentFailed("bad_observation", f"{method}: `text` is a {kind}, not a str")
+    for name, reward in (("reward", observation.reward or 0.0), *observation.rewards.items()):
+        if not isinstance(reward, Real):
+            kind = type(reward).__name__
+            raise EnvironmentFailed("bad_observation", f"{method}: {name} is a {kind}, not a float")
+        if not math.isfinite(reward):
+            raise EnvironmentFailed("not_finite", f"{method}: {name} is {reward}, not finite")
+    try:
+        check_names(observation.rewards)
+    except ValueError as error:
+        raise EnvironmentFailed("too_large", f"{method}: the named rewards have {error}") from error
+    try:
+        return json.dumps(dict(observation.data), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise EnvironmentFailed(
+            "bad_observation", f"{method}: `data` is not JSON: {error}"
+        ) from error
 
 
 def failed(action: ActionRequested, instance: str, failure: Failure | None) -> ObservationRecorded:

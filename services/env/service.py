@@ -72,7 +72,9 @@ def load_environments(recipe: Recipe, namespace: str, instances: Instances) -> d
             continue
         slots = asyncio.Semaphore(environment.slots)
         if environment.use == DOCKER:
-            setups[key] = DockerSetup(key, environment.options, slots, namespace, instances)
+            docker = DockerSetup(key, environment.options, slots, namespace, instances)
+            docker.ceilings.require_deadline(recipe.tasks.deadline_s, f"environments.{key}")
+            setups[key] = docker
         elif environment.use in LIBRARIES:
             setups[key] = LibrarySetup(environment.use, environment.options, slots)
         else:

@@ -103,7 +103,9 @@ class ServedPolicy:
             if request.demonstration is None:
                 generation = await self._generate(prompt, request.expires_at, slot)
             else:
-                demonstrated = self.tokenizer.encode(request.demonstration)
+                demonstrated = self.tokenizer.encode_demonstration(
+                    request.demonstration, request.sampling.stop
+                )
                 context = self.engine.capacity().context
                 generation = demonstrate(prompt, demonstrated, context)
         except InfrastructureError as error:
@@ -149,7 +151,7 @@ class ServedPolicy:
             raise ValueError("a request may append text or messages, not both")
         if request.chat:
             return self.tokenizer.chat(request.chat, context)
-        return self.tokenizer.encode(request.text) if request.text else []
+        return self.tokenizer.encode_content(request.text) if request.text else []
 
     async def _generate(self, prompt: EnginePrompt, expires_at: int, slot: Slot) -> EngineOutput:
         left_s = expires_at / 1000 - clock.now()

@@ -1,5 +1,8 @@
 """Turns text and messages into token ids, with the tokenizer and chat template of a model's folder.
 
+Texts and messages are written by tasks, tools and users, so they never become control tokens; only
+the markup of the chat template does (see `control_tokens.py`).
+
 Earlier messages are never rendered again, so they are never retokenized. A template may rewrite
 history (drop earlier reasoning, shorten old turns), but the ids that the policy has seen and drawn
 must not change. So new messages are rendered after a marker that represents everything before them,
@@ -10,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.services.inference.control_tokens import ControlTokens
 from headrace.services.models.tokens import encode, single_ids
 
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -40,14 +44,39 @@ class Tokenizer:
         except Exception as error:
             # The library raises a plain Exception for any problem with the file.
             raise UsageError(f"{folder} has no usable tokenizer.json: {error}") from error
-        self.chat = ChatTemplate(folder, self.encode).ids
+        configuration = _configuration(folder)
+        source = _source(folder, configuration)
+        self._control = ControlTokens(self._library, source or "")
+        self.chat = ChatTemplate(folder, configuration, source, self._control).ids
         """Returns the ids that new messages add to a context, by the model's chat template."""
         self.stop_ids = lru_cache(maxsize=64)(partial(single_ids, self._library))
         """Returns the ids of a tuple of stop texts, as `single_ids` does."""
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without special tokens. Raises ValueError if it has no ids."""
+        """Returns the ids of a text, in which control tokens are control tokens.
+
+        Adds none. Raises ValueError if the text has no ids.
+        """
         return encode(self._library, text)
+
+    def encode_content(self, text: str) -> list[int]:
+        """Returns the ids of a text that may be of anybody: it gives no control tokens.
+
+        Raises ValueError if it has no ids.
+        """
+        return self._control.encode(self._control.hide(text))
+
+    def encode_demonstration(self, text: str, stops: Sequence[str]) -> list[int]:
+        """Returns the ids of a text that the policy should have drawn.
+
+        It gives no special tokens, except for one of `stops` at its end. Raises ValueError if it
+        has no ids.
+        """
+        for stop in stops:
+            if stop in self._control.special and text.endswith(stop):
+                answer = text.removesuffix(stop)
+                return [*self.encode_demonstration(answer, ()), *self.stop_ids((stop,))]
+        return self._control.encode(self._control.hide(text, said=True))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, with special tokens. Ids outside the vocabulary are left out."""
@@ -58,13 +87,17 @@ class Tokenizer:
 class ChatTemplate:
     """A Jinja chat template of a Hugging Face model. It runs in a sandbox."""
 
-    def __init__(self, folder: Path, encode: Callable[[str], list[int]]) -> None:
-        """`encode` tokenizes text. Raises UsageError if the template has a syntax error."""
-        self._encode = encode
+    def __init__(
+        self,
+        folder: Path,
+        configuration: Mapping[str, Any],
+        source: str | None,
+        control: ControlTokens,
+    ) -> None:
+        """`source` is the template's text. Raises UsageError if it has a syntax error."""
+        self._control = control
         self._folder = folder
-        configuration = _configuration(folder)
         self._special = {name: _spelling(configuration.get(name)) for name in SPECIAL}
-        source = _source(folder, configuration)
         self._template = None if source is None else _compile(folder, source)
 
     def ids(self, chat: str, context: Sequence[int]) -> list[int]:
@@ -73,9 +106,14 @@ class ChatTemplate:
         `chat` is JSON: `messages`, and optionally `tools`, which are used only if the context is
         empty. Raises ValueError if the model has no template or if it can't render the messages.
         """
-        messages, tools = _parse(chat)
+        try:
+            messages, tools = _parse(chat)
+            messages = [self._hide(one, one["role"] == "assistant") for one in messages]
+            tools = self._hide(tools, said=False)
+        except RecursionError as error:
+            raise ValueError("the messages or tools are nested too deeply") from error
         if not context:
-            return self._encode(self._render(messages, tools))
+            return self._control.encode(self._render(messages, tools))
         marker = f"said-{hashlib.sha256(chat.encode()).hexdigest()[:24]}"
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
         _, *after = self._render([*before, *messages], ()).split(marker)
@@ -84,9 +122,19 @@ class ChatTemplate:
                 f"the chat template of {self._folder} renders an assistant's message {len(after)} "
                 "times, so messages can't be appended to a context: append text instead"
             )
-        ids = self._encode(after[0])
+        ids = self._control.encode(after[0])
         # The policy may have drawn the token with which the template ends its turn.
         return ids[1:] if ids and ids[0] == context[-1] else ids
+
+    def _hide(self, part: Any, said: bool) -> Any:
+        """Hides the control tokens in all texts of a message or a tool. `said`: by the policy."""
+        if isinstance(part, str):
+            return self._control.hide(part, said=said)
+        if isinstance(part, list):
+            return [self._hide(one, said) for one in part]
+        if isinstance(part, dict):
+            return {self._hide(name, said): self._hide(one, said) for name, one in part.items()}
+        return part
 
     def _render(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
         if self._template is None:

@@ -30,6 +30,7 @@ from headrace.services.kafka.convert import (
     topic_partitions,
 )
 from headrace.services.kafka.failures import TRANSIENT, UNKNOWN, as_failure, error_of, failure
+from headrace.services.kafka.visibility import sees_all
 
 REQUEST_S = 3.0
 PATIENCE_S = 15.0
@@ -76,6 +77,24 @@ class Admin:
             for name, topic in topics.items()
             if topic.error is None and not name.startswith("__")
         }
+
+    async def cluster_id(self) -> str:
+        found = (await self._list()).cluster_id
+        if not found:
+            raise DependencyError(
+                f"the brokers at {self._settings.bootstrap_servers} do not say the id of their "
+                "cluster. Headrace needs Kafka 0.10.1 or newer, or a broker that is compatible"
+            )
+        return found
+
+    async def sees_all_topics(self) -> bool:
+        visible = (await self._list()).topics.keys()
+
+        def ask() -> bool:
+            with self._admin() as admin:
+                return sees_all(admin, visible, CHANGE_S)
+
+        return await self._patiently("can't find out whether ACLs hide topics", ask)
 
     async def create_topics(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
         found = await self._list()

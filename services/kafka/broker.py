@@ -188,6 +188,12 @@ class Broker(Protocol):
     async def list_topics(self) -> dict[str, int]:
         """The number of partitions of every topic but Kafka's own, by name."""
 
+    async def cluster_id(self) -> str:
+        """The cluster's own id. Clusters with other records have other ids."""
+
+    async def sees_all_topics(self) -> bool:
+        """Whether `list_topics` leaves out no topic because of ACLs. False if it is unknown."""
+
     async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The configuration of these topics, by Kafka's names. DependencyError if one is absent."""
 
@@ -241,6 +247,8 @@ def records_lost(
     first, end = bounds
     if offset < first:
         lost, why = (offset, first - 1), f"older records than {first} were deleted"
+    elif offset == end:
+        lost, why = (offset, offset), f"the log ends at {end}; the record was never written"
     elif offset > end:
         lost, why = (end, offset - 1), f"the log ends at {end}; was the topic created again?"
     else:

@@ -28,7 +28,8 @@ from headrace.services.kafka.convert import (
 from headrace.services.kafka.failures import FINAL, as_failure, failure
 
 SILENCE_S = 10.0
-"""If no wanted record comes for this long, the fetch fails."""
+"""If no wanted record comes for this long, the fetch fails. Only then is a record behind the end of
+the log lost: a new leader may know the end a moment late."""
 POLL_S = 0.1
 BATCH = 500
 GAP = 256
@@ -87,6 +88,9 @@ class Fetcher:
                     progress_at = monotonic()
             if monotonic() - progress_at > SILENCE_S:
                 partition, offsets = next(iter(wanted.items()))
+                bounds = watermarks(self._consumer, partition)
+                if bounds is not None and offsets[0] >= bounds[1]:
+                    raise self._gone(partition, offsets)
                 raise DependencyError(
                     f"{partition.topic}/{partition.number}@{offsets[0]} did not come within "
                     f"{SILENCE_S:.0f} s. Is Kafka running, and was the record ever written?"

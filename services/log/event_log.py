@@ -19,7 +19,7 @@ from prometheus_client import Counter
 from headrace.errors import DecodeError, HeadraceError, RecordsLost, UnknownSchema
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import EVENTS, Event, Ref
-from headrace.schemas.topics import DEAD_LETTERS, Topic, Topics, topic_of
+from headrace.schemas.topics import DEAD_LETTERS, Topic, Topics
 from headrace.services.kafka.broker import (
     Broker,
     FencedWriter,
@@ -30,6 +30,7 @@ from headrace.services.kafka.broker import (
     Record,
 )
 from headrace.services.kafka.schema_registry import SchemaRegistry
+from headrace.services.log.references import check_trajectories, readable_topic
 from headrace.services.log.trace import next_traceparent
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,11 @@ class EventLog:
         return Outgoing(self.topics.route(event).name, event.key, value, headers)
 
     async def decode(self, record: Record) -> Delivery[Event]:
-        """The event in a record of this namespace. Raises DecodeError if the record is no event."""
+        """The event in a record of this namespace.
+
+        Raises DecodeError if the record is no event, or if the event refers to a trajectory that
+        its readers must not fetch.
+        """
         name = record.partition.topic
         try:
             topic = self.topics.by_name(name).topic
@@ -130,6 +135,7 @@ class EventLog:
                 f"{name} is not a topic of {self.topics.namespace}", record.value
             ) from None
         event = await self._event(topic, record)
+        check_trajectories(event, self.topics, record.value)
         assert record.value is not None
         trace = next((text for name, text in record.headers if name == "traceparent"), b"")
         return Delivery(
@@ -192,11 +198,13 @@ class EventLog:
         )
 
     async def fetch(self, refs: Sequence[Ref]) -> list[Event]:
-        """The events that references name, in the given order. They may be in other namespaces.
+        """The events that references name, in the given order.
 
-        Raises RecordsLost if a record was deleted, was never written, or is no longer the one that
-        was referred to; DecodeError if a topic is not one of Headrace's.
+        They may be in the namespaces of `topics.reads_from`, too. Raises RecordsLost if a record
+        was deleted, was never written, or is no longer the one that was referred to; DecodeError if
+        a topic is not one of Headrace's, or is in any other namespace.
         """
+        kinds = {name: readable_topic(name, self.topics) for name in {ref.topic for ref in refs}}
         await self._require_partitions(refs)
         positions = [Position(Partition(ref.topic, ref.partition), ref.offset) for ref in refs]
         events = []
@@ -206,7 +214,7 @@ class EventLog:
                     f"{ref.topic}/{ref.partition}@{ref.offset} is not the record that was "
                     f"referred to: its digest differs. Was the topic deleted and created again?"
                 )
-            events.append(await self._event(topic_of(ref.topic), record))
+            events.append(await self._event(kinds[ref.topic], record))
         return events
 
     async def fetch_each(self, refs: Sequence[Ref]) -> AsyncGenerator[Event | str]:
@@ -232,15 +240,7 @@ class EventLog:
         Any team may write a reference. A wrong one must not look like a broker that is down.
         """
         existing = {topic.name: topic.partitions for topic in self.topics}
-        foreign = {ref.topic for ref in refs} - existing.keys()
-        for name in foreign:
-            try:
-                topic_of(name)
-            except KeyError:
-                raise DecodeError(
-                    f"a reference names {name}, which is not a topic of Headrace", None
-                ) from None
-        if foreign:
+        if not existing.keys() >= {ref.topic for ref in refs}:
             existing = await self.broker.list_topics() | existing
         for ref in refs:
             if ref.partition >= existing.get(ref.topic, 0):

@@ -8,42 +8,36 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Protocol
 
 from headrace.errors import BlobError, DependencyError
 from headrace.schemas.events import Blob
 from headrace.services.base.files import file_digest, sync_folder
+from headrace.services.models.blob_owners import BlobOwners, SmallFiles, StoredBlob
 
 _HEX = "[0-9a-f]"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlob:
-    """A blob that a store holds, or the unfinished file of a writer that died."""
-
-    name: str
-    """SHA-256 in hex; empty for an unfinished file."""
-    size: int
-    put_at: float
-    """When it was last put, in seconds since the epoch."""
-    path: PurePath
-    """Its path in the store."""
 
 
 class BlobStore(Protocol):
     """A store of blobs."""
 
+    owners: BlobOwners
+    """Who needs which blob."""
+
     def put(self, data: bytes, media: str = "") -> Blob:
-        """Stores bytes. To store the same content again is harmless.
+        """Marks a blob as needed by the store's owner, and stores it. Putting it again is harmless.
 
         `media` is the media type that the returned Blob carries. The blob is durable on return.
         Raises DependencyError if the store can't take the blob; then no part of it remains.
         """
+
+    def claim(self, blob: Blob) -> None:
+        """Marks a blob that somebody has put as needed by the store's owner, too."""
 
     def get(self, blob: Blob) -> Path:
         """Returns a local file with the blob's bytes, verified. Do not write to it.
@@ -63,20 +57,22 @@ class BlobStore(Protocol):
     def remove(self, blob: StoredBlob, put_before: float) -> bool:
         """Removes a blob. Returns False if it is gone, or was put at or after `put_before`.
 
-        `put_before` is in seconds since the epoch. A writer that puts the same content at the same
-        moment does not lose it.
+        `put_before` is in seconds since the epoch. It ignores markers: call `owners.remove`.
         """
 
 
 class LocalBlobStore(BlobStore):
     """Blobs as files of a folder that every worker can read: `<root>/<2 hex digits>/<62 more>`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, owner: str | None = None) -> None:
+        """`owner` is who puts blobs here. With None, blobs get no marker."""
         self._root = root.absolute()
+        self.owners = BlobOwners(LocalFiles(self._root), owner)
 
     def put(self, data: bytes, media: str = "") -> Blob:
         blob = describe(data, media)
         with disk_errors(f"write a blob to {self._root}"):
+            self.claim(blob)
             if self._touch(blob):
                 return blob
             self._root.mkdir(parents=True, exist_ok=True)
@@ -91,6 +87,10 @@ class LocalBlobStore(BlobStore):
             finally:
                 temporary.unlink(missing_ok=True)
         return blob
+
+    def claim(self, blob: Blob) -> None:
+        with disk_errors(f"write a marker to {self._root}"):
+            self.owners.add(blob.sha256.hex(), self._path(blob).exists)
 
     def get(self, blob: Blob) -> Path:
         path = self._path(blob)
@@ -124,8 +124,8 @@ class LocalBlobStore(BlobStore):
             if len(name) not in (0, 64):
                 continue  # not a file of this store
             with suppress(FileNotFoundError):  # it was removed or renamed meanwhile
-                stat = path.stat()
-                yield StoredBlob(name, stat.st_size, stat.st_mtime, path)
+                status = path.stat()
+                yield StoredBlob(name, status.st_size, status.st_mtime, path)
 
     def remove(self, blob: StoredBlob, put_before: float) -> bool:
         with disk_errors(f"remove {blob.path}"):
@@ -164,6 +164,35 @@ class LocalBlobStore(BlobStore):
         sync_folder(path.parent)
         if new_folder:
             sync_folder(self._root)
+
+
+class LocalFiles(SmallFiles):
+    """Small files of a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def touch(self, path: str) -> None:
+        file = self._root / path
+        if file.exists():
+            file.touch()
+            return
+        missing = [one for one in file.parents if not one.exists()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        for folder in [file.parent, *(one.parent for one in missing)]:
+            sync_folder(folder)
+
+    def times(self, folder: str) -> dict[str, float]:
+        found = {}
+        for path in sorted((self._root / folder).rglob("*")):
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                if not stat.S_ISDIR((status := path.stat()).st_mode):
+                    found[path.relative_to(self._root).as_posix()] = status.st_mtime
+        return found
+
+    def delete(self, path: str) -> None:
+        (self._root / path).unlink(missing_ok=True)
 
 
 def describe(data: bytes, media: str) -> Blob:

@@ -25,10 +25,10 @@ from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.schemas.events import Blob
 from headrace.services.base.concurrency import in_daemon_thread
 from headrace.services.base.files import file_digest
+from headrace.services.models.blob_owners import BlobOwners, SmallFiles, StoredBlob
 from headrace.services.models.blobs import (
     BlobStore,
     LocalBlobStore,
-    StoredBlob,
     absent,
     describe,
     disk_errors,
@@ -47,28 +47,31 @@ UNUSED_S = 3600.0
 """A blob that was not read for this long is removed from the local folder."""
 
 
-def open_blob_store(url: str, cache: Path) -> BlobStore:
+def open_blob_store(url: str, cache: Path, owner: str | None) -> BlobStore:
     """Opens the store at a path, a `file://` URL, or any URL that fsspec serves.
 
-    `cache` is a local folder for the blobs that a remote store sent. Raises UsageError if no store
-    serves the URL.
+    `cache` is a local folder for the blobs that a remote store sent. `owner` is who puts blobs
+    here; with None, blobs get no marker. Raises UsageError if no store serves the URL.
     """
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
-        return LocalBlobStore(Path(unquote(parts.path)))
+        return LocalBlobStore(Path(unquote(parts.path)), owner)
     if not url or parts.scheme == "file":
         raise UsageError(f"blob store {url!r}: give a folder, as a path or as file:///path")
     if "://" in url:
-        return RemoteBlobStore(url, cache)
-    return LocalBlobStore(Path(url).expanduser())
+        return RemoteBlobStore(url, cache, owner)
+    return LocalBlobStore(Path(url).expanduser(), owner)
 
 
-class RemoteBlobStore(BlobStore):
-    """A BlobStore on any file system that fsspec serves."""
+class RemoteBlobStore(BlobStore, SmallFiles):
+    """A BlobStore on any file system that fsspec serves. Its own markers are its small files."""
 
-    def __init__(self, url: str, cache: Path) -> None:
-        """`cache` is a local folder. Raises UsageError if fsspec can't serve the URL."""
+    def __init__(self, url: str, cache: Path, owner: str | None = None) -> None:
+        """`cache` is a local folder. `owner` is who puts blobs here; with None, blobs get no
+        marker. Raises UsageError if fsspec can't serve the URL.
+        """
         self._url = url
+        self.owners = BlobOwners(self, owner)
         self._cache = cache
         try:
             # Imported here because the library comes with an extra.
@@ -84,8 +87,9 @@ class RemoteBlobStore(BlobStore):
             raise UsageError(f"blob store {url!r}: {error}") from error
 
     def put(self, data: bytes, media: str = "") -> Blob:
-        """Always uploads: an existing blob may be damaged, or about to be pruned."""
+        """Always uploads: an existing blob may be damaged."""
         blob = describe(data, media)
+        self.claim(blob)
         key = self._key(blob)
 
         def upload() -> None:
@@ -96,6 +100,9 @@ class RemoteBlobStore(BlobStore):
 
         self._call(f"write blob {key}", upload, moves=blob.size)
         return blob
+
+    def claim(self, blob: Blob) -> None:
+        self.owners.add(blob.sha256.hex(), lambda: self._stored_size(blob) is not None)
 
     def get(self, blob: Blob) -> Path:
         """Returns the local copy if there is one and it is undamaged."""
@@ -137,12 +144,7 @@ class RemoteBlobStore(BlobStore):
             )
 
     def stored(self) -> Iterator[StoredBlob]:
-        found: dict[str, dict[str, Any]] = self._call(
-            f"list {self._url}",
-            lambda: self._files.find(self._root, detail=True),
-            moves=60 * SLOWEST_BYTES_PER_S,
-        )
-        for key, entry in sorted(found.items()):
+        for key, entry in self._below(""):
             path = PurePosixPath(key)
             name = f"{path.parent.name}{path.name}"
             if len(name) == 64 and set(name) <= set("0123456789abcdef"):
@@ -163,6 +165,40 @@ class RemoteBlobStore(BlobStore):
 
         return self._call(f"remove blob {key}", remove)
 
+    def touch(self, path: str) -> None:
+        key = self._key_of(path)
+
+        def write() -> None:
+            self._files.makedirs(key.rpartition("/")[0], exist_ok=True)
+            self._files.pipe_file(key, b"headrace\n")  # some stores do not take empty objects
+
+        self._call(f"write {key}", write)
+
+    def times(self, folder: str) -> dict[str, float]:
+        root = self._key_of("")
+        return {
+            key.removeprefix(root): self._put_at(key, entry) for key, entry in self._below(folder)
+        }
+
+    def delete(self, path: str) -> None:
+        key = self._key_of(path)
+
+        def remove() -> None:
+            with suppress(FileNotFoundError):
+                self._files.rm_file(key)
+
+        self._call(f"remove {key}", remove)
+
+    def _below(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
+        """Returns the keys of all objects below a folder, each with what the store says of it."""
+
+        def find() -> dict[str, dict[str, Any]]:
+            self._files.invalidate_cache()
+            found: dict[str, dict[str, Any]] = self._files.find(self._key_of(folder), detail=True)
+            return found
+
+        return sorted(self._call(f"list {folder}", find, moves=60 * SLOWEST_BYTES_PER_S).items())
+
     def _put_at(self, key: str, entry: dict[str, Any]) -> float:
         """When an object was last written; now if the store does not say, so that it is kept."""
         for name in ("LastModified", "last_modified", "updated", "mtime", "created"):
@@ -177,7 +213,10 @@ class RemoteBlobStore(BlobStore):
 
     def _key(self, blob: Blob) -> str:
         name = blob.sha256.hex()
-        return f"{self._root.rstrip('/')}/{name[:2]}/{name[2:]}"
+        return self._key_of(f"{name[:2]}/{name[2:]}")
+
+    def _key_of(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}"
 
     def _stored_size(self, blob: Blob) -> int | None:
         key = self._key(blob)
@@ -194,7 +233,7 @@ class RemoteBlobStore(BlobStore):
     def _remove_unused(self) -> None:
         """Removes blobs from the local folder that were not read for UNUSED_S."""
         with disk_errors(f"keep blobs in {self._cache}"):
-            self._cache.mkdir(parents=True, exist_ok=True)
+            self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in self._cache.iterdir():
                 with suppress(FileNotFoundError):  # another process removed it
                     if path.stat().st_mtime < time.time() - UNUSED_S:

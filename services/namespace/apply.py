@@ -113,7 +113,9 @@ def require_same(life: RunLife, recipe: Recipe, namespace: str) -> None:
     more = f"\n  … and {len(keys) - 12} more" if len(keys) > 12 else ""
     raise UsageError(
         f"namespace {namespace} has a run of another recipe, and the recipe of a run can't change. "
-        "Give another --namespace, or undo these changes (theirs -> yours):"
+        "Give another --namespace, or undo the changes below. To give the run up, end it with "
+        f"`headrace end --namespace {namespace}`; `headrace prune --forget {namespace} --yes` then "
+        "deletes all of it. The changes (theirs -> yours):"
         + "".join(f"\n  {key}" for key in keys[:12])
         + more
     )

@@ -62,17 +62,22 @@ class ClusterConfig:
             raise UsageError(
                 f"--namespace {self.namespace}: a folder of Headrace uses that name. Use another"
             )
-        if self.registry_url is not None and self.bootstrap_servers is None:
-            raise UsageError("--registry-url needs --bootstrap-servers: give both or neither")
+        if (self.registry_url is None) != (self.bootstrap_servers is None):
+            raise UsageError(
+                "--bootstrap-servers and --registry-url need each other: give both or neither"
+            )
 
     @property
     def blob_url(self) -> str:
         """The folder or URL of the blob store."""
         return self.blobs or str(self.state / "blobs")
 
-    def open_blobs(self) -> BlobStore:
-        """Opens the blob store. Raises UsageError if no installed package supports its URL."""
-        return open_blob_store(self.blob_url, self.state / "blobs-cache")
+    def open_blobs(self, owner: str | None) -> BlobStore:
+        """Opens the blob store. Raises UsageError if no installed package supports its URL.
+
+        `owner` is who puts blobs (see `owner_name`). With None, blobs must only be read.
+        """
+        return open_blob_store(self.blob_url, self.state / "blobs-cache", owner)
 
     def folder(self, namespace: str) -> Path:
         """Returns the namespace's folder on this machine, with its logs, caches and checkpoints."""

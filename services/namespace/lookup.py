@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from headrace.errors import UsageError
+from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import BATCHES, EPISODES, RUNS, Topics
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.cluster_config import ClusterConfig
@@ -20,6 +21,11 @@ def namespaces_in(existing: Mapping[str, int]) -> list[str]:
     """Returns the names of all namespaces that a broker's topics belong to, sorted."""
     matches = (_RUNS.fullmatch(name) for name in existing)
     return sorted(match[1] for match in matches if match is not None)
+
+
+def topics_of(recipe: Recipe, namespace: str) -> Topics:
+    """Returns the topics of a recipe's namespace."""
+    return Topics(namespace, tuple(recipe.policies), recipe.partitions, recipe.reads_from)
 
 
 def topics_in(existing: Mapping[str, int], namespace: str) -> Topics:
@@ -67,4 +73,5 @@ async def find_namespace(
         raise UsageError(
             "this broker has no such run. `headrace run` or `headrace apply RECIPE` starts one"
         )
-    return max(found, key=lambda pair: pair[1].started_at)
+    topics, life = max(found, key=lambda pair: pair[1].started_at)
+    return Topics(topics.namespace, topics.policies, topics.partitions, life.reads_from), life

@@ -33,6 +33,12 @@ class RunLife:
         newest = self.ended or self.ending or self.started
         return "absent" if newest is None else newest.state
 
+    @property
+    def reads_from(self) -> tuple[str, ...]:
+        """The other namespaces into which references may lead, by the run's recipe."""
+        recipe = "" if self.started is None else self.started.recipe
+        return tuple(json.loads(recipe or "{}").get("reads_from", ()))
+
     def on_event(self, event: RunStateEntered, at: float) -> None:
         """Adds a record that was written at `at`, in seconds since the epoch."""
         if event.state == "started" and self.started is None:

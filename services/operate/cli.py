@@ -16,7 +16,9 @@ import click
 from headrace.errors import HeadraceError
 from headrace.services.operate.apply.command import apply
 from headrace.services.operate.cancel.command import cancel
+from headrace.services.operate.check.command import check
 from headrace.services.operate.dead_letters.command import dead_letters
+from headrace.services.operate.end.command import end
 from headrace.services.operate.evaluate.command import evaluate
 from headrace.services.operate.options import echo
 from headrace.services.operate.prune.command import prune
@@ -69,7 +71,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    run, serve, up, down, apply, submit, cancel, evaluate, replay,
+    run, check, end, serve, up, down, apply, submit, cancel, evaluate, replay,
     status, show, tail, topics, dead_letters, prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:

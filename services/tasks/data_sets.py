@@ -77,7 +77,7 @@ def jsonl(path: str, id_field: str = "id") -> Iterator[Item]:
     An item's id is the object's `id_field`, or the line number if it has no such field.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield _item(line, f"{path}:{number}", id_field, str(number))
@@ -85,10 +85,12 @@ def jsonl(path: str, id_field: str = "id") -> Iterator[Item]:
         raise UsageError(f"can't read the data set {path}: {error.strerror}") from error
 
 
-def _item(line: str, location: str, id_field: str, fallback: str) -> Item:
+def _item(line: bytes, location: str, id_field: str, fallback: str) -> Item:
     try:
-        payload = json.loads(line)
-    except json.JSONDecodeError as error:
+        payload = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{location}: not UTF-8: {error}. Save the file as UTF-8") from error
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{location}: not JSON: {error}") from error
     if not isinstance(payload, dict):
         raise UsageError(f"{location}: a line must be a JSON object")

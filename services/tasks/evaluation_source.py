@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
+from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.events import PolicyPublished, TaskEnded, TaskSubmitted, Use
-from headrace.schemas.recipe.recipe import Evaluation
+from headrace.schemas.recipe.recipe import Evaluation, Recipe
 from headrace.schemas.topics import POLICIES, RESULTS
 from headrace.services.base.concurrency import until_first
 from headrace.services.kafka.broker import Partition
@@ -40,6 +41,13 @@ async def run(context: ServiceContext) -> None:
         raise UsageError("the recipe has no table [evaluation], so there is nothing to submit")
     rounds = _Rounds(context, context.recipe.evaluation)
     await until_first(context.stopping.wait(), context.ending.wait(), rounds.follow())
+
+
+def data_set_of(recipe: Recipe, evaluation: Evaluation) -> tuple[str, Mapping[str, Any]]:
+    """Returns the data set that is evaluated, and its options."""
+    if evaluation.use is not None:
+        return evaluation.use, evaluation.options
+    return recipe.tasks.use, {**recipe.tasks.options, **evaluation.options}
 
 
 class _Rounds:
@@ -106,11 +114,8 @@ class _Rounds:
         logger.info("submitted the evaluation of version %d", version)
 
     def _items(self) -> Iterator[Item]:
-        tasks, evaluation = self._context.recipe.tasks, self._evaluation
-        use, options = evaluation.use, evaluation.options
-        if use is None:
-            use, options = tasks.use, {**tasks.options, **options}
-        return itertools.islice(items_of(use, options), evaluation.items)
+        items = items_of(*data_set_of(self._context.recipe, self._evaluation))
+        return itertools.islice(items, self._evaluation.items)
 
     def _task(self, item: Item, task_id: str, version: int) -> TaskSubmitted:
         made = self._maker.make(item, task_id)

@@ -106,6 +106,24 @@ def test_an_answer_is_what_stands_in_the_last_of_its_tags() -> None:
     run("reasoning_gym", {"answer_tag": "answer"}, test)
 
 
+def test_a_hostile_answer_is_wrong_and_soon_scored() -> None:
+    """It is the policy's fault: a failure would give the episode another attempt."""
+
+    async def test(setup: LibrarySetup) -> None:
+        for dataset, action, why in (
+            ("count_bits", "<answer>" * 125_000, "no answer"),
+            ("count_bits", f"<answer>{'9' * 1_000_000}</answer>", "1000000 characters"),
+            ("polynomial_multiplication", f"<answer>{'(' * 19_000}</answer>", ""),
+            ("polynomial_multiplication", f"<answer>{'-' * 19_000}x</answer>", ""),
+        ):
+            payload = {"dataset": dataset, "size": 5, "seed": 3, "config": {}, "index": 0}
+            _, last = await play(setup, [action], payload=payload)
+            assert (last.reward, last.terminated) == (0.0, True)
+            assert why in last.data.get("unreadable", "")
+
+    run("reasoning_gym", {"call_s": 5.0, "answer_tag": "answer"}, test)
+
+
 def test_the_source_yields_the_same_problems_each_time() -> None:
     assert [item.item_id for item in reasoning_gym("gcd", 3, 7)] == [
         "gcd-7-0",
@@ -120,7 +138,8 @@ def test_the_source_yields_the_same_problems_each_time() -> None:
 def test_a_game_is_won_and_what_it_refuses_is_told() -> None:
     async def test(setup: LibrarySetup) -> None:
         environment = await setup.take(USE, CLAIM)
-        answers = [await environment.reset(view(seed=4)), await environment.step("nonsense")]
+        too_early = "[2]" + " because" * 3_000  # a game reads the end of a long action
+        answers = [await environment.reset(view(seed=4)), await environment.step(too_early)]
         assert "between 1 and 3" in answers[0].text
         assert "invalid move" in answers[1].text
         assert "between 1 and 3" not in answers[1].text

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import DependencyError, Fenced, HeadraceError, RecordsLost, UsageError
+from headrace.services.kafka import fetcher
 from headrace.services.kafka.broker import (
     METADATA_LIMIT,
     Broker,
@@ -407,6 +408,25 @@ def test_fetch_answers_in_the_order_asked(log: Log, namespace: str) -> None:
     run(main)
 
 
+def test_fetch_does_not_wait_for_a_record_that_was_never_written(
+    log: Log, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reference may name the next offset. It is lost: the process must not retry for ever."""
+    monkeypatch.setattr(fetcher, "SILENCE_S", 1.0)
+
+    async def main() -> None:
+        async with a_bench(log, namespace) as bench:
+            await bench.send("a")
+            for offset in (1, 2, 2**40):
+                with pytest.raises(RecordsLost, match="the log ends at 1"):
+                    await bench.broker.fetch(
+                        [Position(bench.at(), 0), Position(bench.at(), offset)]
+                    )
+            assert values(await bench.broker.fetch([Position(bench.at(), 0)])) == ["a"]
+
+    run(main)
+
+
 def test_fetch_finds_no_record_where_a_marker_lies(log: Log, namespace: str) -> None:
     async def main() -> None:
         async with a_bench(log, namespace) as bench:
@@ -795,6 +815,16 @@ def test_topics_are_made_once_and_their_partitions_stay(log: Log, namespace: str
             assert other not in await bench.broker.list_topics()
             await bench.broker.create_topics({other: (2, {})})
             assert (await bench.broker.list_topics())[other] == 2
+
+    run(main)
+
+
+def test_all_clients_of_a_cluster_see_the_same_id_and_all_topics(log: Log, namespace: str) -> None:
+    async def main() -> None:
+        async with a_bench(log, namespace, clients=2) as bench:
+            one, other = bench.brokers
+            assert await one.cluster_id() == await other.cluster_id() != ""
+            assert await one.sees_all_topics()
 
     run(main)
 

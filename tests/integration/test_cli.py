@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from headrace.infra import local
+from headrace.services.models.blobs import LocalBlobStore
 
 HEADRACE = (sys.executable, "-m", "headrace")
 BOUND_S = 120
@@ -184,6 +187,9 @@ def test_run_goes_to_its_end_and_the_next_takes_another_name(
     logs = operator.state / namespace / "logs"
     assert "ended cleanly" in (logs / "agent.log").read_text()
 
+    blobs = LocalBlobStore(operator.state / "blobs")
+    marked = {one.name for one in blobs.owners.markers() if one.owner.endswith(f".{namespace}")}
+    assert marked == {blob.name for blob in blobs.stored()} != set()
     assert "--forget nope: this broker has" in operator("prune", "--forget", "nope", code=2).stderr
     assert operator("prune", "--yes").stderr == "nothing to remove\n"
 
@@ -192,17 +198,46 @@ def test_run_goes_to_its_end_and_the_next_takes_another_name(
     assert "reward>=0.5 does not hold" in second.stderr
 
 
-def test_ctrl_c_ends_the_run_cleanly(operator: Operator, namespace: str) -> None:
-    process = operator.start("run", "null", *ENDLESS)
-    until(lambda: (operator.state / namespace / "logs").exists())
-    process.send_signal(signal.SIGINT)
+def log_has(log: Path, pattern: str) -> bool:
+    return re.search(pattern, log.read_text()) is not None
 
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"{namespace}: ended by interrupt" in out
+
+def test_ctrl_c_pauses_the_run_and_end_ends_it(operator: Operator, namespace: str) -> None:
+    log = operator.state / "stderr.txt"
+    for note, wanted in (
+        ("preparing the namespace", "s  running"),
+        ("continuing the unfinished run", "episodes [1-9]"),
+    ):
+        process = operator.start("run", "null", *ENDLESS)
+        until(partial(log_has, log, wanted))
+        assert note in log.read_text()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+
+        assert process.returncode == 130
+        assert f"{namespace}: paused" in out
+        command = f"`headrace run null {' '.join(ENDLESS)}` continues"
+        assert f"pausing the run; {command} it; press Ctrl-C again" in log.read_text()
+        assert f"error: the run is paused: {command} it" in log.read_text()
+        assert operator.json("status")["state"] == "started"
+
+    ended = operator.json("end", "--reason", "seen enough")
+    assert ended == {"namespace": namespace, "reason": "seen enough"}
     status = operator.json("status")
-    assert isinstance(status, dict)
-    assert status["state"] == "ended"
+    assert (status["state"], status["reason"]) == ("ended", "seen enough")
+    assert status["tasks_ended"] == status["tasks_submitted"] > 0
+    assert operator.json("end")["reason"] == "seen enough", "it stays as it is"
+
+
+def test_end_ends_a_run_that_goes_on_elsewhere(operator: Operator, namespace: str) -> None:
+    process = operator.start("run", "null", *ENDLESS)
+    log = operator.state / "stderr.txt"
+    until(lambda: "running" in log.read_text())
+
+    assert operator("end").stdout == f"{namespace}: ended by headrace end\n"
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, log.read_text()
+    assert f"{namespace}: ended by headrace end" in out
 
 
 @pytest.mark.long

@@ -180,6 +180,14 @@ class MemoryBroker(Broker):
             lambda: {name: len(logs) for name, logs in self._state.topics.items()}
         )
 
+    async def cluster_id(self) -> str:
+        """See Broker."""
+        return await self._process.call(lambda: "memory")
+
+    async def sees_all_topics(self) -> bool:
+        """See Broker."""
+        return await self._process.call(lambda: True)
+
     async def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """See Broker."""
         return await self._process.call(lambda: self._state.settings(topics))

@@ -110,7 +110,7 @@ class PartitionLog:
 
         Raises RecordsLost if there is none any more, and DependencyError if there is none yet.
         """
-        if self.stable_end <= offset <= self.end:
+        if self.stable_end <= offset < self.end:
             raise DependencyError(
                 f"{self.partition.topic}/{self.partition.number}@{offset} did not come. Was the "
                 f"record ever written?"
@@ -119,7 +119,7 @@ class PartitionLog:
             record = self._entries[offset - self.first].visible
             if record is not None:
                 return record
-        raise records_lost(self.partition, offset, (self.first, self.stable_end))
+        raise records_lost(self.partition, offset, (self.first, self.end))
 
     def offset_at(self, timestamp: float) -> int:
         """The offset of the first committed record at or after a time, or else the end."""

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,10 @@ APPLETS = (
     "tar", "mkfifo", "tee",
 )  # fmt: skip
 IMAGE = "headrace-python"
+WRAPPED = "wrapped"
+"""A runtime of the engine that is runc, in a program of which Headrace knows nothing."""
+REMAPPED = "daemon", 300_000
+"""The user of an engine with user namespaces, and the host's id of root in its containers."""
 START_S = 90.0
 
 
@@ -49,24 +54,60 @@ def docker_engine(folder: Path) -> Iterator[str]:
     _unpack(packages, ENGINE, folder / "engine")
     _unpack(packages, PYTHON, folder / "root")
     shutil.rmtree(packages)
+    _pack(folder / "root", folder / "root.tar")
+    with _running(folder, folder) as host:
+        yield host
+
+
+@contextmanager
+def remapped_engine(unpacked: Path) -> Iterator[str]:
+    """As `docker_engine`, with user namespaces. `unpacked` is the folder of another engine."""
+    user, first = REMAPPED
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o711)  # the user of its containers must reach the data
+        ids = folder / "ids"
+        ids.write_text(f"{user}:{first}:65536\n")
+        # In a mount namespace of its own, so that the machine's files stay as they are.
+        mounts = ""
+        for path in (Path("/etc/subuid"), Path("/etc/subgid")):
+            path.touch()
+            mounts += f"mount --bind {ids} {path}\n"
+        own = ("unshare", "--mount", "sh", "-ec", f'{mounts}exec "$@"', "sh")
+        with _running(folder, unpacked, own, (f"--userns-remap={user}",)) as host:
+            yield host
+
+
+@contextmanager
+def _running(
+    folder: Path, unpacked: Path, before: Sequence[str] = (), options: Sequence[str] = ()
+) -> Iterator[str]:
     host, log = f"unix://{folder}/docker.sock", folder / "dockerd.log"
-    client = (str(folder / "engine/usr/bin/docker"), "--host", host)
+    client = (str(unpacked / "engine/usr/bin/docker"), "--host", host)
     environment = {
         **os.environ,
-        "PATH": f"{folder}/engine/usr/sbin:{folder}/engine/usr/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": f"{unpacked}/engine/usr/sbin:{unpacked}/engine/usr/bin:"
+        "/usr/sbin:/usr/bin:/sbin:/bin",
     }
+    wrapped = folder / "wrapped"
+    wrapped.write_text('#!/bin/sh\nexec runc "$@"\n')
+    wrapped.chmod(0o755)
     arguments = [
         # Ended with the process that runs the tests, however that ends.
-        *("setpriv", "--pdeathsig", "TERM", str(folder / "engine/usr/sbin/dockerd")),
+        *("setpriv", "--pdeathsig", "TERM", *before, str(unpacked / "engine/usr/sbin/dockerd")),
         *("--host", host, "--data-root", str(folder / "data")),
         *("--exec-root", str(folder / "exec"), "--pidfile", str(folder / "pid")),
         *("--bridge=none", "--iptables=false", "--ip6tables=false", "--log-level=warn"),
+        *("--add-runtime", f"{WRAPPED}={wrapped}", *options),
     ]
     with log.open("wb") as out:
         daemon = subprocess.Popen(arguments, env=environment, stdout=out, stderr=out)
     try:
         _wait(daemon, client, log)
-        _import(folder / "root", client)
+        subprocess.run(
+            [*client, "import", str(unpacked / "root.tar"), f"{IMAGE}:latest"],
+            check=True, capture_output=True, timeout=300,
+        )  # fmt: skip
         yield host
     finally:
         daemon.terminate()
@@ -101,8 +142,8 @@ def _wait(daemon: subprocess.Popen[bytes], client: Sequence[str], log: Path) -> 
     raise AssertionError(f"dockerd did not start: {log.read_text(errors='replace')[-3000:]}")
 
 
-def _import(root: Path, client: Sequence[str]) -> None:
-    """Makes the image: a Python and a busybox, and nothing that is setuid."""
+def _pack(root: Path, tar: Path) -> None:
+    """Makes the image's archive: a Python and a busybox, and nothing that is setuid."""
     for folder in ("workspace", "tmp", "proc", "sys", "dev", "etc", "run", "usr/bin"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "usr/bin/python3").symlink_to("python3.11")
@@ -115,11 +156,5 @@ def _import(root: Path, client: Sequence[str]) -> None:
     (root / "bin/setuid-busybox").chmod(0o4755)
     for unneeded in ("usr/share/doc", "usr/share/man", "usr/share/locale"):
         shutil.rmtree(root / unneeded, ignore_errors=True)
-    tar = root.with_suffix(".tar")
     with tarfile.open(tar, "w") as archive:
         archive.add(root, arcname=".")
-    subprocess.run(
-        [*client, "import", str(tar), f"{IMAGE}:latest"],
-        check=True, capture_output=True, timeout=300,
-    )  # fmt: skip
-    tar.unlink()

@@ -56,6 +56,11 @@ def _image() -> tuple[bytes, dict[str, bytes]]:
     return json.dumps(manifest).encode(), {_digest(text): text for text in (config, packed)}
 
 
+def digest() -> str:
+    """The digest of the image's manifest."""
+    return _digest(_image()[0])
+
+
 @asynccontextmanager
 async def registry() -> AsyncIterator[str]:
     """A running one: its host and port."""

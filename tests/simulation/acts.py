@@ -6,10 +6,18 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from headrace.schemas.events import EnvironmentUse, TaskCancelled, TaskSubmitted
+from headrace.schemas.events import (
+    EnvironmentUse,
+    EpisodeEnded,
+    PolicyUse,
+    Ref,
+    TaskCancelled,
+    TaskSubmitted,
+)
 from headrace.schemas.topics import (
     ACTIONS,
     BATCHES,
@@ -198,7 +206,25 @@ class Acts:
         placed = self._placed(NEVER_GARBAGE)
         value = self._chance.choice(GARBAGE)
         self._fault(f"garbage for {placed.topic}/{placed.number}")
-        self._append(no_event(placed, value))
+        elsewhere = None if value else self._referring_elsewhere(placed)
+        self._append(elsewhere or no_event(placed, value))
+
+    def _referring_elsewhere(self, placed: Partition) -> Outgoing | None:
+        """The end of the newest episode or task, with a trajectory of another team's namespace.
+
+        None if the topic has no such records, or no episode has started.
+        """
+        records = self._records(Partition(self._run.topics.name(EPISODES), placed.number))
+        started = [int(one.key) for one in records if one.key is not None and one.key.isdigit()]
+        if not started or placed.topic != self._run.topics.name(OUTCOMES):
+            return None
+        ref = Ref(topic="theirs.trajectories.v1", partition=0, offset=0, digest=bytes(16))
+        use = PolicyUse(policy="default", tokens=1, longest=1, oldest_version=0)
+        outcome = EpisodeEnded(
+            task=started[-1], sample=0, item_id="item", ending="finished",
+            trajectory=ref, reward=1.0, policies=(use,),
+        )  # fmt: skip
+        return replace(self._log.outgoing(outcome), partition=placed.number)
 
     def foreign_task(self) -> None:
         """Another team submits what can't be run."""

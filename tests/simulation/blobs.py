@@ -8,7 +8,8 @@ from pathlib import Path
 
 from headrace.errors import BlobError, DependencyError
 from headrace.schemas.events import Blob
-from headrace.services.models.blobs import LocalBlobStore, StoredBlob
+from headrace.services.models.blob_owners import StoredBlob, owner_name
+from headrace.services.models.blobs import LocalBlobStore
 from tests.simulation.chronicle import Chronicle
 from tests.simulation.virtual_time import loop
 
@@ -34,7 +35,8 @@ class SharedBlobs:
 
     def __init__(self, root: Path, faults: BlobFaults, chronicle: Chronicle) -> None:
         self._root = root
-        self._store = LocalBlobStore(root)
+        self._store = LocalBlobStore(root, owner_name("memory", "simulated"))
+        self.owners = self._store.owners
         self._faults = faults
         self._chronicle = chronicle
         self._readable_at: dict[bytes, float] = {}
@@ -53,6 +55,10 @@ class SharedBlobs:
         elif chance.random() < self._faults.torn:
             self._tear(blob, seconds)
         return blob
+
+    def claim(self, blob: Blob) -> None:
+        """See BlobStore."""
+        self._store.claim(blob)
 
     def get(self, blob: Blob) -> Path:
         """See BlobStore."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.services.agent.gateway.refusals import bad_request
+from headrace.services.base.json_text import load_json
 
 Message = dict[str, Any]
 """A message for a chat template: the content is text, arguments of tool calls are objects."""
@@ -95,8 +96,8 @@ def _read_call(call: Any, path: str) -> dict[str, Any]:
         raise bad_request(f"{path}: a tool call needs a function with a name")
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # if it isn't JSON, the template gets the text
-            arguments = json.loads(arguments)
+        with suppress(ValueError):  # if it isn't JSON, the template gets the text
+            arguments = load_json(arguments)
     return {
         "id": str(call.get("id", "")),
         "type": "function",

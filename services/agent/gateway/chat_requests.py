@@ -5,13 +5,13 @@ https://platform.openai.com/docs/api-reference/chat/create
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.services.agent.gateway.chat_messages import Message, read_messages
 from headrace.services.agent.gateway.refusals import bad_request
+from headrace.services.base.json_text import load_json
 from headrace.services.base.tool_calls import NO_PARAMETERS
 
 MOST_MARKS = 500_000
@@ -95,8 +95,8 @@ def read_object(data: bytes) -> dict[str, Any]:
     if sum(map(data.count, (b",", b"[", b"{"))) > MOST_MARKS:
         raise bad_request(f"the body has more than {MOST_MARKS} commas and brackets")
     try:
-        tree = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        tree = load_json(data)
+    except ValueError as error:
         raise bad_request(f"the body is not JSON: {error}") from error
     if not isinstance(tree, dict):
         raise bad_request("the body must be a JSON object")

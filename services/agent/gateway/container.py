@@ -10,8 +10,11 @@ kills the program, and the engine removes both containers.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import shutil
 import socket
+import stat
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,10 +22,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import InfrastructureError, UsageError
+from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.services.agent.gateway.program_process import TAIL_BYTES, Ended
 from headrace.services.base.clock import now
-from headrace.services.processes.docker.docker_engine import DockerEngine, NotThere, Output
+from headrace.services.processes.docker.ceilings import read_ceilings
+from headrace.services.processes.docker.docker_engine import DockerEngine, Output
+from headrace.services.processes.docker.engine_checks import require_engine
 from headrace.services.processes.docker.hardened import (
     USER,
     WORK,
@@ -31,6 +36,9 @@ from headrace.services.processes.docker.hardened import (
     container,
     read_limits,
 )
+from headrace.services.processes.docker.pinned_images import PinnedImage, PinnedImages
+
+logger = logging.getLogger(__name__)
 
 PORT = 8100
 """The port on the container's own loopback."""
@@ -39,7 +47,9 @@ MOUNTED = "/run/headrace"
 EPISODE = "episode.json"
 LIFELINE = "lifeline"
 FOLDER = "headrace-agent-"
-"""The prefix of the folders that attempts share with their containers."""
+"""The prefix of the private folders of attempts."""
+SHARED = "shared"
+"""The folder in it that an attempt shares with its containers."""
 RELAY = Path(__file__).with_name("relay.py")
 RELAY_LIMITS = Limits(memory_mb=64, pids=16, disk_mb=4)
 READY_S = 60.0
@@ -47,10 +57,11 @@ READY_S = 60.0
 STDERR = 2
 """The number of the error stream."""
 KILLED = 137
+WHOSE = "option container of agent 'command'"
 
 
 class ContainerSettings(Limits):
-    """The option `container` of the agent `command`."""
+    """The option `container` of the agent `command`. The ceilings of the worker's host limit it."""
 
     image: str
     """The image with the program. It needs `sh` and `sleep`."""
@@ -61,15 +72,69 @@ class ContainerSettings(Limits):
     disk_mb: Positive = 256
 
 
-def read_container(options: Mapping[str, Any]) -> ContainerSettings:
-    """Reads the recipe's options. Raises UsageError, which names each wrong option."""
-    return read_limits(ContainerSettings, options, "option container of agent 'command'")
+class AgentContainers:
+    """The containers of one agent of the recipe."""
+
+    def __init__(self, options: Mapping[str, Any], whose: str = WHOSE) -> None:
+        """Raises UsageError, which names each wrong option, and options above a ceiling."""
+        self.settings = read_limits(ContainerSettings, options, whose)
+        self.ceilings = read_ceilings()
+        self.ceilings.require(self.settings, whose)
+        self.images = PinnedImages(whose, self.ceilings)
+        self._whose = whose
+        self._checking = asyncio.Lock()
+        self._isolation = ""
+
+    def lifetime(self, wanted_s: float) -> int:
+        """Returns the seconds that containers live. Raises UsageError if that is too long here."""
+        return self.ceilings.lifetime(max(1, int(wanted_s) + 1), self._whose)
+
+    async def open(self, deadline_s: int) -> None:
+        """Checks the engine, and pulls and pins the images. The worker takes no episode before.
+
+        `deadline_s` is the recipe's. Raises DependencyError if the engine can't be reached,
+        UsageError if it is not suitable.
+        """
+        self.ceilings.require_deadline(deadline_s, self._whose)
+        engine = DockerEngine()
+        try:
+            await self.ready(engine)
+        except InfrastructureError as error:
+            raise DependencyError(
+                f"{self._whose}: the Docker engine at {engine.host} can't be used ({error}). Start "
+                "it, and let this user open its socket"
+            ) from error
+        finally:
+            await engine.aclose()
+
+    async def ready(self, engine: DockerEngine) -> None:
+        """Checks an engine and pins the images. Later calls do nothing."""
+        async with self._checking:
+            if self._isolation:
+                return
+            if not engine.local:
+                raise UsageError(
+                    "the agent's option `container` shares a folder with the Docker engine, so the "
+                    "engine must be on this host and reached by its Unix socket, but DOCKER_HOST "
+                    f"or the Docker context names {engine.host}"
+                )
+            info, runtime = await engine.info(), self.settings.runtime
+            isolation = require_engine(info, runtime, self.ceilings, self._whose)
+            for image in {self.settings.image, self.settings.relay_image}:
+                await self.images.pin(engine, image)
+            self._isolation = isolation
+            logger.info("%s: containers have %s", self._whose, isolation)
 
 
 class SocketFolder:
-    """The folder that both sides share: the gateway's socket, the lifeline and the input."""
+    """The folder that both sides share: the gateway's socket, the lifeline and the input.
+
+    It lies in a folder that only the worker's user may enter. The containers' users may do what the
+    modes below say, because the engine mounts it for them.
+    """
 
     def __init__(self, path: Path, given: bytes) -> None:
+        path.mkdir()
         path.chmod(0o755)
         (path / EPISODE).write_bytes(given)
         (path / EPISODE).chmod(0o644)
@@ -113,8 +178,8 @@ class SocketFolder:
 async def socket_folder(given: bytes) -> AsyncIterator[SocketFolder]:
     """Yields a folder for one attempt, and removes it at the end."""
     await asyncio.to_thread(_sweep)
-    with tempfile.TemporaryDirectory(prefix=FOLDER) as path:
-        folder = SocketFolder(Path(path), given)
+    with tempfile.TemporaryDirectory(prefix=FOLDER) as private:  # its mode is 0700
+        folder = SocketFolder(Path(private) / SHARED, given)
         try:
             yield folder
         finally:
@@ -124,18 +189,29 @@ async def socket_folder(given: bytes) -> AsyncIterator[SocketFolder]:
 def _sweep() -> None:
     """Removes the folders of workers that were killed: nothing listens on their lifelines."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        if not _is_ours(folder):
+            continue
         with socket.socket(socket.AF_UNIX) as lifeline:
             try:
-                lifeline.connect(str(folder / LIFELINE))
+                lifeline.connect(str(folder / SHARED / LIFELINE))
             except ConnectionRefusedError:
                 shutil.rmtree(folder, ignore_errors=True)
-            except OSError:  # the lifeline doesn't exist yet, or belongs to another user
+            except OSError:  # the lifeline doesn't exist yet
                 continue
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether this user made a folder: in /tmp anybody may make one of that name."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:  # its attempt has ended
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 @asynccontextmanager
 async def contained(
-    settings: ContainerSettings,
+    containers: AgentContainers,
     command: Sequence[str],
     environment: Mapping[str, str],
     cwd: str | None,
@@ -147,24 +223,21 @@ async def contained(
     The gateway must listen in the folder. Yields a task that returns how the command ended. Raises
     InfrastructureError if the engine can't run it.
     """
+    settings, images = containers.settings, containers.images
     engine = DockerEngine()
-    if not engine.local:
-        raise UsageError(
-            "the agent's option `container` shares a folder with the Docker engine, so the engine "
-            "must be on this host and reached by its Unix socket, but DOCKER_HOST or the Docker "
-            f"context names {engine.host}"
-        )
     name = f"headrace-agent-{uuid.uuid4().hex}"
     relay, program = f"{name}-relay", f"{name}-program"
     watching: asyncio.Task[Ended] | None = None
     try:
-        for image in {settings.image, settings.relay_image}:
-            await _have(engine, image)
+        await containers.ready(engine)
         await folder.open()
-        seconds = max(1, int(live_s) + 1)
-        await engine.create(relay, _relay(settings, folder.path, seconds))
+        seconds = containers.lifetime(live_s)
+        of_relay, of_program = images[settings.relay_image], images[settings.image]
+        body = _relay(settings, of_relay, folder.path, seconds)
+        await images.create(engine, relay, body)
         await folder.wait(settings.relay_image)
-        await engine.create(program, _program(settings, relay, folder.path, environment, seconds))
+        body = _program(settings, of_program, relay, folder.path, environment, seconds)
+        await images.create(engine, program, body)
         watching = asyncio.create_task(_watch(engine, program, command, cwd or WORK))
         yield watching
     finally:
@@ -176,39 +249,31 @@ async def contained(
         await engine.aclose()
 
 
-async def _have(engine: DockerEngine, image: str) -> None:
-    try:
-        await engine.image(image)
-    except NotThere:
-        try:
-            await engine.pull(image)
-        except InfrastructureError as error:
-            said = f"the engine has no image {image!r} and can't pull it: {error.message}"
-            raise InfrastructureError("pull_failed", said) from error
-
-
-def _body(limits: Limits, image: str, folder: Path, live_s: int) -> dict[str, Any]:
+def _body(limits: Limits, image: PinnedImage, folder: Path, live_s: int) -> dict[str, Any]:
     labels = {"headrace.deadline": f"{now() + live_s:.0f}", "headrace.agent": "command"}
-    body = container(limits, image, labels, live_s)
+    body = container(limits, image.digest, labels | image.labels, live_s)
     body["HostConfig"] |= {"AutoRemove": True, "Binds": [f"{folder}:{MOUNTED}:ro"]}
     return body
 
 
-def _relay(settings: ContainerSettings, folder: Path, live_s: int) -> dict[str, Any]:
+def _relay(
+    settings: ContainerSettings, image: PinnedImage, folder: Path, live_s: int
+) -> dict[str, Any]:
     limits = RELAY_LIMITS.model_copy(update={"runtime": settings.runtime})
-    body = _body(limits, settings.relay_image, folder, live_s)
+    body = _body(limits, image, folder, live_s)
     run = ["python3", "-I", "-S", "-c", RELAY.read_text(), str(PORT), MOUNTED]
     return body | {"Entrypoint": run[:1], "Cmd": run[1:]}
 
 
 def _program(
     settings: ContainerSettings,
+    image: PinnedImage,
     relay: str,
     folder: Path,
     environment: Mapping[str, str],
     live_s: int,
 ) -> dict[str, Any]:
-    body = _body(settings, settings.image, folder, live_s)
+    body = _body(settings, image, folder, live_s)
     # The program has the relay's host name and network, so the engine refuses its own.
     del body["Hostname"], body["NetworkDisabled"]
     body["Env"] = [*body["Env"], *(f"{name}={value}" for name, value in environment.items())]

@@ -27,8 +27,8 @@ from headrace.services.agent.gateway.chat_session import (
 from headrace.services.agent.gateway.container import (
     BASE_URL,
     KILLED,
+    AgentContainers,
     contained,
-    read_container,
     socket_folder,
 )
 from headrace.services.agent.gateway.program_process import Ended, running
@@ -94,7 +94,7 @@ class Command:
         if isinstance(command, str) or not command or not all(isinstance(a, str) for a in command):
             raise UsageError("command must be a list: a program and its arguments")
         self._dialect = Dialect(self.tool_calls, self.models)
-        self._container = None if self.container is None else read_container(self.container)
+        self._container = None if self.container is None else AgentContainers(self.container)
         if self.container is not None and self.judge is None:
             raise UsageError(
                 "a program in a container can't report its reward, because the policy's code may "
@@ -103,6 +103,11 @@ class Command:
         if self.payload is None and self.container is not None:
             self.payload = SHOWN
         check_payload_keys(self.payload)
+
+    async def open(self, deadline_s: int) -> None:
+        """Gets ready before the first episode, as `AgentContainers.open` says."""
+        if self._container is not None:
+            await self._container.open(deadline_s)
 
     async def __call__(self, episode: Episode) -> None:
         """Runs the program until it ends, and takes its report."""

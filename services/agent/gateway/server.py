@@ -12,7 +12,7 @@ import resource
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +64,15 @@ class EpisodeQueue:
     """The attempts of a worker that wait for clients, in order."""
 
     def __init__(self) -> None:
+        self.closed: ApiError | None = None
+        """Why the gateway has no more episodes."""
         self._waiting: OrderedDict[PendingEpisode, None] = OrderedDict()
         self._came = asyncio.Event()
+
+    def close(self, reason: ApiError) -> None:
+        """Refuses from now on whoever takes an episode, also those who wait for one."""
+        self.closed = reason
+        self._came.set()
 
     @contextmanager
     def waiting(self, pending: PendingEpisode) -> Iterator[None]:
@@ -78,14 +85,19 @@ class EpisodeQueue:
             self._waiting.pop(pending, None)
 
     async def take(self, wait_s: float) -> PendingEpisode | None:
-        """Takes the attempt that has waited longest. Returns None if none comes within `wait_s`."""
+        """Takes the attempt that has waited longest. Returns None if none comes within `wait_s`.
+
+        Raises the ApiError of `close`.
+        """
         try:
             async with asyncio.timeout(wait_s):
-                while not self._waiting:
+                while not self._waiting and self.closed is None:
                     self._came.clear()
                     await self._came.wait()
         except TimeoutError:
             return None
+        if self.closed is not None:
+            raise self.closed
         pending, _ = self._waiting.popitem(last=False)
         pending.taken.set()
         return pending
@@ -125,14 +137,16 @@ class GatewayServer:
 
         Raises DependencyError if it can't listen.
         """
-        listening = asyncio.get_running_loop().create_server(self._connection, host, port)
-        server = await self._listen(listening, f"{host}:{port}")
+        loop = asyncio.get_running_loop()
+        server = await self._listen(
+            lambda: loop.create_server(self._connection, host, port), f"{host}:{port}"
+        )
         return f"http://{host}:{server.sockets[0].getsockname()[1]}/v1"
 
     async def start_at(self, socket: Path) -> None:
         """Listens on a Unix socket. Raises DependencyError if it can't."""
         loop = asyncio.get_running_loop()
-        await self._listen(loop.create_unix_server(self._connection, socket), str(socket))
+        await self._listen(lambda: loop.create_unix_server(self._connection, socket), str(socket))
 
     def _connection(self) -> asyncio.BaseProtocol:
         """Returns what serves a new connection, or closes it if there are too many."""
@@ -140,7 +154,7 @@ class GatewayServer:
         return server() if len(server.connections) < self._most else _Closing()
 
     async def _listen(
-        self, listening: Coroutine[Any, Any, asyncio.Server], address: str
+        self, listen: Callable[[], Awaitable[asyncio.Server]], address: str
     ) -> asyncio.Server:
         web = _web()
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard()])
@@ -161,7 +175,7 @@ class GatewayServer:
         )
         await self._runner.setup()
         try:
-            self._server = await listening
+            self._server = await listen()
         except OSError as error:
             await self.aclose()
             raise DependencyError(f"can't listen on {address}: {error.strerror}") from error
@@ -198,7 +212,7 @@ class GatewayServer:
                 async with self._large if large else nullcontext():
                     return await handler(request)
             except ApiError as error:
-                refused = error
+                refused = self.queue.closed or error
             except web.HTTPRequestEntityTooLarge:
                 refused = ApiError(413, f"the body is larger than {BODY_BYTES} bytes")
             except web.HTTPException as error:

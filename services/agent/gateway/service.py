@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 from headrace.errors import UsageError
 from headrace.services.agent import service
+from headrace.services.agent.gateway.refusals import ApiError
 from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.base.concurrency import until_first
 from headrace.services.worker.service_context import ServiceContext
 
 KEY = "HEADRACE_GATEWAY_KEY"
@@ -32,6 +35,18 @@ async def run(context: ServiceContext, listen: str) -> None:
     server = GatewayServer(key)
     await server.start(host.strip("[]"), int(port))
     try:
-        await service.run(context, entrance=server)
+        await until_first(service.run(context, entrance=server), _refuse(context, server))
     finally:
         await server.aclose()
+
+
+async def _refuse(context: ServiceContext, server: GatewayServer) -> None:
+    """Gives clients a clear answer once the run ends, or once this gateway stops."""
+    await until_first(context.ending.wait(), context.stopping.wait())
+    if not context.ending.is_set():
+        server.queue.close(
+            ApiError(503, "the run is paused, or its gateway starts again: ask until it is back")
+        )
+        await context.ending.wait()
+    server.queue.close(ApiError(410, "the run has ended: it has no more episodes", "run_ended"))
+    await asyncio.Event().wait()

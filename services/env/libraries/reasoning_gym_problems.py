@@ -16,12 +16,16 @@ from headrace.services.env.optional_imports import importing
 
 with importing("reasoning-gym"):
     import reasoning_gym
-    from reasoning_gym.utils import extract_answer
 
 CACHED = 64
 """Most data sets kept in memory."""
+MOST_CHARACTERS = 20_000
+"""Longest answer that is scored. Some scorers take time that grows with the square of it."""
 
-UNREADABLE = (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError)
+UNREADABLE = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError,
+    TypeError, ValueError,
+)  # fmt: skip
 """Exceptions of scorers that can't read an answer."""
 
 
@@ -55,18 +59,33 @@ class Problems:
     def step(self, name: str, action: str) -> Mapping[str, Any]:
         """Score the answer. If the scorer can't read it, it is wrong: the policy wrote it."""
         dataset, problem = self._open.pop(name)
-        answer = action if self._tag is None else extract_answer(action, tag_name=self._tag)
-        if answer is None:
-            return {"reward": 0.0, "data": {"unreadable": "no answer"}, "terminated": True}
-        try:
-            reward, data = float(dataset.score_answer(answer, problem)), {}
-        except UNREADABLE as error:
-            reward, data = 0.0, {"unreadable": f"{type(error).__name__}: {error}"[:500]}
+        answer = action if self._tag is None else _last_within(action, self._tag)
+        reward, why = 0.0, "no answer" if answer is None else ""
+        if answer is not None and len(answer) > MOST_CHARACTERS:
+            why = f"the answer has {len(answer)} characters; at most {MOST_CHARACTERS} are read"
+        elif answer is not None:
+            try:
+                reward = float(dataset.score_answer(answer, problem))
+            except UNREADABLE as error:
+                why = f"{type(error).__name__}: {error}"[:500]
+        data = {"unreadable": why} if why else {}
         return {"reward": reward, "data": data, "terminated": True}
 
     def close(self, name: str) -> None:
         """Forget a problem."""
         self._open.pop(name, None)
+
+
+def _last_within(text: str, tag: str) -> str | None:
+    """Return the text in the last `<TAG>…</TAG>`; None if there is none. Takes linear time."""
+    begin, end = f"<{tag}>", f"</{tag}>"
+    found, at = None, 0
+    while (start := text.find(begin, at)) >= 0:
+        start += len(begin)
+        if (stop := text.find(end, start)) < 0:
+            break
+        found, at = text[start:stop].strip(), stop + len(end)
+    return found
 
 
 @lru_cache(CACHED)

@@ -19,6 +19,11 @@ with importing("textarena"):
     import textarena
 
 
+MOST_CHARACTERS = 20_000
+"""The end of an action that a game reads: policies reason before they move. The patterns of some
+games take time that grows with the square of the text."""
+
+
 @dataclass
 class Game:
     """A game that is being played."""
@@ -58,7 +63,7 @@ class Games:
         """Make a move. If the game refuses it, the text says so, and the game sets the penalty."""
         game = self._open[name]
         with _own_random_state(game):
-            done, _ = game.environment.step(action)
+            done, _ = game.environment.step(action[-MOST_CHARACTERS:])
             if not done:
                 return {"text": _news(game), "reward": 0.0}
             rewards, about = game.environment.close()

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.services.base.json_text import load_json
 from headrace.services.base.types import Observation
 from headrace.services.env.http_environment import bad_answer
 
@@ -101,8 +102,8 @@ def read_step(content: str, url: str) -> Step:
 def read_object(action: str) -> dict[str, Any]:
     """Read an action that the policy wrote as a JSON object. Raises BadAction if it is not one."""
     try:
-        fields = json.loads(action)
-    except (ValueError, RecursionError) as error:
+        fields = load_json(action)
+    except ValueError as error:
         raise BadAction(f"an action must be JSON: {error}") from error
     if not isinstance(fields, dict):
         raise BadAction("an action must be a JSON object")

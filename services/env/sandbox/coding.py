@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from headrace.services.base.json_text import load_json
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.sandbox.command_start import SandboxEnded
 from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
@@ -134,8 +135,8 @@ def _results(output: str) -> list[Any]:
     """Read the runner's last line; return an empty list if the program prevented that line."""
     lines = output.rstrip().splitlines()
     try:
-        results = json.loads(lines[-1]) if lines else []
-    except (ValueError, RecursionError):
+        results = load_json(lines[-1]) if lines else []
+    except ValueError:
         return []
     return results if isinstance(results, list) else []
 

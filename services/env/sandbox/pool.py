@@ -13,6 +13,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,8 +29,11 @@ from headrace.services.env.sandbox.command_start import SandboxEnded
 from headrace.services.env.sandbox.container_names import InUse
 from headrace.services.env.sandbox.sandbox import Sandbox, SandboxSettings
 from headrace.services.env.sandbox.tools import Tool
+from headrace.services.processes.docker.ceilings import read_ceilings
 from headrace.services.processes.docker.docker_engine import Conflict, DockerEngine, NotThere
+from headrace.services.processes.docker.engine_checks import require_engine
 from headrace.services.processes.docker.hardened import container, read_limits
+from headrace.services.processes.docker.pinned_images import PinnedImages
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +64,15 @@ class DockerEnvironment:
         self._tool: Tool | None = None
 
     async def reset(self, task: TaskView) -> Observation:
-        """Start a fresh sandbox. Remove one that an earlier attempt left."""
+        """Start a fresh sandbox. Remove one that an earlier attempt left.
+
+        The observation's data has the `image_digest` of the sandbox, for readers of the log.
+        """
         await self._pool.clear(self.claim)
         self.sandbox = await self._pool.start(self)
         self._tool = self._pool.make_tool(self.sandbox, task)
-        return await self._guarded(self._tool.prepare())
+        first = await self._guarded(self._tool.prepare())
+        return replace(first, data={**first.data, "image_digest": self._pool.digest(self.image)})
 
     async def resume(self, task: TaskView, done: int) -> None:
         """Find the sandbox that another worker left, as Resumable requires."""
@@ -105,10 +113,17 @@ class DockerSetup:
         instances: Instances,
         engine: DockerEngine | None = None,
     ) -> None:
-        """`key` is the environment's key in the recipe. Raises UsageError for wrong options."""
+        """`key` is the environment's key in the recipe.
+
+        Raises UsageError for wrong options, and for options above a ceiling of this host.
+        """
         self.options = options
         self.slots = slots
-        self.settings = read_limits(SandboxSettings, options, "options of environment 'docker'")
+        self._whose = f"environments.{key}.options"
+        self.settings = read_limits(SandboxSettings, options, self._whose)
+        self.ceilings = read_ceilings()
+        self.ceilings.require(self.settings, self._whose)
+        self._images = PinnedImages(self._whose, self.ceilings)
         self._key = key
         self._namespace = namespace
         self._instances = instances
@@ -120,14 +135,16 @@ class DockerSetup:
         """Names of the idle containers that this worker pooled."""
 
     async def open(self) -> None:
-        """Check the engine and pull the images. The worker takes no episode before.
+        """Check the engine, and pull and pin the images. The worker takes no episode before.
 
         Raises DependencyError if the engine can't be reached, UsageError if it is not suitable.
         """
         try:
-            self.settings.require_engine(await self._engine.info())
+            info, runtime = await self._engine.info(), self.settings.runtime
+            isolation = require_engine(info, runtime, self.ceilings, self._whose)
+            logger.info("%s: containers have %s", self._whose, isolation)
             for image in {self.settings.image, *self.settings.images}:
-                await self._ready(image)
+                await self._images.pin(self._engine, image)
         except InfrastructureError as error:
             raise DependencyError(
                 f"environments.{self._key}: the Docker engine at {self._engine.host} can't be "
@@ -138,15 +155,21 @@ class DockerSetup:
     async def take(self, use: EnvironmentUse, claim: Claim) -> Environment:
         """Return an environment that has no container yet.
 
-        Raises UsageError if the task names an image that the recipe doesn't allow.
+        Raises UsageError if the task names an image that the recipe doesn't allow, or if its
+        deadline is later than this host allows.
         """
+        self.ceilings.lifetime(int(claim.expires_at - now()), self._whose)
         image = use.image or self.settings.image
         if image not in (self.settings.image, *self.settings.images):
             raise UsageError(
-                f"environments.{self._key}.options: image {image!r} is not among its `images`; "
+                f"{self._whose}: image {image!r} is not among its `images`; "
                 f"add it there, or submit the task with another image"
             )
         return DockerEnvironment(self, claim, image, persistent=use.mode == "persistent")
+
+    def digest(self, image: str) -> str:
+        """Return the digest to which an image of the recipe is pinned."""
+        return self._images[image].digest
 
     async def give_back(self, use: EnvironmentUse, environment: Environment, fit: bool) -> None:
         """Pool a persistent sandbox that may be reset; remove any other."""
@@ -187,7 +210,9 @@ class DockerSetup:
         live_s = max(1, int(claim.expires_at - now()) + 1)
         if environment.persistent:
             live_s = max(live_s, self.settings.lifetime_s)
-        self._instances.enter(name.instance, "sandbox", "provisioning")
+        live_s = self.ceilings.lifetime(live_s, self._whose)
+        image = self._images[environment.image]
+        self._instances.enter(name.instance, "sandbox", "provisioning", f"of image {image}")
         labels = {
             "namespace": self._namespace,
             "environment": self._key,
@@ -201,12 +226,10 @@ class DockerSetup:
                 "sample": str(claim.sample),
                 "attempt": str(claim.attempt),
             }
-        labels = {f"{LABEL}{label}": text for label, text in labels.items()}
+        labels = {f"{LABEL}{label}": text for label, text in labels.items()} | image.labels
+        body = container(self.settings, image.digest, labels, live_s, self.settings.network)
         try:
-            await self._engine.create(
-                str(name),
-                container(self.settings, environment.image, labels, live_s, self.settings.network),
-            )
+            await self._images.create(self._engine, str(name), body)
         except InfrastructureError as error:
             self._instances.enter(name.instance, "sandbox", "failed", str(error))
             raise
@@ -286,10 +309,12 @@ class DockerSetup:
 
         The worker that renames it first has it.
         """
+        image = self._images[environment.image]
         for found in await self._list(names.of_idle(self._namespace)):
-            idle = found["Names"][0].lstrip("/")
-            late = float(found["Labels"][f"{LABEL}deadline"]) < environment.claim.expires_at
-            if found["State"] != "running" or late or found["Image"] != environment.image:
+            idle, labels = found["Names"][0].lstrip("/"), found["Labels"]
+            late = float(labels[f"{LABEL}deadline"]) < environment.claim.expires_at
+            alike = {**labels, **image.labels} == labels
+            if found["State"] != "running" or late or not alike:
                 continue
             token = idle.rpartition(".")[2]
             taken = names.taken(self._namespace, token)
@@ -319,23 +344,3 @@ class DockerSetup:
         await self._engine.remove(found["Names"][0].lstrip("/"))
         instance = found["Labels"].get(f"{LABEL}instance", found["Id"][:12])
         self._instances.enter(instance, "sandbox", "gone", why)
-
-    async def _ready(self, image: str) -> None:
-        """Pull an image if it is missing. UsageError if that fails, or if it has volumes."""
-        try:
-            found = await self._engine.image(image)
-        except NotThere:
-            logger.info("pulling %s", image)
-            try:
-                await self._engine.pull(image)
-                found = await self._engine.image(image)
-            except InfrastructureError as error:
-                raise UsageError(
-                    f"environments.{self._key}.options: the engine has no image {image!r} and "
-                    f"can't pull it: {error.message}. Build, load or pull it first"
-                ) from error
-        if volumes := (found.get("Config") or {}).get("Volumes"):
-            raise UsageError(
-                f"environments.{self._key}.options: image {image!r} declares volumes "
-                f"({', '.join(volumes)}), whose size nothing limits. Build it without volumes"
-            )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
@@ -12,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.errors import InfrastructureError, UsageError
+from headrace.errors import InfrastructureError
 from headrace.services.env.sandbox.command_start import KILL, KILLED, CommandStart, SandboxEnded
 from headrace.services.env.sandbox.container_names import InUse
 from headrace.services.env.sandbox.kept_output import KeptOutput
@@ -29,12 +28,11 @@ KILL_S = 30.0
 """Seconds within which a command's processes must be gone after they are killed."""
 ARGUMENT_BYTES = 100_000
 """Longest argument of a command. The kernel's limit is 131,072 bytes with the final NUL."""
-ENFORCED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
-"""Limits that an engine must support. If it doesn't, its own API only gives a warning."""
 
 
 class SandboxSettings(Limits):
-    """The options of a sandbox. Only the recipe sets them: no task can loosen them."""
+    """The options of a sandbox. Only the recipe sets them: no task can loosen them. The ceilings of
+    the worker's host limit them."""
 
     image: str
     """Image for tasks that name none. It needs `sh` and `sleep`, and `python3` for most tools."""
@@ -58,21 +56,6 @@ class SandboxSettings(Limits):
     keep_processes: bool = False
     """Whether processes go on when their command ends, such as a server that later commands use. If
     they keep a command from beginning, the policy is responsible."""
-
-    def require_engine(self, info: Mapping[str, Any]) -> None:
-        """Raise UsageError unless an engine can enforce the limits. `info` is its description."""
-        runtimes = info.get("Runtimes") or {}
-        if self.runtime and self.runtime not in runtimes:
-            have = ", ".join(sorted(runtimes))
-            raise UsageError(f"the Docker engine has no runtime {self.runtime!r}; it has {have}")
-        missing = [limit for limit in ENFORCED if not info.get(limit)]
-        if missing:
-            raise UsageError(f"the Docker engine's kernel can't enforce: {', '.join(missing)}")
-        security = " ".join(info.get("SecurityOptions") or ())
-        if not self.runtime and not re.search(r"name=seccomp(?!,profile=unconfined)", security):
-            raise UsageError(
-                "the Docker engine has no seccomp profile: set one, or runtime = 'runsc'"
-            )
 
 
 class BadArgument(ValueError):

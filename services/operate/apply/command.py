@@ -18,14 +18,21 @@ from headrace.services.operate.options import (
 @click.command()
 @click.argument("recipe")
 @set_option
+@click.option(
+    "--no-check", is_flag=True, help="Don't try the recipe's parts before the namespace is created."
+)
 @json_option
 @cluster_options
-def apply(recipe: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def apply(
+    recipe: str, settings: tuple[str, ...], no_check: bool, as_json: bool, **options: Any
+) -> None:
     """Create the namespace of a RECIPE and start its run.
 
     This creates the topics, registers the schemas and commits the first offset of every consumer
     group. Afterwards `headrace serve` processes can join from any machine. If you apply the same
     recipe again, nothing changes. A namespace keeps its recipe, so another recipe is refused.
+    Before a namespace is created, the recipe's parts are tried, as `headrace check` does. Give
+    --no-check if this machine lacks what the workers have.
 
     \b
     Examples:
@@ -35,17 +42,23 @@ def apply(recipe: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     """
     import asyncio
 
-    from headrace.schemas.topics import Topics
     from headrace.services.namespace.apply import apply as apply_recipe
-    from headrace.services.namespace.cluster_config import read_recipe
+    from headrace.services.namespace.apply import find_run
+    from headrace.services.namespace.cluster_config import read_recipe, write_resolved
     from headrace.services.namespace.connect import connect, locate
+    from headrace.services.namespace.lookup import topics_of
+    from headrace.services.operate.check.checking import check_in_child
+    from headrace.services.operate.options import explain
+    from headrace.services.operate.run.processes import spawn
 
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
     namespace = cluster.namespace or resolved.name
-    topics = Topics(namespace, tuple(resolved.policies), resolved.partitions)
+    topics = topics_of(resolved, namespace)
 
     async def run() -> str:
         async with connect(locate(cluster), "apply") as connection:
+            if not no_check and await find_run(connection.log(topics)) is None:
+                await check_in_child(write_resolved(resolved, cluster.state), spawn, explain)
             log = await connection.writing_log(topics)
             return (await apply_recipe(log, resolved)).state
 

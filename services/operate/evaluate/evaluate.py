@@ -66,7 +66,7 @@ async def fetch_models(cluster: ClusterConfig, version: int | None, folder: Path
             f"policy {missing[0]!r} of namespace {log.topics.namespace} has published {which}: "
             "`headrace status` shows its newest version"
         )
-    blobs = cluster.open_blobs()
+    blobs = cluster.open_blobs(None)
     models = {}
     for name, published in found.items():
         made = folder / f"{name}-{published.version}"
@@ -119,7 +119,7 @@ async def evaluate(
             models = dict.fromkeys(recipe.policies, str(weights.absolute()))
         derived = evaluation_recipe(recipe, models)
         temporary = ClusterConfig(state=folder / "state", namespace=recipe.name)
-        run = LocalRun(derived, temporary, quiet=quiet)
+        run = LocalRun(derived, temporary, quiet=quiet, on_interrupt="stopping the evaluation")
         await run.execute()
         if run.interrupted.is_set():
             raise Interrupted("interrupted before the evaluation was complete")

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--unnamed", is_flag=True,
-    help="Also remove blobs older than a day that no event on this broker names. Use it only if no "
-    "other broker's runs share the blob store.",
+    help="Also remove blobs older than a day that no event on this broker names, unless another "
+    "owner has marked them. You need the right to see all topics.",
 )  # fmt: skip
 @click.option(
     "--forget", metavar="NAMESPACE", multiple=True,
-    help="Also remove this whole ended namespace: its topics, its folder, its weights. Repeatable.",
+    help="Also remove this whole ended namespace: its topics, its folder, its weights. "
+    "CLUSTER_ID.NAMESPACE removes the weights of a cluster that is gone. Repeatable.",
 )  # fmt: skip
 @json_option
 @cluster_options
@@ -43,10 +44,10 @@ def prune(
 ) -> None:
     """Remove the weights and checkpoints that no run on this broker needs any more.
 
-    Prune reads all namespaces, since they share the blob store. For each policy it keeps the newest
-    versions, the versions of its checkpoints on this machine, and the versions that a running
-    episode may still need. It never removes single records. Without --yes it only shows what it
-    would remove, and the sizes.
+    Prune reads all namespaces that it can see, since they share the blob store. For each policy it
+    keeps the newest versions, the versions of its checkpoints on this machine, and the versions
+    that a running episode may still need. It also keeps what namespaces need that it can't see. It
+    never removes single records. Without --yes it only shows what it would remove, and the sizes.
 
     \b
     Examples:
@@ -63,7 +64,7 @@ def prune(
     async def run() -> list[Prunable]:
         cluster = locate(cluster_of(options))
         async with connect(cluster, "prune") as connection:
-            pruner = Pruner(connection, cluster.open_blobs(), cluster, Patience(explain))
+            pruner = Pruner(connection, cluster.open_blobs(None), cluster, Patience(explain))
             items = await pruner.plan(keep, unnamed, forget)
             return await pruner.carry_out(items) if yes else items
 

@@ -3,8 +3,11 @@
 Namespaces share the blob store, which names blobs by their content. So a blob is needed as long as
 any namespace needs it. A policy needs its newest versions and the versions of its checkpoints on
 this machine. While its run has not ended, it also needs each version that an episode may still be
-pinned to, which was the newest one within the last deadline. A blob that no event on this broker
-names may belong to another broker, so it is removed only on request. Does no I/O.
+pinned to, which was the newest one within the last deadline.
+
+Other brokers' namespaces, and namespaces that ACLs hide, may share the store too. They need the
+blobs that have their markers (`services/models/blob_owners.py`). A blob that has no marker, or that
+no event names, is removed only on request. Does no I/O.
 
 Single records are never removed. A namespace is kept whole, or it is removed whole on request after
 its run has ended.
@@ -15,11 +18,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
 from headrace.schemas.events import Event, PolicyPublished, RunStateEntered
-from headrace.services.models.blobs import StoredBlob
+from headrace.services.models.blob_owners import UNKNOWN, Marker, Removal, StoredBlob
 from headrace.services.namespace.run_life import RunLife
 
 GRACE_S = 3600.0
@@ -32,7 +36,7 @@ ENDED_S = 30.0
 """The processes of an ended run are gone after this time."""
 DEADLINE_S = 86_400.0
 """The longest episode, if the recipe does not set a deadline."""
-Kind = Literal["blob", "checkpoints", "folder", "topics"]
+Kind = Literal["blob", "marker", "checkpoints", "folder", "topics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,16 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerNeeds:
+    """What is known of the blobs of one owner. Blobs are named by SHA-256 in hex."""
+
+    published: Collection[str] = ()
+    needed: Collection[str] = ()
+    forgotten: bool = False
+    """Its namespace is removed, so it needs nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prunable:
     """One thing that may be removed."""
 
@@ -105,8 +119,7 @@ class Prunable:
     size: int
     """Bytes. It is 0 for topics, whose size the client can't see."""
     why: str
-    blob: StoredBlob | None = None
-    put_before: float = 0.0
+    removal: Removal | None = None
     path: Path | None = None
     topics: tuple[str, ...] = ()
 
@@ -156,27 +169,77 @@ def needed_blobs(
     return needed | namespace.tokenizers()
 
 
-def needless_blobs(
+def prunable_blobs(
     stored: Iterable[StoredBlob],
-    published: Collection[str],
-    needed: Collection[str],
-    named: Collection[str] | None,
+    markers: Iterable[Marker],
+    claims: Mapping[str, OwnerNeeds],
+    artifacts: Collection[str] | None,
     now_s: float,
 ) -> Iterator[Prunable]:
-    """Yields the published blobs that are not needed. With `named`, also blobs that are not in it.
+    """Yields the blobs that nobody needs, and the markers that their owners don't need.
 
-    `published`, `needed` and `named` are names of blobs.
+    `claims` are of the owners that prune can see, and of those to forget. `artifacts` are needed,
+    too. If they are not None, it also yields blobs that no event names.
     """
+    blobs: dict[str, StoredBlob] = {}
     for blob in stored:
-        if blob.name in needed:
-            continue
-        if blob.name in published:
-            before = now_s - PUT_S
-            why = "belongs to a version that nothing needs any more"
-        elif named is not None and blob.name not in named:
-            before = now_s - UNNAMED_S
-            why = "no event on this broker names it" if blob.name else "its writer died"
+        if blob.name:
+            blobs[blob.name] = blob
+        elif artifacts is not None and blob.put_at < now_s - UNNAMED_S:
+            removal = Removal("", frozenset(), blob, now_s - UNNAMED_S)
+            yield Prunable("blob", blob.path.name, blob.size, "its writer died", removal)
+    marked: dict[str, list[Marker]] = {}
+    for marker in markers:
+        marked.setdefault(marker.name, []).append(marker)
+    needed = {*(artifacts or ())}.union(*(claim.needed for claim in claims.values()))
+    for name in sorted(blobs.keys() | marked.keys()):
+        found = _prunable_blob(
+            blobs.get(name),
+            marked.get(name, []),
+            claims,
+            needed=name in needed,
+            unnamed=artifacts is not None,
+            now_s=now_s,
+        )
+        if found is not None:
+            yield found
+
+
+def _prunable_blob(
+    blob: StoredBlob | None,
+    markers: Sequence[Marker],
+    claims: Mapping[str, OwnerNeeds],
+    *,
+    needed: bool,
+    unnamed: bool,
+    now_s: float,
+) -> Prunable | None:
+    """Returns what may be removed of a blob and its markers. `blob` is None if it is absent."""
+    befores: dict[Marker, float] = {}
+    why = "no event on this broker names it"
+    for marker in markers:
+        claim = claims.get(marker.owner)
+        if claim is not None and claim.forgotten:
+            before, why = now_s, "--forget names its namespace"
+        elif needed or (claim is None and marker.owner != UNKNOWN):
+            before = -inf
+        elif claim is not None and marker.name in claim.published:
+            before, why = now_s - PUT_S, "belongs to a version that nothing needs any more"
         else:
-            continue
-        if blob.put_at < before:
-            yield Prunable("blob", blob.name or blob.path.name, blob.size, why, blob, before)
+            before = now_s - UNNAMED_S if unnamed or blob is None else -inf
+        if marker.put_at < before:
+            befores[marker] = before
+    stale = frozenset(befores)
+    if blob is None or needed:
+        if not stale:
+            return None
+        why = "its blob is absent" if blob is None else why
+        name = next(iter(stale)).name
+        return Prunable("marker", name, 0, why, Removal(name, stale))
+    before = min(befores.values(), default=now_s - UNNAMED_S if unnamed and not markers else -inf)
+    if blob.put_at >= before:
+        return None
+    removal = Removal(blob.name, stale, blob, before)
+    if len(stale) < len(markers):
+        return Prunable("marker", blob.name, 0, f"{why}; another owner needs the blob", removal)
+    return Prunable("blob", blob.name, blob.size, why, removal)

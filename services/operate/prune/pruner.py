@@ -8,7 +8,8 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from headrace.errors import DecodeError, UsageError
 from headrace.schemas.events import Event
@@ -16,6 +17,7 @@ from headrace.schemas.topics import POLICIES, RUNS, TOPICS, Topics
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, Patience, read_records
+from headrace.services.models.blob_owners import owner_name
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
@@ -23,9 +25,10 @@ from headrace.services.namespace.lookup import namespaces_in, topics_in
 from headrace.services.operate.prune.needs import (
     ENDED_S,
     Namespace,
+    OwnerNeeds,
     Prunable,
     needed_blobs,
-    needless_blobs,
+    prunable_blobs,
 )
 from headrace.trainer.checkpoint import Checkpoints
 
@@ -33,6 +36,9 @@ ARTIFACT_TOPICS = [
     topic for topic in TOPICS if topic.event and "artifacts" in topic.event.model_fields
 ]
 """Topics whose events may name artifacts."""
+BATCH = 25
+"""Blobs that are removed under one notice. Writers of such blobs wait meanwhile, and so does
+Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +55,41 @@ class Pruner:
     async def plan(self, keep: int, unnamed: bool, forget: Collection[str]) -> list[Prunable]:
         """Returns all that may be removed.
 
-        Raises UsageError if a namespace in `forget` does not exist or still runs.
+        Raises UsageError if a namespace in `forget` does not exist or still runs, or if ACLs may
+        hide topics that must be seen.
         """
         # Take the time before reading the log: a blob that is put later may have no event yet.
         now_s = self.clock()
+        if unnamed and not await self.connection.broker.sees_all_topics():
+            raise UsageError(
+                f"--unnamed: {_HIDDEN}, and a blob that no visible event names may be theirs"
+            )
         existing = await self.connection.broker.list_topics()
         spaces = await self._read(existing)
+        stored = await asyncio.to_thread(lambda: list(self.blobs.stored()))
+        markers = await asyncio.to_thread(lambda: list(self.blobs.owners.markers()))
+        cluster = await self.connection.broker.cluster_id()
+        gone = [name for name in forget if name not in {space.name for space in spaces}]
+        if gone:
+            owners = {marker.owner for marker in markers}
+            sees_all = await self.connection.broker.sees_all_topics()
+            _require_markers(gone, cluster, owners, spaces, sees_all)
+        claims = {
+            name if "." in name else owner_name(cluster, name): OwnerNeeds(forgotten=True)
+            for name in forget
+        }
         _require_ended(spaces, forget, now_s)
         staying = [space for space in spaces if space.name not in forget]
-        needed: set[str] = set()
         for space in staying:
             # An ended run does not need its checkpoints.
             checkpoints = {} if space.ended(now_s) else self._checkpoints(space)
-            needed |= needed_blobs(space, keep, checkpoints, now_s)
-        published: set[str] = set()
-        for space in spaces:
-            published |= space.weights() | space.tokenizers()
-        named = None
-        if unnamed:
-            needed |= await self._artifacts(staying, existing)
-            named = published | needed
-        stored = await asyncio.to_thread(lambda: list(self.blobs.stored()))
-        items = list(needless_blobs(stored, published, needed, named, now_s))
+            if Topics(space.name, (), 1).name(POLICIES) in existing:  # ACLs may hide it.
+                claims[owner_name(cluster, space.name)] = OwnerNeeds(
+                    space.weights() | space.tokenizers(),
+                    needed_blobs(space, keep, checkpoints, now_s),
+                )
+        artifacts = await self._artifacts(staying, existing) if unnamed else None
+        items = list(prunable_blobs(stored, markers, claims, artifacts, now_s))
         for space in spaces:
             if space.name in forget:
                 items += self._whole(space, existing)
@@ -84,16 +103,36 @@ class Pruner:
         A blob that was put again in the meantime stays.
         """
         gone = []
+        blobs = [item for item in items if item.removal is not None]
+        for _, group in groupby(blobs, lambda item: item.what[:2]):
+            folder = list(group)
+            for first in range(0, len(folder), BATCH):
+                gone += await asyncio.to_thread(self._remove, folder[first : first + BATCH])
         for item in items:
-            if item.blob is not None:
-                blob, before = item.blob, item.put_before
-                if not await asyncio.to_thread(self.blobs.remove, blob, before):
-                    continue
             if item.path is not None:
                 await asyncio.to_thread(shutil.rmtree, item.path, ignore_errors=True)
             if item.topics:
                 await self.connection.broker.delete_topics(item.topics)
-            gone.append(item)
+            if item.removal is None:
+                gone.append(item)
+        return gone
+
+    def _remove(self, items: Sequence[Prunable]) -> list[Prunable]:
+        """Removes blobs whose names begin with the same digits, or files of writers that died."""
+        removals = [item.removal for item in items if item.removal is not None]
+        if not removals[0].name:
+            return [
+                item
+                for item, one in zip(items, removals, strict=True)
+                if one.blob is not None and self.blobs.remove(one.blob, one.put_before)
+            ]
+        gone = []
+        for item, removal, removed in zip(
+            items, removals, self.blobs.owners.remove(removals, self.blobs.remove), strict=True
+        ):
+            if removed is not None:
+                size = removal.blob.size if removal.blob is not None and removed == "blob" else 0
+                gone.append(replace(item, kind=removed, size=size))
         return gone
 
     async def _read(self, existing: Mapping[str, int]) -> list[Namespace]:
@@ -162,13 +201,40 @@ class Pruner:
             yield Prunable("checkpoints" if inside else "folder", str(path), size, why, path=path)
 
 
+_HIDDEN = (
+    "ACLs may hide topics of this broker from you. Use a principal that may describe the cluster "
+    "and all topics. Without it, prune can't see which blobs other namespaces need"
+)
+
+
+def _require_markers(
+    names: Collection[str],
+    cluster: str,
+    owners: Collection[str],
+    spaces: Sequence[Namespace],
+    sees_all: bool,
+) -> None:
+    """Raises UsageError if a namespace that the broker does not show can't be forgotten."""
+    for name in names:
+        if "." in name:
+            if name.startswith(owner_name(cluster, "")):
+                raise UsageError(f"--forget {name}: it is of this cluster. Give its namespace only")
+            if name not in owners:
+                known = ", ".join(sorted(owner for owner in owners if "." in owner)) or "(none)"
+                raise UsageError(
+                    f"--forget {name}: the blob store has only markers of these owners: {known}"
+                )
+        elif owner_name(cluster, name) not in owners:
+            known = ", ".join(space.name for space in spaces) or "(none)"
+            raise UsageError(f"--forget {name}: this broker has only these namespaces: {known}")
+        elif not sees_all:
+            raise UsageError(f"--forget {name}: {_HIDDEN}")
+
+
 def _require_ended(namespaces: Sequence[Namespace], forget: Collection[str], now_s: float) -> None:
     known = {namespace.name: namespace for namespace in namespaces}
     for name in forget:
-        if name not in known:
-            names = ", ".join(known) or "(none)"
-            raise UsageError(f"--forget {name}: this broker has only these namespaces: {names}")
-        if not known[name].ended(now_s):
+        if name in known and not known[name].ended(now_s):
             raise UsageError(
                 f"--forget {name}: its run is {known[name].life.state}. Only a namespace whose run "
                 f"ended at least {ENDED_S:.0f} s ago can be removed"

@@ -14,14 +14,14 @@ from headrace.schemas.events import Event, Ref, TaskEnded
 from headrace.schemas.recipe.read_recipe import change_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import RecipeError
-from headrace.schemas.topics import RESULTS, Topic, Topics
+from headrace.schemas.topics import RESULTS, Topic
 from headrace.services.kafka.broker import Partition, Position
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import Connection, connect, locate
-from headrace.services.namespace.lookup import find_namespace
+from headrace.services.namespace.lookup import find_namespace, topics_of
 from headrace.services.namespace.run_life import RunLife, differing_keys
 from headrace.services.operate.options import explain
 
@@ -128,10 +128,16 @@ def change_recorded(
     return recipe
 
 
+def reading_recorded(recording: Recording, recipe: Recipe) -> Recipe:
+    """Returns a replay's recipe: its batches refer to the trajectories of the recorded run."""
+    sources = {recording.namespace, *recording.log.topics.reads_from, *recipe.reads_from}
+    return recipe.model_copy(update={"reads_from": tuple(sorted(sources))})
+
+
 async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> EventLog:
     """Makes the new namespace of a replay, by default `<namespace>-replay`, `-replay-2`, ….
 
-    Raises UsageError if `into` exists already.
+    `recipe` is from `reading_recorded`. Raises UsageError if `into` exists already.
     """
     topics = await recording.connection.broker.list_topics()
     existing = {name.partition(".")[0] for name in topics}
@@ -144,9 +150,7 @@ async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> 
     names = chain([first], (f"{first}-{number}" for number in count(2)))
     name = into or next(name for name in names if name not in existing)
     replace(recording.cluster, namespace=name)  # This checks the name.
-    log = await recording.connection.writing_log(
-        Topics(name, tuple(recipe.policies), recipe.partitions)
-    )
+    log = await recording.connection.writing_log(topics_of(recipe, name))
     await apply(log, recipe, f"{REPLAY_OF}{recording.namespace}")
     explain(f"into namespace {name}")
     return log

@@ -26,6 +26,7 @@ from headrace.services.operate.replay.recording import (
     make_fresh,
     read_results,
     read_topic,
+    reading_recorded,
     trained_policies,
 )
 from headrace.services.operate.replay.replay_training import ended_after, train
@@ -91,17 +92,16 @@ async def replay_batches(
     skipped = {number for number, one in published.items() if one.status == "skipped"}
     _require_trajectories(batches, skipped)
     verdicts = await _rebuild(recording, policy, batches)
-    log = await make_fresh(recording, into, recording.recipe)
+    recipe = reading_recorded(recording, recording.recipe)
+    log = await make_fresh(recording, into, recipe)
     versions = [
         ReplayedVersion(verdict, published[number])
         for number, verdict in enumerate(["same", *verdicts])  # Version 0 has no batch.
     ]
     reason = f"{last} batches of {policy} replayed"
-    async with ended_after(log, recording.recipe, reason):
+    async with ended_after(log, recipe, reason):
         await _copy(recording, log, policy, batches)
-        for version in await train(
-            recording, log, recording.recipe, policy, until=last, skipped=skipped
-        ):
+        for version in await train(recording, log, recipe, policy, until=last, skipped=skipped):
             versions[version.version].replayed = version
     return BatchesReplayed(log.topics.namespace, policy, versions)
 

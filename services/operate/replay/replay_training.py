@@ -16,6 +16,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
+from headrace.services.models.blob_owners import owner_name
 from headrace.services.namespace.run_life import enter
 from headrace.services.operate.replay.recording import Recording
 from headrace.services.operate.serve.process_setup import limit_threads
@@ -42,7 +43,7 @@ async def train(
     context = ServiceContext(
         log,
         recipe,
-        cluster.open_blobs(),
+        cluster.open_blobs(owner_name(await log.broker.cluster_id(), log.topics.namespace)),
         f"replay-{socket.gethostname()}-{os.getpid()}",
         cluster.folder(log.topics.namespace),
         stopping,

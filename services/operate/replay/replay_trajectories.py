@@ -34,6 +34,7 @@ from headrace.services.operate.replay.recording import (
     make_fresh,
     read_results,
     read_topic,
+    reading_recorded,
     trained_policies,
 )
 from headrace.services.operate.replay.replay_training import ended_after, train
@@ -121,6 +122,7 @@ async def replay_trajectories(
     kept, and HeadraceError if the results give no batch.
     """
     check_tokenizers(recording.recipe, recipe)
+    recipe = reading_recorded(recording, recipe)
     chosen = trained_policies(recipe, policy)
     results = await read_results(recording.log)
     order = _choose(recording.namespace, results, tasks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from headrace.schemas.recipe.recipe import Recipe
@@ -12,14 +12,22 @@ MAY_END = ("source", "evaluation")
 """Services that can complete their work before the run ends."""
 
 
-def child_specs(recipe: Recipe, resolved: Path, metrics_port: int = 0) -> list[ChildSpec]:
+def child_specs(
+    recipe: Recipe,
+    resolved: Path,
+    metrics_port: int = 0,
+    services: Collection[str] | None = None,
+) -> list[ChildSpec]:
     """Returns one child per process. Those with the longest imports come first.
 
     `resolved` is the file of the resolved recipe. The first child serves its metrics on
-    `metrics_port`, and each further child on the next port. 0 disables metrics.
+    `metrics_port`, and each further child on the next port; 0 disables metrics. With `services`,
+    only the children of those services are returned.
     """
     specs = []
     for number, (name, service, policy) in enumerate(_processes(recipe)):
+        if services is not None and service not in services:
+            continue
         arguments = ["serve", service, str(resolved), "--parent-fd", "{parent_fd}"]
         if policy is not None:
             arguments += ["--policy", policy]

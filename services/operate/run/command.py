@@ -39,6 +39,9 @@ def _check(text: str) -> Check:
     "stop.versions ended the run, reward and versions are those at which the rule held. All other "
     "figures count until the last task has ended. Repeatable.",
 )  # fmt: skip
+@click.option(
+    "--no-check", is_flag=True, help="Don't try the recipe's parts before the namespace is created."
+)
 @quiet_option
 @json_option
 @click.option(
@@ -51,6 +54,7 @@ def run(
     recipe: str,
     settings: tuple[str, ...],
     checks: tuple[Check, ...],
+    no_check: bool,
     quiet: bool,
     as_json: bool,
     metrics_port: int,
@@ -63,7 +67,8 @@ def run(
     The command starts the local stack (or uses --bootstrap-servers), creates the namespace, starts
     all services and keeps them alive until the recipe's `stop` rule holds. If the namespace has an
     unfinished run, the command continues it. If that run has ended, the new one uses the namespace
-    <name>-2, and so on. Ctrl-C ends the run cleanly; a second Ctrl-C ends it at once.
+    <name>-2, and so on. Ctrl-C pauses the run: the same command continues it, and `headrace end`
+    ends it for good.
 
     \b
     Examples:
@@ -77,12 +82,20 @@ def run(
 
     from headrace.services.models.weights import model_folder
     from headrace.services.namespace.cluster_config import read_recipe
-    from headrace.services.operate.run.run import LocalRun
+    from headrace.services.operate.run.run import LocalRun, command_line
 
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
     for policy in resolved.policies.values():
         model_folder(policy.model, weights=True)  # Download it before any process waits for it.
-    whole = LocalRun(resolved, cluster, quiet=quiet, checks=checks, metrics_port=metrics_port)
+    whole = LocalRun(
+        resolved,
+        cluster,
+        quiet=quiet,
+        checks=checks,
+        metrics_port=metrics_port,
+        check=not no_check,
+        on_interrupt=f"pausing the run; `{command_line()}` continues it",
+    )
     summary = asyncio.run(whole.execute())
     if as_json:
         print_json(asdict(summary))

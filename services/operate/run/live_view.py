@@ -40,6 +40,10 @@ class Status:
         """Returns the seconds since the command began."""
         return time.monotonic() - self.began
 
+    def began_at(self) -> float:
+        """Returns when the command began, in epoch seconds."""
+        return time.time() - self.elapsed_s()
+
     def since_start_s(self, at: float | None) -> float | None:
         """Returns the seconds from the command's start to an epoch time.
 
@@ -47,7 +51,7 @@ class Status:
         """
         if at is None:
             return None
-        since = at - (time.time() - self.elapsed_s())
+        since = at - self.began_at()
         return since if since >= 0 else None
 
 
@@ -217,3 +221,7 @@ def _add_progress(rows: Table, progress: Progress) -> None:
         ),
     )
     rows.add_row("tasks", f"{progress.tasks_ended:,} ended of {progress.submitted:,} submitted")
+    for kind in progress.endings.top():
+        rows.add_row("failed", Text(visible(str(kind)), style="red"))
+    for hint in progress.endings.hints():
+        rows.add_row("hint", Text(hint, style="yellow"))

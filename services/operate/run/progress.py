@@ -17,9 +17,13 @@ from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, Task
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.evaluation import Evaluations
+from headrace.services.operate.run.endings import Endings
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the episodes per second are averaged."""
+IDLE_WINDOW_S = 600.0
+"""A time of this length without any event, before the command, does not count for `stop.seconds`.
+An event is rarely longer away while a run goes on."""
 
 
 @dataclass
@@ -77,8 +81,10 @@ class Decision:
 class Progress:
     """Folds events. `now` and all times are epoch seconds."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, since: float = 0.0) -> None:
+        """`since` is when the command began that asks."""
         self.recipe = recipe
+        self.endings = Endings(recipe, since)
         self.policies = {
             name: PolicyProgress(trained=policy.training is not None)
             for name, policy in recipe.policies.items()
@@ -101,6 +107,8 @@ class Progress:
         self._last_task = -1
         self._ended = Frontier()
         self._ends: deque[tuple[float, int]] = deque()
+        self._windows: set[int] = set()
+        """The windows of IDLE_WINDOW_S since the epoch in which an event was recorded."""
 
     @property
     def tasks_ended(self) -> int:
@@ -129,6 +137,7 @@ class Progress:
 
     def on_event(self, event: Event, at: float, offset: int) -> None:
         """Adds one event that was recorded at `at`. A repeated event changes nothing."""
+        self._windows.add(int(at // IDLE_WINDOW_S))
         match event:
             case TaskSubmitted():
                 if offset > self._last_task:
@@ -149,6 +158,7 @@ class Progress:
         if not self._ended.add(event.task):
             return
         self.evaluations.on_task_ended(event)
+        self.endings.on_task_ended(event, at)
         self.episodes += len(event.outcomes)
         self.failures += sum(outcome.ending == "failed" for outcome in event.outcomes)
         self._ends.append((at, len(event.outcomes)))
@@ -206,6 +216,11 @@ class Progress:
     def episodes_per_s(self, now: float) -> float:
         """Returns the mean over the last 10 s."""
         return sum(n for at, n in self._ends if at >= now - RATE_WINDOW_S) / RATE_WINDOW_S
+
+    def idle_s(self, since: float, until: float) -> float:
+        """Returns the seconds in whole windows between two times in which nothing was recorded."""
+        windows = range(int(since // IDLE_WINDOW_S) + 1, int(until // IDLE_WINDOW_S))
+        return IDLE_WINDOW_S * sum(window not in self._windows for window in windows)
 
     def versions(self) -> dict[str, int]:
         """Returns each policy's newest published version; -1 before version 0."""

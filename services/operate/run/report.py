@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from headrace.services.operate.run.live_view import Status, policy_line
 from headrace.services.operate.run.progress import Measure, Progress
 
+PAUSED = "paused"
+"""Instead of the reason of an end: Ctrl-C or SIGTERM paused the run."""
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -17,7 +20,7 @@ class Summary:
 
     namespace: str
     reason: str
-    """Why the run ended."""
+    """Why the run ended, or `paused`."""
     seconds: float
     first_step_s: float | None
     """Until the first version was trained; None if an earlier command did that."""
@@ -40,6 +43,9 @@ class Summary:
     episodes: int
     failures: int
     restarts: int
+    top_failures: list[str]
+    """The most frequent kinds of failures: count, message, and the command that shows one."""
+    hints: list[str]
 
     @classmethod
     def of(cls, status: Status, namespace: str, reason: str, progress: Progress) -> Summary:
@@ -71,6 +77,8 @@ class Summary:
             episodes=progress.episodes,
             failures=progress.failures,
             restarts=status.restarts,
+            top_failures=[str(kind) for kind in progress.endings.top()],
+            hints=progress.endings.hints(),
         )
 
     def measures(self, progress: Progress) -> dict[Measure, float | None]:
@@ -86,7 +94,8 @@ class Summary:
 
     def lines(self) -> list[str]:
         """Returns lines for people."""
-        lines = [f"{self.namespace}: ended by {self.reason}"]
+        paused = self.reason == PAUSED
+        lines = [f"{self.namespace}: {PAUSED if paused else f'ended by {self.reason}'}"]
         for name, version in self.versions.items():
             line = policy_line(name, version, self.rewards[name], self.curves[name])
             later = self.published[name]
@@ -100,7 +109,8 @@ class Summary:
             f"  seconds: first training step {_seconds(self.first_step_s)}   "
             f"learned {_seconds(self.learned_s)}   total {self.seconds:.1f}",
         ]
-        return lines
+        lines += [f"  failed: {line}" for line in self.top_failures]
+        return lines + [f"  hint: {line}" for line in self.hints]
 
 
 def _seconds(value: float | None) -> str:

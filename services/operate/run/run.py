@@ -1,36 +1,42 @@
 """Runs a recipe on this machine: starts broker, namespace and services, and stops them at the end.
 
 The child processes start first, so that they import while the broker starts. If the namespace has
-an unfinished run, it continues, because the log holds all state.
+an unfinished run, it continues, because the log holds all state. So Ctrl-C only pauses a run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
+import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from headrace.errors import CheckFailed, DependencyError, HeadraceError, Interrupted, UsageError
+from headrace.errors import CheckFailed, DependencyError, HeadraceError, Interrupted
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import Topics
+from headrace.services.base.concurrency import until_first
 from headrace.services.log.event_log import EventLog
-from headrace.services.namespace.apply import apply, find_run, lags
+from headrace.services.namespace.apply import apply, lags
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
-from headrace.services.namespace.connect import Connection, connect
-from headrace.services.namespace.run_life import RunLife, enter
+from headrace.services.namespace.connect import connect
+from headrace.services.namespace.lookup import topics_of
+from headrace.services.namespace.run_life import RunLife, enter, follow_life
+from headrace.services.operate.check.checking import check_in_child
 from headrace.services.operate.run.children import child_specs
+from headrace.services.operate.run.choose_namespace import MOST_RUNS, choose_namespace
 from headrace.services.operate.run.live_view import Status, make_view
+from headrace.services.operate.run.log_notes import LogNotes
 from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
-from headrace.services.operate.run.report import Summary
+from headrace.services.operate.run.report import PAUSED, Summary
 from headrace.services.operate.run.run_stack import RunStack
 from headrace.services.operate.run.supervisor import Supervisor
 from headrace.services.operate.run.watch import follow_progress
@@ -40,12 +46,9 @@ END_S = 30.0
 INTERRUPTED_END_S = 5.0
 """The same after Ctrl-C."""
 LAG_INTERVAL_S = 2.0
-MOST_RUNS = 10_000
-"""How many names `<name>-2`, `<name>-3`, … are tried for a new run."""
+LOG_INTERVAL_S = 1.0
 TICK_S = 0.5
 """Seconds between two checks of the stop rule if no event arrives."""
-INTERRUPT = "interrupt"
-"""The reason of a run that Ctrl-C or SIGTERM ended."""
 
 
 class LocalRun:
@@ -59,20 +62,35 @@ class LocalRun:
         quiet: bool,
         checks: Sequence[Check] = (),
         metrics_port: int = 0,
+        services: Collection[str] | None = None,
+        end: str | None = None,
+        check: bool = False,
+        on_interrupt: str = "stopping",
     ) -> None:
-        """The first child serves its metrics on `metrics_port`, as `child_specs` has it."""
+        """The first child serves its metrics on `metrics_port`, as `child_specs` has it.
+
+        Only these `services` are started, by default all. With `end`, the run ends at once for this
+        reason. With `check`, the parts of the recipe are tried before the namespace is created.
+        `on_interrupt` says to people what Ctrl-C does.
+        """
         self.interrupted = asyncio.Event()
-        """Set by Ctrl-C or SIGTERM. The run then ends cleanly."""
-        self.progress = Progress(recipe)
+        """Set by Ctrl-C or SIGTERM. The run then pauses."""
+        self.progress = Progress(recipe, since=time.time())
+        self._reason = end
+        self._on_interrupt = on_interrupt
+        self._life = RunLife()
+        self._read_past = asyncio.Event()
+        """Set once the whole log is read, so that rules are never checked on a part of it."""
         self._recipe = recipe
         self._cluster = cluster
         self._checks = checks
         self._changed = asyncio.Event()
         self._beside: list[asyncio.Task[None]] = []
         """The tasks that run beside the children. If one ends, its error ends the run."""
-        path = write_resolved(recipe, cluster.state)
+        self._path = path = write_resolved(recipe, cluster.state)
+        self._check = check
         launch = new_launch_folder(cluster.state)
-        specs = child_specs(recipe, path, metrics_port)
+        specs = child_specs(recipe, path, metrics_port, services)
         self._status = Status(cluster.namespace or recipe.name)
         self._view = make_view(self._status, Console(stderr=True, quiet=quiet))
         note = self._view.note
@@ -81,12 +99,16 @@ class LocalRun:
         self._stack = RunStack(cluster, on_progress=self._phase, on_restart=note)
 
     async def execute(self) -> Summary:
-        """Runs until the end of the run. Raises the error that failed it."""
+        """Runs until the run ends or is paused. Raises the error that failed it."""
         with closing(self._view):
             self._on_signals()
             try:
                 await self._supervisor.start()
-                cluster = await self._stack.up(self.interrupted.is_set)
+                async with self._checking() as checked:
+                    cluster = await self._stack.up(
+                        lambda: self.interrupted.is_set() or _failed(checked)
+                    )
+                    await until_first(_result(checked), self.interrupted.wait())
                 return await self._run_on(cluster)
             finally:
                 self._status.phase = "ending the processes"
@@ -94,15 +116,36 @@ class LocalRun:
                 self._status.phase = "stopping the local stack"
                 await self._stack.down()
 
+    @asynccontextmanager
+    async def _checking(self) -> AsyncIterator[asyncio.Future[None]]:
+        """Tries the recipe's parts in a child process, while the broker starts.
+
+        Yields when that is done, or has failed. Its error is raised even if it made others.
+        """
+        checked = asyncio.ensure_future(
+            check_in_child(self._path, self._supervisor.begin, self._view.note)
+            if self._check
+            else asyncio.sleep(0)
+        )
+        try:
+            yield checked
+        except Interrupted:
+            if _failed(checked):
+                await checked
+            raise
+        finally:
+            checked.cancel()
+            await asyncio.gather(checked, return_exceptions=True)
+
     def _on_signals(self) -> None:
-        """Lets Ctrl-C end the run cleanly, and a second Ctrl-C at once."""
+        """Lets Ctrl-C pause the run cleanly, and a second Ctrl-C stop all processes at once."""
 
         def on_signal() -> None:
             if self.interrupted.is_set():
                 self._supervisor.kill()
                 # Only the local stack is left, and its guard stops it when this process ends.
                 os._exit(Interrupted.exit_code)
-            self._view.note("ending cleanly; press Ctrl-C again to end at once")
+            self._view.note(f"{self._on_interrupt}; press Ctrl-C again to stop at once")
             self.interrupted.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -111,41 +154,24 @@ class LocalRun:
     async def _run_on(self, cluster: ClusterConfig) -> Summary:
         async with connect(cluster, f"run-{os.getpid()}") as connection:
             self._phase("preparing the namespace")
-            namespace = await self._choose_namespace(connection)
-            log = await connection.writing_log(self._topics(namespace))
+            namespace = await choose_namespace(
+                connection, self._recipe, self._cluster.namespace, self._stack.ours, self._view.note
+            )
+            log = await connection.writing_log(topics_of(self._recipe, namespace))
             if self.interrupted.is_set():
                 raise Interrupted("interrupted before the run began")
-            life = await apply(log, self._recipe)
+            self._life = await apply(log, self._recipe)
             self._settle_logs(namespace)
             self._supervisor.send_cluster(replace(cluster, namespace=namespace).to_json())
             self._status.name, self._status.progress = namespace, self.progress
             self._phase("running")
             async with self._following(log, cluster):
-                reason = await self._until_stop(life)
-                await self._end(log, life, reason)
-                self._supervisor.release()
-                await enter(log, "ended", self._recipe, reason)
-            return Summary.of(self._status, namespace, reason, self.progress)
-
-    def _topics(self, namespace: str) -> Topics:
-        return Topics(namespace, tuple(self._recipe.policies), self._recipe.partitions)
-
-    async def _choose_namespace(self, connection: Connection) -> str:
-        """Returns the first of `<name>`, `<name>-2`, … whose run has not ended or not started."""
-        first = self._cluster.namespace or self._recipe.name
-        for number in range(1, MOST_RUNS):
-            name = first if number == 1 else f"{first}-{number}"
-            life = await find_run(connection.log(self._topics(name)))
-            if life is None or life.ended is None:
-                if life is not None:
-                    self._view.note(f"continuing the unfinished run of namespace {name}")
-                elif number > 1:
-                    self._view.note(f"the run of {first} has ended: the new one uses {name}")
-                return name
-        raise UsageError(
-            f"all namespaces from {first} to {first}-{MOST_RUNS - 1} have runs that ended: choose "
-            "another --namespace"
-        )
+                reason = await self._until_stop()
+                if reason is not None:
+                    await self._end(log, reason)
+                    self._supervisor.release()
+                    await enter(log, "ended", self._recipe, reason)
+            return Summary.of(self._status, namespace, reason or PAUSED, self.progress)
 
     def _settle_logs(self, namespace: str) -> None:
         """Moves the children's logs to the namespace's folder. Logs of earlier commands stay."""
@@ -162,8 +188,10 @@ class LocalRun:
         work = {
             "children": self._supervisor.watch(),
             "stack": self._stack.watch(cluster),
-            "progress": follow_progress(log, self.progress, self._changed.set),
+            "progress": follow_progress(log, self.progress, self._on_progress),
+            "run": self._follow_life(log),
             "lags": self._follow_lags(log),
+            "logs": self._follow_logs(),
         }
         self._beside = [asyncio.create_task(one, name=name) for name, one in work.items()]
         try:
@@ -173,33 +201,58 @@ class LocalRun:
                 task.cancel()
             await asyncio.gather(*self._beside, return_exceptions=True)
 
+    def _on_progress(self) -> None:
+        self._read_past.set()
+        self._changed.set()
+
+    async def _follow_life(self, log: EventLog) -> None:
+        """Notices if another process ends the run, for example `headrace end`."""
+        async for self._life in follow_life(log):
+            if self._life.ended is not None:
+                self._supervisor.release()
+            self._changed.set()
+
     async def _follow_lags(self, log: EventLog) -> None:
         while True:
             with suppress(DependencyError):  # The broker may be restarting.
                 self._status.lags = await lags(log.broker, log.topics)
             await asyncio.sleep(LAG_INTERVAL_S)
 
-    async def _until_stop(self, life: RunLife) -> str:
-        """Waits for the stop rule or Ctrl-C. Returns why the run ends.
+    async def _follow_logs(self) -> None:
+        notes = LogNotes()
+        while True:
+            for line in await asyncio.to_thread(notes.news, self._supervisor.logs):
+                self._view.note(line)
+            await asyncio.sleep(LOG_INTERVAL_S)
 
-        Returns only after it has read the whole log. If an earlier command recorded the end, that
-        end stays.
+    async def _until_stop(self) -> str | None:
+        """Waits for the stop rule, an end by another process, or Ctrl-C.
+
+        Returns why the run ends, or None if it pauses. Returns an end only after it has read the
+        whole log. If an end is recorded already, that end stays.
         """
-        if life.ending is not None:
-            await self._first_of(self._changed)
-            return life.ending.reason
-        await self._first_of(self._changed, self.interrupted)  # Decide only after reading the past.
-        while not self.interrupted.is_set():
+        ending = self._life.ending is not None
+        await self._first_of(self._read_past, *(() if ending else (self.interrupted,)))
+        idle_s = self.progress.idle_s(self._life.started_at, self._status.began_at())
+        while True:
+            if self._life.ending is not None:
+                return self._life.ending.reason
+            if self.interrupted.is_set():
+                return None
             self._show()
-            reason = self.progress.stop_reason(
-                seconds=time.time() - life.started_at,
+            if (message := self.progress.endings.hopeless()) is not None:
+                raise HeadraceError(
+                    f"{message}. The run stops, and the same command continues it: correct what "
+                    "failed first"
+                )
+            reason = self._reason or self.progress.stop_reason(
+                seconds=time.time() - self._life.started_at - idle_s,
                 exhausted="source" in self._supervisor.finished,
             )
             if reason is not None:
                 return reason
             self._changed.clear()
             await self._first_of(self._changed, self.interrupted, timeout_s=TICK_S)
-        return INTERRUPT
 
     async def _first_of(self, *events: asyncio.Event, timeout_s: float | None = None) -> None:
         """Waits for an event or the timeout. Raises the error that ended a task beside."""
@@ -219,10 +272,10 @@ class LocalRun:
                     f"{self._status.logs}"
                 )
 
-    async def _end(self, log: EventLog, life: RunLife, reason: str) -> None:
+    async def _end(self, log: EventLog, reason: str) -> None:
         """Writes `ending`, then waits a bounded time until every task has ended."""
         self._phase(f"ending: {reason}")
-        if life.ending is None:
+        if self._life.ending is None:
             await enter(log, "ending", self._recipe, reason)
         began = time.monotonic()
         while not self.progress.drained:
@@ -237,6 +290,8 @@ class LocalRun:
             await self._first_of(*events, timeout_s=left_s)
 
     def _show(self) -> None:
+        for line in self.progress.endings.news():
+            self._view.note(line)
         self._status.restarts = self._supervisor.restarts
         self._status.processes = self._supervisor.alive()
         self._view.refresh()
@@ -246,12 +301,28 @@ class LocalRun:
         self._view.note(phase)
 
     def judge(self, summary: Summary) -> None:
-        """Raises Interrupted after Ctrl-C, and CheckFailed if a check does not hold."""
-        if summary.reason == INTERRUPT:
-            raise Interrupted("interrupted: the run ended before its stop rule held")
+        """Raises Interrupted if the run is paused, and CheckFailed if a check does not hold."""
+        if summary.reason == PAUSED:
+            raise Interrupted(
+                f"the run is paused: `{command_line()}` continues it, and "
+                f"`headrace end --namespace {summary.namespace}` ends it for good"
+            )
         failed = violations(self._checks, summary.measures(self.progress))
         if failed:
             raise CheckFailed("; ".join(failed))
+
+
+async def _result(done: asyncio.Future[None]) -> None:
+    await done
+
+
+def _failed(done: asyncio.Future[None]) -> bool:
+    return done.done() and not done.cancelled() and done.exception() is not None
+
+
+def command_line() -> str:
+    """Returns this command as it is entered in a shell."""
+    return shlex.join(["headrace", *sys.argv[1:]])
 
 
 def new_launch_folder(state: Path) -> Path:

@@ -119,6 +119,14 @@ class Supervisor:
             for child in self._children
         ]
 
+    async def begin(self, command: Sequence[str], parent: int, log: int) -> Process:
+        """Starts a process, which is not kept alive, as the children are started.
+
+        `parent` is the pipe whose number replaces `{parent_fd}`. It writes to `log`.
+        """
+        forked = self._preloader and self._preloader.fork(command, parent, log)
+        return forked or await spawn(command, parent, log)
+
     def send_cluster(self, line: str) -> None:
         """Sends the cluster's configuration to every child, and to every child started later."""
         if "\n" in line:
@@ -215,9 +223,7 @@ class Supervisor:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             with (self.logs / f"{child.spec.name}.log").open("ab") as log:
-                command = child.spec.command
-                forked = self._preloader and self._preloader.fork(command, reading, log.fileno())
-                child.process = forked or await spawn(command, reading, log.fileno())
+                child.process = await self.begin(child.spec.command, reading, log.fileno())
         except BaseException:
             os.close(writing)
             raise

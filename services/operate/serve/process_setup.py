@@ -9,6 +9,7 @@ import sys
 import time
 
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.operate.serve.repeats import Repeats
 
 GC_THRESHOLD = 10_000
 """Allocations between two garbage collections. Live episodes are many small objects that are not
@@ -21,13 +22,17 @@ LOUD_LOGGERS = ("aiokafka", "faust", "httpx", "httpx2", "mode", "urllib3", "vllm
 
 
 def configure_logging(service: str, *, debug: bool = False) -> None:
-    """Logs each message to stderr as one line: UTC time, level, service, message."""
+    """Logs each message to stderr as one line: UTC time, level, service, message.
+
+    A traceback that comes again is not repeated.
+    """
     handler = logging.StreamHandler(sys.stderr)
     formatter = logging.Formatter(
         f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {service} %(message)s", "%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
+    handler.addFilter(Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     logging.getLogger("headrace.services.kafka.librdkafka").setLevel(logging.NOTSET)

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 from headrace.errors import UsageError
@@ -21,10 +21,13 @@ from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.broker import Broker
+from headrace.services.models.blob_owners import owner_name
 from headrace.services.namespace.apply import require_same
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect, locate
+from headrace.services.namespace.lookup import topics_of
 from headrace.services.namespace.run_life import RunLife, follow_life
+from headrace.services.operate.serve.loop_watch import LoopWatch
 from headrace.services.operate.serve.process_setup import limit_threads, tune_garbage_collector
 from headrace.services.operate.serve.services import POLICY_SERVICES, Serve, load_service
 from headrace.services.operate.serve.stopper import Stopper
@@ -103,13 +106,14 @@ async def _serve(
     worker_id = f"{service}-{socket.gethostname()}-{os.getpid()}"
 
     async with connect(cluster, worker_id) as connection:
-        topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+        topics = topics_of(recipe, namespace)
         await require_topics(connection.broker, topics)
         log = await connection.writing_log(topics)
         folder = cluster.folder(namespace)
         folder.mkdir(parents=True, exist_ok=True)
+        owner = owner_name(await connection.broker.cluster_id(), namespace)
         context = ServiceContext(
-            log, recipe, cluster.open_blobs(), worker_id, folder, stopping, ending
+            log, recipe, cluster.open_blobs(owner), worker_id, folder, stopping, ending
         )
         async with aclosing(follow_life(log)) as lives:
             life = await anext(lives)
@@ -117,7 +121,9 @@ async def _serve(
             _on_life(life, context, stopper)
             if not stopping.is_set():
                 logger.info("serving %s in namespace %s", service, namespace)
-                await _run_beside(_follow(lives, context, stopper), run(context, cluster), stopper)
+                with closing(LoopWatch()):
+                    following = _follow(lives, context, stopper)
+                    await _run_beside(following, run(context, cluster), stopper)
 
 
 async def require_topics(broker: Broker, topics: Topics) -> None:

@@ -50,7 +50,7 @@ async def find_story(cluster: ClusterConfig, text: str) -> Story:
     wanted = parse_id(text)
     async with open_namespace(cluster, "show") as (log, life):
         gatherer = Gatherer(log, Patience(explain))
-        finder = _Finder(log, life.recipe(), cluster.open_blobs(), gatherer)
+        finder = _Finder(log, life.recipe(), cluster.open_blobs(None), gatherer)
         match wanted:
             case TaskId(number, sample):
                 return await finder.task(number, sample)

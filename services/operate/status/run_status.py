@@ -40,6 +40,9 @@ class RunStatus:
     failures: int
     """Episodes that failed permanently because of the infrastructure, of the last `failures_of`."""
     failures_of: int
+    top_failures: list[str]
+    """The most frequent kinds of failures: count, message, and the command that shows one."""
+    hints: list[str]
     lags: dict[str, int]
     """Records that each service has not processed yet."""
     dead_letters: int
@@ -60,7 +63,8 @@ class RunStatus:
             "  lag           " + "   ".join(f"{name} {lag:,}" for name, lag in self.lags.items()),
             f"  dead letters  {self.dead_letters:,}",
         ]
-        return lines
+        lines += [f"  failed: {line}" for line in self.top_failures]
+        return lines + [f"  hint: {line}" for line in self.hints]
 
 
 async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> RunStatus:
@@ -102,6 +106,8 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
         episodes=sum(bounds[one][1] for one in outcomes) if before[results] else progress.episodes,
         failures=progress.failures,
         failures_of=progress.episodes,
+        top_failures=[str(kind) for kind in progress.endings.top()],
+        hints=progress.endings.hints(),
         lags=await lags(log.broker, log.topics),
         dead_letters=bounds[dead_letters][1] - bounds[dead_letters][0],
     )

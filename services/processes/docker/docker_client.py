@@ -77,8 +77,8 @@ def find_host(url: str | None = None) -> Host:
         raise UsageError(
             f"{host.named_by} names {host.url}: Headrace reaches an engine by a Unix socket, TCP "
             "or TLS, not by SSH. Forward its socket with `ssh -NL "
-            f"/tmp/docker.sock:/var/run/docker.sock {host.url}`, and set "
-            "DOCKER_HOST=unix:///tmp/docker.sock"
+            f"$HOME/docker.sock:/var/run/docker.sock {host.url}`, and set "
+            "DOCKER_HOST=unix://$HOME/docker.sock"
         )
     return host
 

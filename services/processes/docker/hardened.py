@@ -33,7 +33,8 @@ class Limits(BaseModel):
     )
 
     runtime: str = ""
-    """The engine's runtime, for example `runsc` (gVisor). Empty means its default."""
+    """The engine's runtime, for example `runsc` (gVisor). Empty means its default. It must apply
+    the engine's seccomp filter, or isolate by itself."""
     memory_mb: Positive = 256
     """Memory in MiB, including the files in /workspace and /tmp. There is no swap."""
     cpus: float = Field(default=1.0, gt=0)
@@ -68,17 +69,23 @@ def read_limits(kind: type[L], options: Mapping[str, Any], whose: str) -> L:
     try:
         return kind.model_validate(options)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
-        raise UsageError(f"{whose}: {problems}") from error
+        raise UsageError(f"{whose}: {describe_problems(error)}") from error
+
+
+def describe_problems(error: ValidationError) -> str:
+    """Returns all problems of a validation in one line, each with its key."""
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        for problem in error.errors(include_url=False)
+    )
 
 
 def container(
     limits: Limits, image: str, labels: Mapping[str, str], live_s: int, network: str = "none"
 ) -> dict[str, Any]:
-    """Returns the body of the engine's create call.
+    """Returns the body of the engine's create call. `image` is a digest.
+
+    It asks for no user namespace mode, so the engine's own applies.
 
     The container's first process is a `sleep` of `live_s` seconds. When that ends, the kernel kills
     everything in the container, whatever has happened to the worker.

@@ -51,6 +51,15 @@ writer = (
         faults=("garbage",),
     ),
     Mutant(
+        name="references_lead_anywhere",
+        sentence="A record that refers to a namespace that the recipe does not name is no event.",
+        file="services/log/event_log.py",
+        old="        check_trajectories(event, self.topics, record.value)\n",
+        new="",
+        caught_by=("I2: ", "I3: "),
+        faults=("garbage",),
+    ),
+    Mutant(
         name="what_was_deleted_is_passed_over",
         sentence="An offset out of range is a loud error: nobody reads on elsewhere.",
         file="tests/memory/memory_log.py",

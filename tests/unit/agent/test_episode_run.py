@@ -463,6 +463,7 @@ def test_an_agents_bug_is_no_reward() -> None:
     outcome, _ = play(World(), task(attempts=1), broken)
     assert outcome.failure is not None
     assert (outcome.ending, outcome.reward, outcome.failure.code) == ("failed", None, "agent_error")
+    assert outcome.failure.origin == "agent"
     assert "oops" in outcome.failure.message
 
 

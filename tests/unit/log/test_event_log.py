@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import DecodeError, RecordsLost
 from headrace.schemas.codec import Codec, avsc
 from headrace.schemas.events import RunStateEntered
-from headrace.schemas.topics import DEAD_LETTERS, Topics
+from headrace.schemas.topics import DEAD_LETTERS, RUNS, Topics
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
@@ -154,15 +154,17 @@ def test_references_are_fetched_in_the_order_asked_and_their_digests_checked() -
     run(test)
 
 
-def test_a_reference_may_lead_into_another_namespace() -> None:
+def test_a_reference_may_lead_into_a_namespace_that_the_log_may_read() -> None:
     async def test(bench: Bench) -> None:
-        other = Topics("other", ("default",), 2)
+        other = Topics("other", ("default",), 2, reads_from=["unit"])
         await bench.broker.create_topics({t.name: (t.partitions, {}) for t in other})
         ref = await bench.log.send(started(7))
         codec = Codec()
         bench.registry.prepare(codec, other)
         reader = EventLog(bench.broker, other, codec, bench.registry, "replay")
         assert await reader.fetch([ref]) == [started(7)]
+        with pytest.raises(DecodeError, match=r"reads_from.* does not name the namespace 'other'"):
+            await bench.log.fetch([ref.model_copy(update={"topic": other.name(RUNS)})])
 
         position = await bench.broker.send(Outgoing(other.name(DEAD_LETTERS), b"", b"x"))
         digest = hashlib.sha256(b"x").digest()[:16]
@@ -179,9 +181,15 @@ def test_a_reference_that_leads_nowhere_is_lost_and_not_waited_for() -> None:
     async def test(bench: Bench) -> None:
         ref = await bench.log.send(started())
         nowhere = {"topic": "nowhere.trajectories.v1"}
-        for changes in ({"partition": 99}, {"partition": 2**31 - 1}, {"offset": 10**9}, nowhere):
+        reader = EventLog(
+            bench.broker, Topics("unit", ("default",), 2, ["nowhere"]), Codec(), bench.registry, "r"
+        )
+        for changes in (
+            {"partition": 99}, {"partition": 2**31 - 1}, {"offset": ref.offset + 1},
+            {"offset": 10**9}, nowhere,
+        ):  # fmt: skip
             with pytest.raises(RecordsLost):
-                await bench.log.fetch([ref, ref.model_copy(update=changes)])
+                await reader.fetch([ref, ref.model_copy(update=changes)])
         for topic in ("1", "", "run-0.trajectories", "__consumer_offsets"):
             with pytest.raises(DecodeError, match="not a topic of Headrace"):
                 await bench.log.fetch([ref.model_copy(update={"topic": topic})])

@@ -96,10 +96,10 @@ def test_a_store_that_is_no_folder_is_a_dependency(tmp_path: Path) -> None:
 
 
 def test_a_store_is_opened_by_path_or_file_url(tmp_path: Path) -> None:
-    blob = open_blob_store(str(tmp_path / "with space"), tmp_path).put(b"x")
+    blob = open_blob_store(str(tmp_path / "with space"), tmp_path, None).put(b"x")
     url = (tmp_path / "with space").as_uri()
     assert "%20" in url
-    assert stat.S_ISREG(open_blob_store(url, tmp_path).get(blob).stat().st_mode)
+    assert stat.S_ISREG(open_blob_store(url, tmp_path, None).get(blob).stat().st_mode)
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_what_nothing_here_serves_is_refused(tmp_path: Path, url: str, reason: s
     if url.startswith("s3") and find_spec("s3fs") is not None:
         pytest.skip("s3fs is installed")
     with pytest.raises(UsageError, match=reason):
-        open_blob_store(url, tmp_path)
+        open_blob_store(url, tmp_path, None)

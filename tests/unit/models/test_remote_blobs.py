@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import threading
 import time
 import uuid
@@ -30,7 +31,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(url: str, tmp_path: Path) -> RemoteBlobStore:
-    opened = open_blob_store(url, tmp_path / "cache")
+    opened = open_blob_store(url, tmp_path / "cache", None)
     assert isinstance(opened, RemoteBlobStore)
     return opened
 
@@ -61,6 +62,7 @@ def test_two_machines_share_a_store(url: str, tmp_path: Path) -> None:
     blob = RemoteBlobStore(url, tmp_path / "a").put(b"weights")
     other = RemoteBlobStore(url, tmp_path / "b")
     assert other.get(blob).parent == tmp_path / "b"
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o700
     other.verify(blob)
 
 

@@ -16,7 +16,7 @@ from headrace.services.namespace.cluster_config import RECIPES, ClusterConfig
 from headrace.services.operate import cli
 
 COMMANDS = (
-    "run", "serve", "up", "down", "apply", "submit", "cancel", "evaluate", "replay",
+    "run", "check", "end", "serve", "up", "down", "apply", "submit", "cancel", "evaluate", "replay",
     "status", "show", "tail", "topics", "dead-letters", "prune", "recipe",
 )  # fmt: skip
 
@@ -72,6 +72,7 @@ def test_the_help_of_each_command_has_examples(
         (["run", "null", "--namespace", "A B"], "lower-case"),
         (["run", "null", "--namespace", "kafka"], "uses that name"),
         (["status", "--registry-url", "http://x"], "give both or neither"),
+        (["status", "--bootstrap-servers", "x:9092"], "give both or neither"),
         (["serve", "baker", "null"], "is not one of"),
         (["serve", "agent", "null", "--policy", "default"], "--policy is only for"),
         (["serve", "trainer", "null", "--policy", "nope"], "no policy 'nope'"),

@@ -156,3 +156,10 @@ def test_greedy_sampling_is_of_policies_that_do_not_train() -> None:
     greedy["training"] = False
     recipe = parse_recipe({"name": "r", "policies": {"default": greedy}}, "test")
     assert recipe.policies["default"].sampling.temperature == 0
+
+
+def test_a_namespace_that_references_may_lead_into_has_a_valid_name(shipped: Path) -> None:
+    named = load_recipe("demo", shipped=shipped, settings=['reads_from=["run-1"]'])
+    assert named.reads_from == ("run-1",)
+    with pytest.raises(RecipeError, match=r"'a\.b' can't be a name"):
+        load_recipe("demo", shipped=shipped, settings=['reads_from=["a.b"]'])

@@ -35,7 +35,9 @@ def a_context(broker: Broker, namespace: str, recipe: Recipe, state: Path) -> Se
         codec.register(event_type, schema_id)
     blobs: Any = None
     return ServiceContext(
-        log=EventLog(broker, Topics(namespace, ["default"], 2), codec, MemoryRegistry(), "test"),
+        log=EventLog(
+            broker, Topics(namespace, ["default"], 2, ["t"]), codec, MemoryRegistry(), "test"
+        ),
         recipe=recipe,
         blobs=blobs,
         worker_id="test",

@@ -80,7 +80,8 @@ def a_log(broker: Any) -> EventLog:
     codec = Codec()
     for schema_id, event_type in enumerate(EVENTS, 1):
         codec.register(event_type, schema_id)
-    return EventLog(broker, Topics("space", ["default"], 2), codec, MemoryRegistry(), "test")
+    topics = Topics("space", ["default"], 2, ["t"])
+    return EventLog(broker, topics, codec, MemoryRegistry(), "test")
 
 
 def results(count: int) -> list[bytes]:

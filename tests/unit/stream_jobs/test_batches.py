@@ -44,7 +44,9 @@ def a_group(task: int, *versions: int, ended_s: float = ENDED_S, **changes: Any)
     samples = tuple(
         GroupSample(
             sample=index,
-            trajectory=Ref(topic="t", partition=0, offset=10 * task + index, digest=bytes(16)),
+            trajectory=Ref(
+                topic="t.trajectories.v1", partition=0, offset=10 * task + index, digest=bytes(16)
+            ),
             reward=1.0,
             advantages=pack_f32([1.0]),
             tokens=5,
@@ -249,7 +251,7 @@ def test_of_two_groups_of_one_task_the_first_counts_and_a_decided_task_is_ignore
 
 
 def test_a_batch_stays_below_the_largest_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "BATCH_BYTES", 250)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 280)
     assembler = an_assembler(groups=3, prefetch=9)
     assembler.on_policy(a_publication(0))
     assembler.on_group(a_group(0, 0), 0)

@@ -31,7 +31,7 @@ def an_outcome(sample: int, reward: float | None = 1.0, **changes: Any) -> Episo
         "sample": sample,
         "item_id": "item",
         "ending": "finished",
-        "trajectory": Ref(topic="t", partition=1, offset=sample, digest=bytes(16)),
+        "trajectory": Ref(topic="t.trajectories.v1", partition=1, offset=sample, digest=bytes(16)),
         "reward": reward,
         "policies": (PolicyUse(policy="default", tokens=5, longest=9, oldest_version=3),),
     }

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Policy
@@ -244,18 +244,36 @@ def test_warmup_raises_the_learning_rate_step_by_step() -> None:
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
 
 
-def test_an_update_that_fails_in_the_optimizer_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one = learner()
+def fail_halfway(one: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer changes some weights, then memory is exhausted."""
 
     def exhaust() -> None:
+        with torch.no_grad():
+            one._parameters[0].add_(1.0)
         raise RuntimeError("can't allocate memory")
 
     monkeypatch.setattr(one._optimizer, "step", exhaust)
-    with pytest.raises(UnusableBatch, match="out of memory"):
+
+
+def test_a_single_update_that_fails_in_the_optimizer_ends_the_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is no copy of the weights, which are half changed: they must not be published."""
+    one = learner()
+    fail_halfway(one, monkeypatch)
+    with pytest.raises(HeadraceError, match="continues from the newest checkpoint"):
         one.train([update(sequence(0))])
-    assert one.updates_done == 0
+
+
+def test_one_of_several_updates_that_fails_in_the_optimizer_is_undone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = learner(updates=2)
+    kept, weights = state(one, tmp_path), one.weights()
+    fail_halfway(one, monkeypatch)
+    with pytest.raises(UnusableBatch, match="out of memory"):
+        one.train([update(sequence(0)), update(sequence(1))])
+    assert (state(one, tmp_path), one.weights(), one.updates_done) == (kept, weights, 0)
 
 
 @pytest.mark.parametrize("loss", ["infinite_loss", "exhausting_loss"])

@@ -118,6 +118,18 @@ def test_a_repair_gives_what_every_reader_can_have(tmp_path: Path, lost: str) ->
     assert store.repair() == (after, False)
 
 
+def test_what_an_older_release_has_stored_is_marked_when_training_continues(
+    tmp_path: Path,
+) -> None:
+    store = VersionStore(LocalBlobStore(tmp_path), full_every=9)
+    store.add(0, weights(0))
+    stored = store.add(1, weights(1))
+    ours = LocalBlobStore(tmp_path, "cluster.ours")
+    assert VersionStore(ours).resume(said(1, stored), weights(1)) == stored
+    marked = {one.name for one in ours.owners.markers() if one.owner == "cluster.ours"}
+    assert marked == {blob.sha256.hex() for blob in stored.blobs}
+
+
 def test_whole_weights_that_were_lost_come_back_under_their_name(tmp_path: Path) -> None:
     blobs = LocalBlobStore(tmp_path)
     store = VersionStore(blobs)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
+import warnings
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +23,7 @@ from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway import service as gateway_service
 from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.clients import ClientAgent
+from headrace.services.agent.gateway.refusals import ApiError
 from headrace.services.agent.gateway.server import EpisodeQueue, GatewayServer, Keys, PendingEpisode
 from headrace.services.operate.run.children import services_of
 from headrace.services.worker.service_context import ServiceContext
@@ -155,6 +160,22 @@ def test_who_comes_for_nothing_is_told_to_come_again(monkeypatch: pytest.MonkeyP
     assert play(outside).ending == "finished"
 
 
+def test_who_waits_for_an_episode_learns_that_the_run_has_ended() -> None:
+    async def main() -> None:
+        server = GatewayServer(KEY)
+        url = await server.start("127.0.0.1", 0)
+        async with aiohttp.ClientSession() as http:
+            gateway = Gateway(url, http)
+            waiting = asyncio.create_task(gateway.post("/episodes/take", {}))
+            await asyncio.sleep(0.1)
+            server.queue.close(ApiError(410, "the run has ended", "run_ended"))
+            for status, refused in (await waiting, await gateway.post("/chat/completions", HELLO)):
+                assert (status, refused["error"]["code"]) == (410, "run_ended")
+        await server.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
 def test_who_waited_longest_is_taken_first_and_what_is_given_back_is_next() -> None:
     async def main() -> None:
         queue = EpisodeQueue()
@@ -227,3 +248,17 @@ def test_an_address_that_is_taken_is_said() -> None:
             await server.aclose()
 
     asyncio.run(main())
+
+
+def test_without_aiohttp_a_gateway_says_what_to_install_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with pytest.raises(UsageError, match="pip install"):
+            asyncio.run(GatewayServer().start("127.0.0.1", 0))
+        with pytest.raises(UsageError, match="pip install"):
+            asyncio.run(GatewayServer().start_at(tmp_path / "socket"))
+        gc.collect()
+    assert [one for one in seen if "never awaited" in str(one.message)] == []

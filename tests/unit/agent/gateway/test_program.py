@@ -242,6 +242,15 @@ def test_an_episode_whose_worker_was_lost_begins_a_new_attempt() -> None:
     assert [one.code for one in world.trajectory().failures] == ["worker_lost"]
 
 
+def test_an_engine_on_another_host_runs_no_contained_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
+    agent = Command(["a"], judge="j", container={"image": "i"})
+    with pytest.raises(UsageError, match=r"must be on this host.*192\.0\.2\.1"):
+        asyncio.run(agent.open(60))
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.schemas.events import RunStateEntered
-from headrace.services.models.blobs import StoredBlob
+from headrace.services.models.blob_owners import UNKNOWN, Marker, StoredBlob
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.prune.needs import (
     ENDED_S,
@@ -17,10 +17,11 @@ from headrace.services.operate.prune.needs import (
     PUT_S,
     UNNAMED_S,
     Namespace,
+    OwnerNeeds,
     Published,
     needed_blobs,
     needed_versions,
-    needless_blobs,
+    prunable_blobs,
 )
 
 NOW = 1_000_000.0
@@ -101,13 +102,114 @@ def stored(name: str, age_s: float) -> StoredBlob:
     return StoredBlob(name, 7, NOW - age_s, Path(name or "put-x"))
 
 
+OLD = 2 * UNNAMED_S
+OURS, THEIRS = "cluster.ours", "cluster.theirs"
+
+
+def marker(name: str, owner: str = OURS, age_s: float = OLD) -> Marker:
+    return Marker(name, owner, NOW - age_s)
+
+
+def pruned(
+    blobs: list[StoredBlob], markers: list[Marker], unnamed: bool = False, **claims: OwnerNeeds
+) -> dict[str, str]:
+    """What may be removed, and its kind."""
+    mine = {f"cluster.{name}": claim for name, claim in claims.items()}
+    artifacts = {"artifact"} if unnamed else None
+    found = prunable_blobs(blobs, markers, mine, artifacts, NOW)
+    return {one.what: one.kind for one in found}
+
+
 def test_only_what_was_published_goes_unless_asked_for() -> None:
-    blobs = [stored(name, 2 * UNNAMED_S) for name in ("old", "new", "theirs", "artifact", "")]
-    blobs += [stored("old-but-put-again", PUT_S - 1), stored("about-to-be-named", UNNAMED_S - 1)]
-    published = {"old", "new", "old-but-put-again"}
+    names = ("old", "new", "stray", "artifact")
+    blobs = [stored(name, OLD) for name in (*names, "")]
+    blobs += [stored("put-again", PUT_S - 1), stored("to-be-named", UNNAMED_S - 1)]
+    markers = [marker(name) for name in (*names, "put-again", "to-be-named")]
+    ours = OwnerNeeds(published={"old", "new", "put-again"}, needed={"new"})
 
-    def gone(named: set[str] | None) -> list[str]:
-        return [one.what for one in needless_blobs(blobs, published, {"new"}, named, NOW)]
+    assert pruned(blobs, markers, ours=ours) == {"old": "blob"}
+    unnamed = {"old": "blob", "stray": "blob", "put-x": "blob"}
+    assert pruned(blobs, markers, True, ours=ours) == unnamed
 
-    assert gone(None) == ["old"]
-    assert gone({*published, "artifact"}) == ["old", "theirs", "put-x"]
+
+@pytest.mark.parametrize("unnamed", [False, True])
+def test_a_blob_that_another_owner_has_marked_stays(unnamed: bool) -> None:
+    ours = OwnerNeeds(published={"shared"})
+    both = [marker("shared"), marker("shared", THEIRS)]
+    (item,) = prunable_blobs(
+        [stored("shared", OLD)], both, {OURS: ours}, () if unnamed else None, NOW
+    )
+    assert (item.kind, item.size) == ("marker", 0)
+    assert item.removal is not None
+    assert item.removal.markers == {both[0]}
+
+    for needed, expected in ((set[str](), {"shared": "blob"}), ({"shared"}, {})):
+        theirs = OwnerNeeds({"shared"}, needed)
+        found = pruned([stored("shared", OLD)], both, unnamed, ours=ours, theirs=theirs)
+        assert found == expected
+
+
+def test_a_blob_from_before_there_were_markers_goes_only_with_unnamed() -> None:
+    blobs = [stored(name, OLD) for name in ("unmarked", "unknown", "needed", "of-another-broker")]
+    blobs.append(stored("unmarked-and-new", UNNAMED_S - 1))
+    markers = [marker("unknown"), marker("unknown", UNKNOWN)]
+    ours = OwnerNeeds(published={"unmarked", "unknown", "needed"}, needed={"needed"})
+
+    assert pruned(blobs, markers, ours=ours) == {"unknown": "marker"}
+    gone = {"unmarked": "blob", "unknown": "blob", "of-another-broker": "blob"}
+    assert pruned(blobs, markers, True, ours=ours) == gone
+
+
+def test_the_marker_of_a_writer_that_died_goes_after_a_day() -> None:
+    markers = [
+        marker("died"),
+        marker("puts-now", age_s=UNNAMED_S - 1),
+        marker("theirs", THEIRS),
+        marker("needed"),
+    ]
+    assert pruned([], markers, ours=OwnerNeeds(needed={"needed"})) == {"died": "marker"}
+
+
+def test_a_forgotten_namespace_needs_nothing() -> None:
+    blobs = [stored(name, 1.0) for name in ("mine", "shared", "needed")]
+    markers = [marker(name, age_s=1.0) for name in ("mine", "shared", "needed", "absent")]
+    markers.append(marker("shared", THEIRS))
+    other = OwnerNeeds(needed={"needed"})
+    assert pruned(blobs, markers, ours=OwnerNeeds(forgotten=True), other=other) == {
+        "mine": "blob",
+        "shared": "marker",
+        "needed": "marker",
+        "absent": "marker",
+    }
+
+
+NAMES = st.sampled_from("abcd")
+
+
+@given(
+    st.sets(NAMES),
+    st.sets(st.tuples(NAMES, st.sampled_from([OURS, THEIRS, UNKNOWN]))),
+    st.sets(NAMES),
+    st.sets(NAMES),
+    st.booleans(),
+)
+def test_what_has_a_foreign_marker_or_is_needed_never_goes(
+    present: set[str],
+    marks: set[tuple[str, str]],
+    published: set[str],
+    needed: set[str],
+    unnamed: bool,
+) -> None:
+    claims = {OURS: OwnerNeeds(published | needed, needed)}
+    blobs = [stored(name, OLD) for name in present]
+    markers = [marker(name, owner) for name, owner in marks]
+    for item in prunable_blobs(blobs, markers, claims, () if unnamed else None, NOW):
+        assert item.removal is not None
+        assert item.what not in needed
+        owners = {one.owner for one in item.removal.markers}
+        assert THEIRS not in owners
+        if not unnamed:
+            assert UNKNOWN not in owners or item.what not in present
+        if item.kind == "blob":
+            assert (item.what, THEIRS) not in marks
+            assert unnamed or (item.what, OURS) in marks

@@ -2,90 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from headrace.errors import BlobError, UsageError
-from headrace.schemas.codec import Codec
-from headrace.schemas.events import Adapter, Blob, PolicyPublished, RunStateEntered
-from headrace.schemas.topics import Topics
-from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import Patience
+from headrace.schemas.events import Blob
 from headrace.services.models.blobs import LocalBlobStore
-from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.namespace.connect import Connection
 from headrace.services.operate.prune.needs import ENDED_S, PUT_S
-from headrace.services.operate.prune.pruner import Pruner
 from tests.memory.memory_broker import MemoryBroker
-from tests.memory.memory_registry import MemoryRegistry
+from tests.unit.operate.prune.shared_cluster import SharedCluster
 from tests.unit.operate.show.world import in_a_world
 
-LATER_S = 30 * 86_400.0
-"""How far ahead the pruner's clock is: all that was put is old."""
+
+class HidingBroker(MemoryBroker):
+    """A broker whose ACLs hide all topics that begin with `hidden`."""
+
+    hidden = ""
+
+    async def list_topics(self) -> dict[str, int]:
+        found = await super().list_topics()
+        return {
+            name: count
+            for name, count in found.items()
+            if not self.hidden or not name.startswith(self.hidden)
+        }
+
+    async def sees_all_topics(self) -> bool:
+        return not self.hidden
 
 
-class Cluster:
-    """Namespaces with published weights, on one broker and one store."""
+class Cluster(SharedCluster):
+    """A cluster in memory that can hide topics."""
 
     def __init__(self, folder: Path) -> None:
-        self.broker = MemoryBroker()
-        self.registry = MemoryRegistry()
-        self.blobs = LocalBlobStore(folder / "blobs")
-        self.cluster = ClusterConfig(state=folder)
-
-    def log(self, name: str) -> EventLog:
-        topics = Topics(name, ("default",), 1)
-        codec = Codec()
-        self.registry.prepare(codec, topics)
-        return EventLog(self.broker, topics, codec, self.registry, "test")
-
-    async def make(
-        self, name: str, *weights: bytes, ended: bool = True, base: bytes = b""
-    ) -> list[Blob]:
-        """A namespace that published these weights, one version after the other, of a base."""
-        adapter = None
-        if base:
-            adapter = Adapter(
-                base=self.blobs.put(base), base_digest=bytes(32), rank=1, alpha=1.0, targets=()
-            )
-        log = self.log(name)
-        await self.broker.create_topics({one.name: (one.partitions, {}) for one in log.topics})
-        states: list[Literal["started", "ended"]] = ["started", "ended"] if ended else ["started"]
-        for state in states:
-            await log.send(
-                RunStateEntered(namespace=name, state=state, recipe="{}", digest=bytes(32))
-            )
-        tokenizer, blobs = self.blobs.put(b"tokenizer"), []
-        for version, content in enumerate(weights):
-            blobs.append(self.blobs.put(content))
-            await log.send(
-                PolicyPublished(
-                    policy="default", version=version, status="trained", digest=bytes(32),
-                    full=blobs[-1], full_version=version, tokenizer=tokenizer, adapter=adapter,
-                )
-            )  # fmt: skip
-        return blobs
-
-    def pruner(self, ahead_s: float = LATER_S) -> Pruner:
-        connection = Connection(self.broker, self.registry, "test")  # type: ignore[arg-type]
-        clock = time.time() + ahead_s
-        return Pruner(
-            connection, self.blobs, self.cluster, Patience(lambda line: None), lambda: clock
-        )
-
-    def held(self, blobs: list[Blob]) -> list[bool]:
-        return [self.blobs.holds(blob) for blob in blobs]
+        self.hiding = HidingBroker()
+        super().__init__(folder, self.hiding)
 
 
 def test_the_base_of_an_adapter_stays_as_long_as_a_version_needs_it(tmp_path: Path) -> None:
     async def test(_: object) -> None:
         cluster = Cluster(tmp_path)
         adapters = await cluster.make("run", b"a", b"b", b"c", base=b"base")
-        base = cluster.blobs.put(b"base")
+        base = Blob(sha256=hashlib.sha256(b"base").digest(), size=4)
         plan = await cluster.pruner().plan(keep=1, unnamed=True, forget=())
         assert {item.what for item in plan} == {blob.sha256.hex() for blob in adapters[:2]}
         assert cluster.blobs.holds(base)
@@ -101,7 +63,8 @@ def test_what_another_namespace_needs_stays(tmp_path: Path) -> None:
         stray = cluster.blobs.put(b"of another broker")
         pruner = cluster.pruner()
         plan = await pruner.plan(keep=1, unnamed=False, forget=())
-        assert {item.what for item in plan} == {one[1].sha256.hex(), other[0].sha256.hex()}
+        gone = {one[1].sha256.hex(): "blob", other[0].sha256.hex(): "blob"}
+        assert {item.what: item.kind for item in plan} == gone
         assert cluster.held(one) == [True] * 3, "a plan changes nothing"
 
         assert await pruner.carry_out(plan) == plan
@@ -146,7 +109,7 @@ def test_an_ended_namespace_is_forgotten_whole(tmp_path: Path) -> None:
         sizes = {item.kind: item.size for item in await pruner.plan(1, False, ())}
         assert sizes == {"checkpoints": 5, "blob": 1}, "it never goes on"
         plan = await pruner.plan(1, False, ("one",))
-        assert {item.kind for item in plan} == {"blob", "folder", "topics"}
+        assert {item.kind for item in plan} == {"blob", "marker", "folder", "topics"}
         await pruner.carry_out(plan)
         assert cluster.held(one) == [False, True]
         assert not (tmp_path / "one").exists()
@@ -171,6 +134,94 @@ def test_what_runs_or_is_not_there_is_not_forgotten(tmp_path: Path) -> None:
         assert [item.what for item in await pruner.plan(1, False, ())] == [blobs[0].sha256.hex()]
         with pytest.raises(UsageError, match="is started"):
             await cluster.pruner(0).plan(1, True, ("runs",))
+        with pytest.raises(UsageError, match="it is of this cluster"):
+            await pruner.plan(1, False, ("memory.runs",))
+        with pytest.raises(UsageError, match=r"only markers of these owners: memory\.runs"):
+            await pruner.plan(1, False, ("other.runs",))
+
+    in_a_world(test)
+
+
+def test_a_namespace_that_acls_hide_keeps_its_blobs(tmp_path: Path) -> None:
+    """A prunes a thousand times, while B, whom it does not see, has some of the same weights."""
+
+    async def test(_: object) -> None:
+        cluster = Cluster(tmp_path)
+        ours = await cluster.make("a", b"1", b"2", b"3", ended=False)
+        theirs = await cluster.make("b", b"2", b"x", b"1", base=b"base")
+        cluster.hiding.hidden = "b."
+        pruner = cluster.pruner()
+        for count in range(1000):
+            plan = await pruner.plan(1, False, ())
+            kinds = [(item.kind, item.what) for item in await pruner.carry_out(plan)]
+            expected = {("marker", blob.sha256.hex()) for blob in ours[:2]} if not count else set()
+            assert set(kinds) == expected
+        assert cluster.held([*ours, *theirs]) == [True] * 6
+        assert cluster.owners(ours[0]) == cluster.owners(theirs[0]) == {"memory.b"}
+        for unnamed, forget in ((True, ()), (False, ("b",))):
+            with pytest.raises(UsageError, match="ACLs may hide topics"):
+                await pruner.plan(1, unnamed, forget)
+
+        cluster.hiding.hidden = ""
+        await pruner.carry_out(await pruner.plan(1, False, ()))
+        assert cluster.held(theirs) == [False, False, True]
+
+    in_a_world(test)
+
+
+def test_a_namespace_of_which_acls_hide_a_part_keeps_its_blobs(tmp_path: Path) -> None:
+    async def test(_: object) -> None:
+        cluster = Cluster(tmp_path)
+        await cluster.make("a", b"1", b"2")
+        cluster.hiding.hidden = "a.policies"
+        assert await cluster.pruner().plan(1, False, ()) == []
+
+    in_a_world(test)
+
+
+def test_two_teams_that_prune_one_after_the_other_leave_nothing(tmp_path: Path) -> None:
+    """Each still sees the other's marker when it makes its plan."""
+
+    async def test(_: object) -> None:
+        cluster = Cluster(tmp_path)
+        blobs = await cluster.make("a", b"shared", b"a")
+        await cluster.make("b", b"shared", b"b")
+        pruner, plans = cluster.pruner(), []
+        for hidden in ("a.", "b."):
+            cluster.hiding.hidden = hidden
+            plans.append(await pruner.plan(1, False, ()))
+        gone = [item.kind for plan in plans for item in await pruner.carry_out(plan)]
+        assert gone == ["marker", "blob"]
+        assert cluster.held(blobs) == [False, True]
+        assert cluster.owners(blobs[0]) == set()
+
+    in_a_world(test)
+
+
+def test_what_an_older_release_put_goes_only_with_unnamed(tmp_path: Path) -> None:
+    async def test(_: object) -> None:
+        cluster = Cluster(tmp_path)
+        cluster.blobs.put(b"base of an older run")
+        blobs = await cluster.make("a", b"base of an older run", b"new", b"newest")
+        pruner = cluster.pruner()
+        await pruner.carry_out(await pruner.plan(1, False, ()))
+        assert cluster.held(blobs) == [True, False, True]
+        assert cluster.owners(blobs[0]) == {"unknown"}
+        await pruner.carry_out(await pruner.plan(1, True, ()))
+        assert cluster.held(blobs) == [False, False, True]
+
+    in_a_world(test)
+
+
+def test_the_blobs_of_a_cluster_that_is_gone_can_be_forgotten(tmp_path: Path) -> None:
+    async def test(_: object) -> None:
+        cluster = Cluster(tmp_path)
+        old = LocalBlobStore(tmp_path / "blobs", "old-cluster.run").put(b"weights")
+        pruner = cluster.pruner()
+        assert await pruner.plan(1, True, ()) == []
+        await pruner.carry_out(await pruner.plan(1, False, ("old-cluster.run",)))
+        assert not cluster.blobs.holds(old)
+        assert cluster.owners(old) == set()
 
     in_a_world(test)
 

@@ -17,6 +17,7 @@ from headrace.services.operate.replay.recording import (
     make_fresh,
     read_results,
     read_topic,
+    reading_recorded,
 )
 from headrace.services.operate.replay.replay_trajectories import (
     CHANGEABLE,
@@ -43,7 +44,9 @@ def on_recording(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         bench = Bench()
         await bench.broker.create_topics({t.name: (t.partitions, {}) for t in TOPICS})
-        await bench.broker.create_topics({"t": (2, {})})  # where the outcomes' trajectories lie
+        await bench.broker.create_topics(
+            {"t.trajectories.v1": (2, {})}
+        )  # where the outcomes' trajectories lie
         for task in TASKS:
             await bench.log.send(a_task(outcomes(task, 1.0, 0.0 if task != 5 else 1.0), task=task))
         await test(bench)
@@ -56,6 +59,8 @@ async def assemble_all(
     bench: Bench, decided_at: dict[int, int], *settings: str
 ) -> tuple[list[BatchAssembled], trajectories.Assembled]:
     recipe = change_recorded(RECIPE, None, settings, CHANGEABLE)
+    recipe = reading_recorded(bench.recording, recipe)
+    assert recipe.reads_from == ("old", "t")
     log = await make_fresh(bench.recording, None, recipe)
     results = await read_results(bench.recording.log)
     order = sorted(results.locations, key=lambda task: results.locations[task])

@@ -35,7 +35,7 @@ from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome
 
-TOPICS = Topics("old", ("default",), 1)
+TOPICS = Topics("old", ("default",), 1, ["t"])
 RECIPE = a_recipe()
 
 

@@ -277,3 +277,14 @@ def test_a_run_ends_though_no_batch_decides_what_evaluated() -> None:
     assert progress.stop_reason(seconds=1, exhausted=True) is None
     fold(progress, ended(1).model_copy(update={"purpose": "evaluate"}))
     assert progress.stop_reason(seconds=1, exhausted=True) == "all tasks published"
+
+
+def test_whole_windows_in_which_nothing_was_recorded_are_idle() -> None:
+    folded = Progress(recipe())
+    for number, at in enumerate((10.0, 1_190.0, 7_300.0)):
+        folded.on_event(ended(number), at, number)
+
+    assert folded.idle_s(5.0, 1_200.0) == 0
+    assert folded.idle_s(5.0, 1_799.0) == 0, "the command came before the window was over"
+    assert folded.idle_s(5.0, 7_400.0) == 10 * 600.0
+    assert folded.idle_s(5.0, 8_500.0) == 11 * 600.0

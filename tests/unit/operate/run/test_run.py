@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from headrace.schemas.events import RunStateEntered
 from headrace.schemas.recipe.recipe import Recipe
@@ -14,17 +17,49 @@ from headrace.services.operate.run.run import LocalRun
 RECIPE = Recipe.model_validate({"name": "r", "policies": {"default": {"model": "tiny-llama"}}})
 
 
-def test_a_recorded_end_is_used_once_the_whole_log_is_read(tmp_path: Path) -> None:
+ENDING = RunStateEntered(namespace="r", state="ending", digest=RECIPE.digest, reason="a rule")
+
+
+def made(folder: Path, **options: Any) -> LocalRun:
+    return LocalRun(RECIPE, ClusterConfig(state=folder), quiet=True, **options)
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_recorded_end_is_used_once_the_whole_log_is_read(
+    tmp_path: Path, interrupted: bool
+) -> None:
     """Otherwise its summary would be empty, and all its tasks would seem to have ended."""
-    ending = RunStateEntered(namespace="r", state="ending", digest=RECIPE.digest, reason="a rule")
 
     async def test() -> None:
-        run = LocalRun(RECIPE, ClusterConfig(state=tmp_path), quiet=True)
-        reason = asyncio.create_task(run._until_stop(RunLife(ending=ending)))
+        run = made(tmp_path)
+        run._life = RunLife(ending=ENDING)
+        reason = asyncio.create_task(run._until_stop())
+        if interrupted:
+            run.interrupted.set()
         await asyncio.sleep(0.05)
         assert not reason.done()
 
-        run._changed.set()  # caught up
+        run._on_progress()  # caught up
         assert await asyncio.wait_for(reason, 10) == "a rule"
+
+    asyncio.run(test())
+
+
+def test_ctrl_c_pauses_and_an_end_by_another_process_ends(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = made(tmp_path)
+        run._on_progress()
+        reason = asyncio.create_task(run._until_stop())
+        run._life = RunLife(ending=ENDING)
+        run._changed.set()
+        assert await asyncio.wait_for(reason, 10) == "a rule"
+
+        paused = made(tmp_path)
+        paused.interrupted.set()
+        assert await asyncio.wait_for(paused._until_stop(), 10) is None
+
+        ended = made(tmp_path, end="enough")
+        ended._on_progress()
+        assert await asyncio.wait_for(ended._until_stop(), 10) == "enough"
 
     asyncio.run(test())

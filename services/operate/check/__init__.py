@@ -1,0 +1,1 @@
+"""`headrace check`: tries a recipe before anything is started."""

@@ -1,0 +1,219 @@
+"""Tries every part that a recipe names, once: in this process, without Kafka and without a model.
+
+Each part is announced before it is tried, so that whoever watches knows which one hangs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import (
+    DependencyError,
+    EnvironmentFailed,
+    HeadraceError,
+    InfrastructureError,
+    UsageError,
+)
+from headrace.schemas.events import EnvironmentUse, EpisodeEnded, PolicyUse, Ref, TaskEnded
+from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.agent.agents import load_agents
+from headrace.services.base.clock import now
+from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.answers import check_observation
+from headrace.services.env.environment import Claim, Environment
+from headrace.services.env.instances import Instances
+from headrace.services.env.sandbox.pool import DockerSetup
+from headrace.services.env.service import load_environments
+from headrace.services.env.setup import Setup
+from headrace.services.inference.service import prepare
+from headrace.services.models.weights import model_folder
+from headrace.services.operate.check.checking import TRYING
+from headrace.services.tasks.data_sets import items_by_epoch, items_of
+from headrace.services.tasks.evaluation_source import data_set_of
+from headrace.services.tasks.source import SOURCE
+from headrace.services.tasks.task_maker import Item, TaskMaker
+from headrace.services.tasks.warm_start import demonstrations
+
+DEADLINE_S = 600
+"""The deadline that environments get, in seconds from now."""
+REWARDS = (0.0, 1.0, 0.0, 0.5)
+"""The rewards of the group that advantages and filters are tried with."""
+
+
+async def try_recipe(recipe: Recipe, announce: Callable[[str], None]) -> None:
+    """Tries the parts. `announce` gets the name of each before it is tried.
+
+    Raises UsageError for the first part that can't be used.
+    """
+    trial = _Trial(recipe, announce)
+    trial.policies()
+    item = trial.data_sets()
+    trial.agents()
+    await trial.environments(item)
+    trial.training()
+
+
+@dataclass
+class _Trial:
+    recipe: Recipe
+    announce: Callable[[str], None]
+
+    def policies(self) -> None:
+        for name, policy in self.recipe.policies.items():
+            with self._trying(f"policies.{name}.model"):
+                model_folder(policy.model)
+        with self._trying("policies.*.engine"):
+            prepare(self.recipe)
+        with self._trying("policies.*.sampling"):
+            TaskMaker(self.recipe, SOURCE)
+
+    def data_sets(self) -> Item | None:
+        """Returns the first item of the tasks' data set; None if it is empty."""
+        tasks, found = self.recipe.tasks, None
+        with self._trying(f"tasks.use {tasks.use!r}", "tasks.use"):
+            items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
+            found = next(items, None)
+            if found is None:
+                self.announce(f"the data set {tasks.use!r} is empty: the run ends at once")
+            elif not isinstance(found[2], Item):
+                kind = type(found[2]).__name__
+                raise UsageError(f"it yielded a {kind}, not an Item: `from headrace import Item`")
+            else:
+                TaskMaker(self.recipe, SOURCE).make(found[2], "check")
+        if (warm := self.recipe.warm_start) is not None:
+            with self._trying("warm_start.use"):
+                next(demonstrations(self.recipe, warm), None)
+        if self.recipe.evaluation is not None:
+            with self._trying("evaluation.use"):
+                next(items_of(*data_set_of(self.recipe, self.recipe.evaluation)), None)
+        return found[2] if found else None
+
+    def agents(self) -> None:
+        with self._trying("agents"):
+            setups = load_agents(self.recipe)
+        for key, setup in setups.items():
+            with self._trying(f"agents.{key}"):
+                _require_async(setup.agent, f"agents.{key}.use", "async def NAME(episode)")
+
+    async def environments(self, item: Item | None) -> None:
+        with self._trying("environments"):
+            setups = load_environments(self.recipe, "check", Instances(_drop, "check"))
+        for key, setup in setups.items():
+            if isinstance(setup, DockerSetup):
+                continue  # its worker checks the engine and the images before it takes episodes
+            use = EnvironmentUse(use=key, mode="ephemeral")
+            with self._trying(f"environments.{key}"):
+                environment = await setup.take(use, Claim(0, 0, 0, 0, 0, now() + DEADLINE_S))
+            try:
+                with self._trying(f"environments.{key}"):
+                    _check_methods(environment)
+                if key == self.recipe.tasks.environment and item is not None:
+                    await self._play(key, setup, environment, item)
+            finally:
+                await setup.give_back(use, environment, fit=False)
+                await setup.close_pool()
+
+    async def _play(self, key: str, setup: Setup, environment: Environment, item: Item) -> None:
+        task = TaskView(0, 0, item.payload, setup.options, seed=0)
+        action = next((one for policy in self._acting() for one in policy.sampling.allowed), "")
+        kind = type(environment).__name__
+        observation: Observation | None = None
+        with self._trying(f"environments.{key}: {kind}.reset"):
+            observation = await _observed(environment.reset(task), f"{kind}.reset")
+        if observation is not None and not observation.done:
+            with self._trying(f"environments.{key}: {kind}.step"):
+                await _observed(environment.step(action), f"{kind}.step")
+
+    def _acting(self) -> list[Policy]:
+        return [self.recipe.policies[name] for name in self.recipe.tasks.roles.values()]
+
+    def training(self) -> None:
+        # It imports numpy, and the losses import torch.
+        from headrace.stream_jobs.groups import GroupAssembler
+
+        with self._trying("policies.*.groups"):
+            GroupAssembler(self.recipe).on_task(_ended(self.recipe), recorded_at_ms=0)
+        for name, policy in self.recipe.policies.items():
+            if policy.training is not None:
+                with self._trying(f"policies.{name}.training.loss {policy.training.loss!r}"):
+                    from headrace.trainer.losses import try_loss
+
+                    try_loss(policy.training)
+
+    @contextmanager
+    def _trying(self, part: str, announced: str | None = None) -> Iterator[None]:
+        """Announces a part, and makes every error of it a UsageError that names the part.
+
+        A part that is not there yet, for example a server, is announced and left out.
+        """
+        self.announce(f"{TRYING}{announced or part}")
+        try:
+            yield
+        except (InfrastructureError, DependencyError) as error:
+            self.announce(f"{part} can't be tried now: {error}")
+        except EnvironmentFailed as error:
+            raise UsageError(f"{part}: {error.message}") from error
+        except HeadraceError as error:
+            raise UsageError(f"{part}: {error}") from error
+        except Exception as error:  # a part is a user's code, and may raise anything
+            raise UsageError(f"{part}: {describe(error)}") from error
+
+
+def describe(error: BaseException) -> str:
+    """Returns what a user's code raised, and its last line: `TypeError: … (FILE:LINE, in NAME)`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+async def _drop(event: object) -> None:
+    """Drops an event: a check reports nothing."""
+
+
+def _require_async(function: Any, what: str, form: str) -> None:
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
+    if not inspect.iscoroutinefunction(call):
+        raise UsageError(f"{what} is not an async function: write it as `{form}`")
+
+
+def _check_methods(environment: Environment) -> None:
+    kind = type(environment).__name__
+    for name, form in (("reset", "(self, task)"), ("step", "(self, action)"), ("aclose", "(self)")):
+        method = getattr(environment, name, None)
+        if method is None:
+            raise UsageError(f"{kind} has no method {name}: add `async def {name}{form}`")
+        _require_async(method, f"{kind}.{name}", f"async def {name}{form}")
+    if not isinstance(getattr(environment, "replayable", None), bool):
+        raise UsageError(
+            f"{kind} has no attribute `replayable`: set it to True if the same task and actions "
+            "always give the same observations, and else to False"
+        )
+
+
+async def _observed(work: Awaitable[Observation], what: str) -> Observation:
+    observation = await work
+    check_observation(observation, what)
+    return observation
+
+
+def _ended(recipe: Recipe) -> TaskEnded:
+    """Returns a task whose episodes have REWARDS, of all policies."""
+    uses = tuple(
+        PolicyUse(policy=name, tokens=1, longest=2, oldest_version=0) for name in recipe.policies
+    )
+    outcomes = tuple(
+        EpisodeEnded(
+            task=0, sample=sample, item_id="check", ending="finished", reward=reward, policies=uses,
+            trajectory=Ref(topic="check", partition=0, offset=sample, digest=bytes(16)),
+        )
+        for sample, reward in enumerate(REWARDS)
+    )  # fmt: skip
+    return TaskEnded(
+        task=0, source=SOURCE, task_id="check", item_id="check", closed_by="all", outcomes=outcomes
+    )

@@ -1,0 +1,37 @@
+"""`headrace check`: tries the parts of a recipe."""
+
+from __future__ import annotations
+
+import click
+
+from headrace.services.operate.options import echo, set_option
+
+
+@click.command()
+@click.argument("recipe", default="quickstart")
+@set_option
+@click.option("--parent-fd", type=int, hidden=True, help="The pipe of `headrace run`.")
+def check(recipe: str, settings: tuple[str, ...], parent_fd: int | None) -> None:
+    """Try the parts of a RECIPE, without Kafka and without a model's answers.
+
+    This imports everything that the recipe names, and uses it once: it reads the first item of each
+    data set, looks up the allowed tokens, makes the agents and environments, resets and steps the
+    environment of the tasks, and calls advantages, filters and losses with numbers. It starts no
+    container. `headrace run` and `headrace apply` do the same first.
+
+    \b
+    Examples:
+      headrace check my.toml
+      headrace check quickstart --set environments.default.options.id=FrozenLake-v2
+    """
+    import asyncio
+
+    from headrace.services.namespace.cluster_config import read_recipe
+    from headrace.services.operate.check.check import try_recipe
+    from headrace.services.operate.check.checking import end_with_parent
+
+    if parent_fd is not None:
+        end_with_parent(parent_fd)
+    resolved = read_recipe(recipe, settings)
+    asyncio.run(try_recipe(resolved, echo))
+    echo(f"{resolved.name}: every part of the recipe can be used")

@@ -1,0 +1,1 @@
+"""`headrace end`: ends a run for good."""

@@ -1,0 +1,102 @@
+"""Ends a run for good, whether its processes run or not.
+
+It records the end, which all processes of the run follow. If no task ends then, no process of the
+run is there, so it starts the services that end tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+from dataclasses import replace
+
+from headrace.schemas.events import RunStateEntered
+from headrace.services.agent.gateway.service import KEY
+from headrace.services.log.event_log import EventLog
+from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.namespace.connect import connect
+from headrace.services.namespace.lookup import find_namespace
+from headrace.services.namespace.run_life import enter, read_life
+from headrace.services.operate.options import explain
+from headrace.services.operate.run.progress import Progress
+from headrace.services.operate.run.run import LocalRun
+from headrace.services.operate.run.run_stack import RunStack
+from headrace.services.operate.run.watch import follow_progress
+
+SERVICES = ("scheduler", "agent", "gateway")
+"""The services that end tasks."""
+QUIET_S = 10.0
+"""If no task has ended for so many seconds, no process of the run is there."""
+ENTER_S = 2.0
+"""Seconds that another process has to record `ended`, once all tasks have ended."""
+TICK_S = 0.5
+
+
+async def end_run(cluster: ClusterConfig, reason: str, *, quiet: bool) -> RunStateEntered:
+    """Ends the run of `cluster.namespace`, or else the newest one that has not ended.
+
+    Starts the local stack if the configuration names no cluster, and stops it if it started it.
+    Returns the record of the end. Raises UsageError if there is no such run.
+    """
+    say = (lambda line: None) if quiet else explain
+    stack, interrupted = RunStack(cluster, on_progress=say, on_restart=say), threading.Event()
+    try:
+        located = await stack.up(interrupted.is_set)
+        async with connect(located, f"end-{os.getpid()}") as connection:
+            topics, life = await find_namespace(
+                connection, cluster.namespace, lambda life: life.ended is None
+            )
+            if life.ended is not None:
+                return life.ended
+            recipe, log = life.recipe(), await connection.writing_log(topics)
+            if life.ending is None:
+                await enter(log, "ending", recipe, reason)
+            say(f"ending the run of namespace {topics.namespace}")
+            ended = None if stack.ours else await _end_by_others(log, Progress(recipe))
+            if ended is not None:
+                return ended
+            # A gateway refuses to start without a key. Nobody can use this one.
+            os.environ.setdefault(KEY, secrets.token_urlsafe(32))
+            run = LocalRun(
+                recipe,
+                replace(located, namespace=topics.namespace),
+                quiet=quiet,
+                services=SERVICES,
+                end=reason,
+                on_interrupt="stopping; `headrace end` continues",
+            )
+            run.judge(await run.execute())
+            life = await read_life(log)
+            assert life.ended is not None
+            return life.ended
+    finally:
+        interrupted.set()
+        await stack.down()
+
+
+async def _end_by_others(log: EventLog, progress: Progress) -> RunStateEntered | None:
+    """Waits while other processes end the tasks. Returns None if nothing ends any more."""
+    caught_up = asyncio.Event()
+    following = asyncio.create_task(follow_progress(log, progress, caught_up.set))
+    try:
+        changed_at, count = time.monotonic(), -1
+        while time.monotonic() < changed_at + QUIET_S:
+            if following.done():
+                following.result()
+            life = await read_life(log)
+            if life.ended is not None:
+                return life.ended
+            if progress.tasks_ended != count:
+                changed_at, count = time.monotonic(), progress.tasks_ended
+            drained = caught_up.is_set() and progress.drained
+            if drained and time.monotonic() > changed_at + ENTER_S:
+                assert life.ending is not None
+                await enter(log, "ended", progress.recipe, life.ending.reason)
+            await asyncio.sleep(TICK_S)
+        return None
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)

@@ -1,0 +1,66 @@
+"""Chooses the namespace of a run: the name that was given, or the next one that is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.errors import UsageError
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.namespace.apply import find_run
+from headrace.services.namespace.connect import Connection
+from headrace.services.namespace.lookup import find_namespace, topics_of
+from headrace.services.namespace.run_life import RunLife, enter
+from headrace.services.operate.run.progress import Progress
+from headrace.services.operate.run.watch import read_recent
+
+MOST_RUNS = 10_000
+"""How many names `<name>-2`, `<name>-3`, … are tried for a new run."""
+RECENT = 64
+"""Offsets of each partition that are read to find out whether a run has trained."""
+REPLACED = "replaced by another recipe"
+
+
+async def choose_namespace(
+    connection: Connection,
+    recipe: Recipe,
+    wanted: str | None,
+    alone: bool,
+    note: Callable[[str], None],
+) -> str:
+    """Returns the first of `<name>`, `<name>-2`, … whose run has not ended or not started.
+
+    `<name>` is `wanted`, or else the recipe's name. If this process is `alone` on its broker, it
+    ends a run of another recipe that has trained nothing.
+    """
+    first = wanted or recipe.name
+    for number in range(1, MOST_RUNS):
+        name = first if number == 1 else f"{first}-{number}"
+        life = await find_run(connection.log(topics_of(recipe, name)))
+        if life is None:
+            if number > 1:
+                note(f"the run of {first} has ended: the new one uses {name}")
+            return name
+        if life.ended is not None:
+            continue
+        if not (alone and await _is_replaced(connection, recipe, name, life)):
+            note(f"continuing the unfinished run of namespace {name}")
+            return name
+        note(f"the run of namespace {name} has another recipe and has trained nothing: it is ended")
+    raise UsageError(
+        f"all namespaces from {first} to {first}-{MOST_RUNS - 1} have runs that ended: choose "
+        "another --namespace"
+    )
+
+
+async def _is_replaced(connection: Connection, recipe: Recipe, name: str, life: RunLife) -> bool:
+    """Ends a run of another recipe, if it has trained nothing. Returns whether it did."""
+    if life.started is None or life.started.digest == recipe.digest:
+        return False
+    topics, _ = await find_namespace(connection, name)
+    log, theirs = await connection.writing_log(topics), Progress(life.recipe())
+    await read_recent(log, theirs, RECENT)
+    if any(version > 0 for version in theirs.versions().values()):
+        return False
+    await enter(log, "ending", theirs.recipe, REPLACED)
+    await enter(log, "ended", theirs.recipe, REPLACED)
+    return True

@@ -1,0 +1,113 @@
+"""The images of a recipe's containers, each pinned to the content that its name has first.
+
+A tag may move while a run goes on. Containers are made from digests, so all containers that a
+worker makes for one name have the same content.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import InfrastructureError, UsageError
+from headrace.services.processes.docker.ceilings import Ceilings
+from headrace.services.processes.docker.docker_engine import DockerEngine, NotThere
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedImage:
+    """An image that the engine has."""
+
+    name: str
+    """As the recipe names it."""
+    digest: str
+    """The engine's id of its content, `sha256:` and 64 hex digits."""
+    source: str = ""
+    """How a registry names the same content, `repository@sha256:…`. Empty if it was never pulled
+    or pushed."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels for its containers."""
+        return {"headrace.image": self.name, "headrace.digest": self.digest}
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.digest})"
+
+
+class PinnedImages:
+    """The images that one part of the recipe names."""
+
+    def __init__(self, whose: str, ceilings: Ceilings) -> None:
+        """`whose` images they are, for errors."""
+        self._whose = whose
+        self._ceilings = ceilings
+        self._pinned: dict[str, PinnedImage] = {}
+
+    def __getitem__(self, name: str) -> PinnedImage:
+        """Returns an image that was pinned."""
+        return self._pinned[name]
+
+    async def pin(self, engine: DockerEngine, name: str) -> None:
+        """Pulls an image if it is missing, and pins it unless it is pinned already.
+
+        Raises UsageError if it can't be pulled, has volumes, or may not be used on this host.
+        """
+        if name in self._pinned:
+            return
+        self._ceilings.require_image(name, self._whose)
+        found = await self._found(engine, name)
+        names = [*(found.get("RepoTags") or ()), *(found.get("RepoDigests") or ())]
+        self._ceilings.require_found(name, names, self._whose)
+        if volumes := (found.get("Config") or {}).get("Volumes"):
+            raise UsageError(
+                f"{self._whose}: image {name!r} declares volumes ({', '.join(volumes)}), whose "
+                "size nothing limits. Build it without volumes"
+            )
+        source = next(iter(found.get("RepoDigests") or ()), "")
+        self._pinned[name] = PinnedImage(name, found["Id"], source)
+        logger.info("image %s is %s %s", name, found["Id"], source)
+
+    async def create(self, engine: DockerEngine, name: str, body: Mapping[str, Any]) -> None:
+        """Creates and starts a container of a pinned image.
+
+        If the image was removed from the engine meanwhile, the same content is pulled again.
+        """
+        try:
+            await engine.create(name, body)
+        except NotThere:
+            if not await self._restored(engine, body["Image"]):
+                raise
+            await engine.create(name, body)
+
+    async def _found(self, engine: DockerEngine, name: str) -> Mapping[str, Any]:
+        try:
+            return await engine.image(name)
+        except NotThere:
+            logger.info("pulling %s", name)
+        try:
+            await engine.pull(name)
+            return await engine.image(name)
+        except InfrastructureError as error:
+            raise UsageError(
+                f"{self._whose}: the engine has no image {name!r} and can't pull it: "
+                f"{error.message}. Build, load or pull it first"
+            ) from error
+
+    async def _restored(self, engine: DockerEngine, digest: str) -> bool:
+        """Pulls a pinned image that is gone. Returns whether that was so, and succeeded."""
+        try:
+            await engine.image(digest)
+        except NotThere:
+            image = next(one for one in self._pinned.values() if one.digest == digest)
+        else:
+            return False
+        if image.source:
+            logger.warning("image %s was removed from the engine: pulling it again", image)
+            await engine.pull(image.source)
+            return bool((await engine.image(image.source))["Id"] == digest)
+        return False

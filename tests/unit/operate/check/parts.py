@@ -1,0 +1,166 @@
+"""Parts of recipes as users write them: a good one of each kind, and each usual mistake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from headrace.errors import InfrastructureError
+from headrace.services.agent.episode import Episode
+from headrace.services.base.types import Observation, TaskView
+from headrace.services.tasks.task_maker import Item
+
+
+class World:
+    replayable = True
+
+    def __init__(self, highest: int = 3) -> None:
+        if highest < 1:
+            raise ValueError("highest must be positive")
+
+    async def reset(self, task: TaskView) -> Any:
+        return Observation("begin")
+
+    async def step(self, action: str) -> Any:
+        return Observation("end", reward=1.0, terminated=True)
+
+    async def aclose(self) -> None: ...
+
+
+class NoReplayable:
+    reset, step, aclose = World.reset, World.step, World.aclose
+
+
+class NoStep:
+    replayable = True
+    reset, aclose = World.reset, World.aclose
+
+
+class NotAsync(World):
+    def step(self, action: str) -> Any:
+        return Observation("end")
+
+
+class RaisesInReset(World):
+    async def reset(self, task: TaskView) -> Any:
+        return task.payload["absent"]
+
+
+class RaisesInStep(World):
+    async def step(self, action: str) -> Any:
+        return Observation(str(int("x" + action)))
+
+
+class NoneFromStep(World):
+    async def step(self, action: str) -> Any:
+        return None
+
+
+class TextFromReset(World):
+    async def reset(self, task: TaskView) -> Any:
+        return "begin"
+
+
+class NumberAsText(World):
+    async def step(self, action: str) -> Any:
+        return Observation(5)  # type: ignore[arg-type]
+
+
+class RewardOfText(World):
+    async def step(self, action: str) -> Any:
+        return Observation("end", reward="1")  # type: ignore[arg-type]
+
+
+class RewardNotFinite(World):
+    async def step(self, action: str) -> Any:
+        return Observation("end", reward=float("nan"))
+
+
+class DataNotJson(World):
+    async def step(self, action: str) -> Any:
+        return Observation("end", data={"a": object()})
+
+
+class NotThereYet(World):
+    async def reset(self, task: TaskView) -> Any:
+        raise InfrastructureError("unreachable", "the server does not answer")
+
+
+class Hangs(World):
+    async def reset(self, task: TaskView) -> Any:
+        await asyncio.Event().wait()
+
+
+class Exits(World):
+    async def reset(self, task: TaskView) -> Any:
+        raise SystemExit(3)
+
+
+async def agent(episode: Episode) -> None: ...
+
+
+def not_async_agent(episode: Episode) -> None: ...
+
+
+class OwnAgent:
+    replayable = True
+
+    def __init__(self, name: str) -> None: ...
+
+    async def __call__(self, episode: Episode) -> None: ...
+
+
+def items(count: int = 2) -> Iterator[Item]:
+    for number in range(count):
+        yield Item(str(number))
+
+
+def dictionaries() -> Iterator[Any]:
+    yield {"prompt": "hello"}
+
+
+def raises() -> Iterator[Item]:
+    yield Item(str(1 // 0))
+
+
+def not_json() -> Iterator[Item]:
+    yield Item("0", {"when": object()})
+
+
+def few(rewards: Any) -> list[float]:
+    return [0.0]
+
+
+def infinite(rewards: Any) -> list[float]:
+    return [float("inf") for _ in rewards]
+
+
+def advantage_raises(rewards: Any) -> list[float]:
+    return [rewards.mean()]
+
+
+def filter_raises(group: Any) -> str | None:
+    return str(group.reward)
+
+
+def detached(batch: Any, logprobs: Tensor) -> Any:
+    return logprobs.detach().sum()
+
+
+def of_each(batch: Any, logprobs: Tensor) -> Any:
+    return logprobs * batch.advantages
+
+
+def number(batch: Any, logprobs: Tensor) -> Any:
+    return 0.0
+
+
+def nan(batch: Any, logprobs: Tensor) -> Any:
+    return logprobs.sum() * float("nan")
+
+
+def loss_raises(batch: Any, logprobs: Tensor) -> Any:
+    return batch.old_logprobs

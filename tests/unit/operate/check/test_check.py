@@ -1,0 +1,198 @@
+"""Usual mistakes in recipes and in the code that they name: each has one clear message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from headrace.errors import UsageError
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.services.operate.check import checking
+from headrace.services.operate.check.check import try_recipe
+from headrace.services.operate.run.processes import NEVER_BORN, Process, spawn
+
+PARTS = f"{__name__.rpartition('.')[0]}.parts"
+
+
+def tree(**changes: Any) -> dict[str, Any]:
+    """A recipe that can be used, with changes by dotted names; `__` is the dot."""
+    made: dict[str, Any] = {
+        "name": "mine",
+        "tasks": {"use": "count", "options": {"items": 2}, "samples": 4},
+        "environments": {"default": {"use": f"{PARTS}:World"}},
+        "policies": {
+            "default": {
+                "model": "tiny-llama",
+                "engine": {"use": "scripted"},
+                "training": {"device": "cpu"},
+            }
+        },
+    }
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        table = made
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = _named(value)
+    return made
+
+
+def _named(value: Any) -> Any:
+    """A value in which `:name` is a part of `parts.py`."""
+    if isinstance(value, str):
+        return f"{PARTS}{value}" if value.startswith(":") else value
+    if isinstance(value, dict):
+        return {name: _named(one) for name, one in value.items()}
+    return [_named(one) for one in value] if isinstance(value, list) else value
+
+
+def tried(**changes: Any) -> list[str]:
+    """What is announced."""
+    announced: list[str] = []
+    asyncio.run(try_recipe(parse_recipe(tree(**changes), "test"), announced.append))
+    return announced
+
+
+def test_a_recipe_whose_parts_can_all_be_used() -> None:
+    announced = tried(
+        agents__default__use=":OwnAgent", agents__default__options={"name": "x"},
+        environments__default__options={"highest": 5},
+        tasks__use=":items", tasks__options={"count": 1},
+    )  # fmt: skip
+    assert "trying environments.default: World.step" in announced
+    assert announced[-1] == "trying policies.default.training.loss 'grpo'"
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"policies__default__model": "no-such-folder"}, "policies.default.model: .*no-such-folder"),
+    ({"policies__default__engine": {"use": "torsh"}}, "no engine 'torsh'. Use .*torch"),
+    ({"policies__default__sampling": {"allowed": ["L", "left"]}}, "sampling: .*'left'"),
+    ({"tasks__use": "jsonk"}, "tasks.use 'jsonk': no data set 'jsonk'. Use .*jsonl"),
+    ({"tasks__use": "jsonl", "tasks__options": {"path": "no.jsonl"}}, "can't read .*no.jsonl"),
+    ({"tasks__options": {"itms": 2}}, "tasks.use 'count': TypeError: .*'itms'"),
+    ({"tasks__use": ":dictionaries", "tasks__options": {}}, "yielded a dict, not an Item"),
+    ({"tasks__use": ":raises", "tasks__options": {}}, r"ZeroDivisionError: .*parts.py:\d+, in rai"),
+    ({"tasks__use": ":not_json", "tasks__options": {}}, "not JSON serializable"),
+    ({"tasks__use": "no_such_module:items"}, "needs the module 'no_such_module'"),
+    ({"tasks__use": ":item"}, "has no 'item'"),
+    ({"agents__default__use": "multi-turn"}, "no agent 'multi-turn'. Use .*multi_turn"),
+    ({"agents__default__use": ":not_async_agent"}, "agents.default.use is not an async function"),
+    ({"agents__default__use": ":OwnAgent"}, "agents.default.options: .*'name'"),
+    (
+        {"agents__default__use": ":OwnAgent", "agents__default__options": {"nam": "x"}},
+        "agents.default.options: .*'nam'",
+    ),
+    ({"environments__default__use": "gymnasim"}, "no environment 'gymnasim'. Use .*gymnasium"),
+    ({"environments__default__use": ":Word"}, "has no 'Word'"),
+    (
+        {"environments__default__options": {"higest": 1}},
+        "environments.default: TypeError: .*higest",
+    ),
+    ({"environments__default__options": {"highest": 0}}, "ValueError: highest must be positive"),
+    (
+        {
+            "environments__default__use": "gymnasium",
+            "environments__default__options": {"id": "FrozenLake-v7", "actions": {"L": 0}},
+        },
+        "environment id 'FrozenLake-v7'",
+    ),
+    (
+        {
+            "environments__default__use": "gymnasium",
+            "environments__default__options": {"id": "FrozenLake-v1", "actions": {"L": 9}},
+        },
+        "actions: 'L' is 9, which is not in",
+    ),
+    ({"environments__default__use": ":NoReplayable"}, "no attribute `replayable`: set it to True"),
+    ({"environments__default__use": ":NoStep"}, "NoStep has no method step: add `async def step"),
+    ({"environments__default__use": ":NotAsync"}, "NotAsync.step is not an async function"),
+    ({"environments__default__use": ":RaisesInReset"}, r"reset: KeyError: 'absent' \(.*, in reset"),
+    ({"environments__default__use": ":RaisesInStep"}, r"step: ValueError: .*, in step\)"),
+    (
+        {"environments__default__use": ":NoneFromStep"},
+        "NoneFromStep.step returned None, but it",
+    ),
+    (
+        {"environments__default__use": ":TextFromReset"},
+        "reset returned a str, but it must",
+    ),
+    ({"environments__default__use": ":NumberAsText"}, "`text` is a int, not a str"),
+    ({"environments__default__use": ":RewardOfText"}, "reward is a str, not a float"),
+    ({"environments__default__use": ":RewardNotFinite"}, "reward is nan, not finite"),
+    ({"environments__default__use": ":DataNotJson"}, "`data` is not JSON: .*object"),
+    ({"policies__default__groups": {"advantage": "grp"}}, "no advantage 'grp'. Use .*grpo"),
+    ({"policies__default__groups": {"advantage": ":few"}}, "gave 1 values for the 4 rewards"),
+    ({"policies__default__groups": {"advantage": ":infinite"}}, "Make it return finite float32"),
+    ({"policies__default__groups": {"advantage": ":advantage_raises"}}, "AttributeError: 'tuple' "),
+    ({"policies__default__groups": {"filters": ["zero"]}}, "no filter 'zero'. Use zero_advantage"),
+    ({"policies__default__groups": {"filters": [":filter"]}}, "has no 'filter'|no filter"),
+    ({"policies__default__training__loss": "gspo"}, "loss 'gspo': no loss 'gspo'. Use grpo"),
+    ({"policies__default__training__loss": ":detached"}, "its value has no gradient"),
+    ({"policies__default__training__loss": ":of_each"}, r"it returned \(4,\): return a scalar"),
+    ({"policies__default__training__loss": ":number"}, "it returned float: return a scalar tensor"),
+    ({"policies__default__training__loss": ":nan"}, "it returned nan for finite numbers"),
+    ({"policies__default__training__loss": ":loss_raises"}, "AttributeError: .*old_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("changes", "match"), MISTAKES, ids=range(len(MISTAKES)))
+def test_a_mistake_is_named(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        tried(**changes)
+
+
+def test_what_is_not_there_yet_is_left_out() -> None:
+    announced = tried(environments__default__use=":NotThereYet")
+    assert "NotThereYet.reset can't be tried now: unreachable: the server" in "\n".join(announced)
+
+
+def check_in_child(folder: Path, **changes: Any) -> None:
+    path = folder / "recipe.json"
+    path.write_text(parse_recipe(tree(**changes), "test").canonical())
+    asyncio.run(checking.check_in_child(path, spawn, lambda line: None))
+
+
+def test_a_part_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
+    check_in_child(tmp_path, policies__default__training=False)
+    with pytest.raises(UsageError, match=r"(?s)exit code 3.*Exits\.reset"):
+        check_in_child(tmp_path, environments__default__use=":Exits")
+
+
+def test_a_part_that_hangs_is_noted_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "SLOW_S", 0.1)
+    monkeypatch.setattr(checking, "LIMIT_S", 0.3)
+    pids: list[int] = []
+    notes: list[str] = []
+
+    async def start(_: Sequence[str], parent: int, output: int) -> Process:
+        said = "echo trying the reset; echo a warning; exec sleep 600"
+        process = await spawn(["sh", "-c", said], parent, output)
+        pids.append(process.pid)
+        return process
+
+    with pytest.raises(UsageError, match=r"the reset did not return within 0 s"):
+        asyncio.run(checking.check_in_child(Path("r.json"), start, notes.append))
+    assert notes[0] == "checking the recipe: the reset has not returned for 0 s"
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_a_check_whose_preloader_dies_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(parse_recipe(tree(policies__default__training=False), "test").canonical())
+
+    class Unborn:
+        returncode = NEVER_BORN
+        pid = None
+
+        async def wait(self) -> int:
+            return NEVER_BORN
+
+    async def start(_: Sequence[str], parent: int, output: int) -> Any:
+        return Unborn()
+
+    asyncio.run(checking.check_in_child(path, start, lambda line: None))
