@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.services.agent.episode import Episode, NoScore
     from headrace.services.base.types import Observation, TaskView
     from headrace.services.env.environment import Environment, Judge, Named, Resumable
+    from headrace.services.env.sandbox.command_start import SandboxEnded
     from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
     from headrace.services.env.sandbox.tools import Tool
     from headrace.services.inference.engine import (
@@ -56,6 +57,7 @@ _MODULES = {
     "headrace.services.agent.episode": ("Episode", "NoScore"),
     "headrace.services.base.types": ("Observation", "TaskView"),
     "headrace.services.env.environment": ("Environment", "Judge", "Named", "Resumable"),
+    "headrace.services.env.sandbox.command_start": ("SandboxEnded",),
     "headrace.services.env.sandbox.sandbox": ("BadArgument", "Sandbox"),
     "headrace.services.env.sandbox.tools": ("Tool",),
     "headrace.services.inference.engine": (
@@ -100,6 +102,7 @@ __all__ = [
     "RecordsLost",
     "Resumable",
     "Sandbox",
+    "SandboxEnded",
     "SubmittedTask",
     "TaskView",
     "Tool",

@@ -113,7 +113,7 @@ def test_nothing_that_is_left_behind_changes_a_grade(engine: str) -> None:
             await environment.reset(view(REPOSITORY))
             for command in (*commands, "submit"):
                 said = await environment.step(command)
-                if said.truncated:  # the policy's command did it, and no attempt follows
+                if said.done:  # the sandbox is useless: no attempt follows
                     break
             await environment.aclose()
             return said.reward
@@ -121,7 +121,7 @@ def test_nothing_that_is_left_behind_changes_a_grade(engine: str) -> None:
     async def test(made: Bench) -> None:
         harmed = (play(made, number, harms[name]) for number, name in enumerate(harms))
         for name, reward in zip(harms, await asyncio.gather(*harmed), strict=True):
-            assert reward in ((0.0,) if name in SHADOWS else (0.0, None)), name
+            assert reward == 0.0, name
         repaired = (play(made, 50 + n, harm, REPAIR) for n, harm in enumerate(SHADOWS.values()))
         assert await asyncio.gather(*repaired) == [1.0] * len(SHADOWS)
 

@@ -43,7 +43,7 @@ class Repair(Shell):
     The task's payload has `prompt`, `files` (path to text) and `tests`, a list of
     ["module:function", arguments, expected value] as JSON. If an action has fenced blocks, the last
     one is the command; otherwise the whole action is. `submit` ends the episode, with reward 1 if
-    all tests pass, else 0.
+    all tests pass, else 0. A command that makes the sandbox useless ends it, too, with reward 0.
     """
 
     def __init__(self, sandbox: Sandbox, task: TaskView) -> None:
@@ -83,9 +83,9 @@ class Repair(Shell):
         """Run the command, or grade the repository."""
         blocks = _FENCED.findall(action)
         command = blocks[-1] if blocks else action
-        if command.strip() != SUBMIT:
-            return await super().act(command, index)
         try:
+            if command.strip() != SUBMIT:
+                return await super().act(command, index)
             async with self._sandbox.fresh_copy() as fresh:
                 graded = await grade(fresh, CALLER, "call", self._tests)
         except SandboxEnded as error:

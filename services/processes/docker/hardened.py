@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from headrace.errors import UsageError
 
@@ -28,7 +28,9 @@ FILES = 1024
 class Limits(BaseModel):
     """What a container may use."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True
+    )
 
     runtime: str = ""
     """The engine's runtime, for example `runsc` (gVisor). Empty means its default. It must apply
@@ -42,21 +44,22 @@ class Limits(BaseModel):
     disk_mb: Positive = 64
     """Size of /workspace in MiB. /tmp has a quarter of it. Both are in memory."""
 
-    @model_validator(mode="after")
-    def _leave_memory_beside_files(self) -> Self:
+    @field_validator("disk_mb")
+    @classmethod
+    def _leave_memory_beside_files(cls, disk_mb: int, info: ValidationInfo) -> int:
         """No kill frees the memory of files. If they could use all, no command could start."""
-        files_mb = self.disk_mb + self.tmp_mb + SHM_MB
-        if files_mb + SPARE_MB > self.memory_mb:
+        memory_mb = info.data.get("memory_mb")
+        files_mb = disk_mb + _tmp_mb(disk_mb) + SHM_MB
+        if memory_mb is not None and files_mb + SPARE_MB > memory_mb:
             raise ValueError(
-                f"files may take {files_mb} MiB of memory_mb = {self.memory_mb}, which leaves less "
-                f"than {SPARE_MB} MiB for processes: lower disk_mb or raise memory_mb"
+                f"files may take {files_mb} MiB of memory_mb = {memory_mb}, which leaves less than "
+                f"{SPARE_MB} MiB for processes: lower disk_mb or raise memory_mb"
             )
-        return self
+        return disk_mb
 
-    @property
-    def tmp_mb(self) -> int:
-        """Size of /tmp in MiB."""
-        return max(1, self.disk_mb // 4)
+
+def _tmp_mb(disk_mb: int) -> int:
+    return max(1, disk_mb // 4)
 
 
 L = TypeVar("L", bound=Limits)
@@ -118,7 +121,7 @@ def container(
             "ShmSize": SHM_MB * 2**20,
             "Tmpfs": {
                 WORK: f"{mount},size={limits.disk_mb}m,nr_inodes=16k",
-                "/tmp": f"{mount},size={limits.tmp_mb}m,nr_inodes=4k",
+                "/tmp": f"{mount},size={_tmp_mb(limits.disk_mb)}m,nr_inodes=4k",
             },
             "Ulimits": [
                 {"Name": "nofile", "Soft": FILES, "Hard": FILES},

@@ -56,6 +56,18 @@ def streams(*parts: bytes, head: bytes = UPGRADED, ends: bool = True) -> Answer:
     return answer
 
 
+def counts(size: int) -> Answer:
+    """Answers a command's start, reads its input, and writes how much of it were zeros."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(UPGRADED)
+        given = await reader.readexactly(size)
+        writer.write(frame(str(given.count(0)).encode()))
+        writer.close()
+
+    return answer
+
+
 async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Says nothing more, until the client is gone."""
     await reader.read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import shutil
 import ssl
@@ -15,7 +16,16 @@ from headrace.errors import InfrastructureError, UsageError
 from headrace.services.processes.docker.docker_client import find_host
 from headrace.services.processes.docker.docker_engine import DockerEngine
 from tests.certificates import make_certificates
-from tests.unit.processes.docker_fake import INSPECT, START, FakeEngine, on, says, streams, until
+from tests.unit.processes.docker_fake import (
+    INSPECT,
+    START,
+    FakeEngine,
+    counts,
+    on,
+    says,
+    streams,
+    until,
+)
 from tests.unit.processes.test_docker_output import READ, WRITTEN, read_all
 
 VARIABLES = ("HOST", "CONTEXT", "TLS_VERIFY", "CERT_PATH", "CONFIG")
@@ -122,6 +132,9 @@ def test_output_is_whole_by_tls(
         async with engine.run("a", ("true",), "1", "/") as (run, output):
             assert await read_all(output) == READ
         assert await engine.exit_code(run) == 0
+        made.answers[START] = counts(3_000_000)
+        async with engine.run("a", ("wc",), "1", "/", io.BytesIO(bytes(3_000_000))) as (_, output):
+            assert await read_all(output) == [(1, b"3000000")]
         made.answers[START] = streams(WRITTEN, ends=False)
         async with engine.run("a", ("true",), "1", "/") as (_, output):
             with pytest.raises(TimeoutError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 import struct
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.unit.processes.docker_fake import (
     START,
     UPGRADED,
     FakeEngine,
+    counts,
     descriptors,
     engine_threads,
     fake,
@@ -70,6 +72,27 @@ def test_output_is_whole_however_it_arrives(
         assert await engine.exit_code(run) == 0
 
     on(tmp_path, {START: streams(*parts, head=head)}, test, tcp=tcp)
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+def test_a_command_gets_its_input_whole(tmp_path: Path, tcp: bool) -> None:
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        for size in (1, 3_000_000):
+            made.answers[START] = counts(size)
+            given = io.BytesIO(bytes(size))
+            given.seek(size)
+            async with engine.run("a", ("wc",), "1", "/", given) as (_, output):
+                assert await read_all(output) == [(1, str(size).encode())]
+
+    on(tmp_path, {START: counts(1)}, test, tcp=tcp)
+
+
+def test_a_command_that_ends_without_reading_its_input_is_no_failure(tmp_path: Path) -> None:
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        async with engine.run("a", ("true",), "1", "/", io.BytesIO(bytes(5_000_000))) as (run, _):
+            assert await engine.exit_code(run) == 0
+
+    on(tmp_path, {START: streams(frame(b"over"))}, test)
 
 
 def test_reading_may_be_given_up_and_gone_on_with(tmp_path: Path) -> None:
