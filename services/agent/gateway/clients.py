@@ -19,7 +19,8 @@ from headrace.services.agent.gateway.chat_session import (
     check_payload_keys,
     describe,
 )
-from headrace.services.agent.gateway.server import GatewayServer, PendingEpisode
+from headrace.services.agent.gateway.episode_queue import PendingEpisode
+from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.base.tool_calls import Format
 
 

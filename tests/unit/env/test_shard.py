@@ -202,7 +202,7 @@ def test_failures_are_typed() -> None:
             "break": ("infrastructure", "host_gone"),
             "bug": ("environment", None),
             "nan": ("environment", "not_finite"),
-            "infinite": ("environment", "environment_error"),
+            "infinite": ("environment", "bad_observation"),
         }
         for sample, (text, (origin, code)) in enumerate(codes.items()):
             payload = json.dumps({"action": text})
@@ -483,7 +483,7 @@ def test_an_observation_that_is_none_is_a_failure_of_the_environment() -> None:
         await bench.feed(action(0, "reset"), action(1))
         failure = (await bench.context.answers(2))[1].failure
         assert failure is not None
-        assert (failure.origin, failure.code) == ("environment", "environment_error")
+        assert (failure.origin, failure.code) == ("environment", "bad_observation")
 
     run(test)
 

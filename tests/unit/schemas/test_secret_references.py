@@ -18,7 +18,7 @@ def read(options: str) -> Recipe:
         name = "demo"
         [policies.default]
         model = "tiny-llama"
-        engine.options = {{ {options} }}
+        engine = {{ use = "mine:Engine", options = {{ {options} }} }}
         [tasks]
         options = {{ {options} }}
         [agents.default]

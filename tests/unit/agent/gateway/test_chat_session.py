@@ -16,8 +16,9 @@ from headrace.schemas.events import EpisodeEnded, Event, GenerationRequested
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_requests import read_request
 from headrace.services.agent.gateway.chat_session import IN_FLIGHT, ChatSession, Choice, Dialect
+from headrace.services.agent.gateway.episode_queue import Keys
 from headrace.services.agent.gateway.refusals import ApiError
-from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer, Keys
+from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer
 from headrace.services.base.tool_calls import BEGIN, END, Format, forced_call
 from headrace.services.base.types import MOST_NAMES, NAME_CHARACTERS
 from tests.unit.agent.gateway.test_program import BOUND_S, Chatting

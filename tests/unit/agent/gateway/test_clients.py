@@ -23,8 +23,9 @@ from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway import service as gateway_service
 from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.clients import ClientAgent
+from headrace.services.agent.gateway.episode_queue import EpisodeQueue, Keys, PendingEpisode
 from headrace.services.agent.gateway.refusals import ApiError
-from headrace.services.agent.gateway.server import EpisodeQueue, GatewayServer, Keys, PendingEpisode
+from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.operate.run.children import services_of
 from headrace.services.worker.service_context import ServiceContext
 from tests.unit.agent.gateway.test_program import BOUND_S, Chatting

@@ -15,7 +15,8 @@ import pytest
 
 from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway.chat_session import ChatSession
-from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer, Keys
+from headrace.services.agent.gateway.episode_queue import Keys
+from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer
 from tests.unit.agent.gateway.test_chat_session import converse, user
 
 BOUND_S = 60.0

@@ -104,7 +104,7 @@ def test_a_program_that_fails_is_tried_again_and_never_rewarded() -> None:
     outcome = play("fail", world, attempts=2)
     assert (outcome.ending, outcome.attempts, outcome.reward) == ("failed", 2, None)
     assert outcome.failure is not None
-    assert outcome.failure.origin == "infrastructure"
+    assert outcome.failure.origin == "agent"
     assert "nothing works here" in outcome.failure.message
 
 
