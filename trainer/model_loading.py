@@ -109,6 +109,11 @@ def load_policy(folder: Path, policy: Policy) -> tuple[Any, FrozenBase | None]:
     return model, add_adapter(model, folder, policy.lora, policy.seed, DTYPES[policy.dtype])
 
 
+def initial_weights(folder: Path, policy: Policy) -> bytes:
+    """Returns version 0 of a policy that has no adapter, as `weights_file`."""
+    return weights_file(load_model(folder, policy.seed).state_dict(), DTYPES[policy.dtype])
+
+
 def trained_weights(model: Any, dtype: torch.dtype) -> bytes:
     """Returns a model's adapter, or else the whole model, as `weights_file`."""
     return weights_file(adapter_tensors(model) or model.state_dict(), dtype)

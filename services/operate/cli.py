@@ -34,6 +34,7 @@ from headrace.services.operate.status.command import status
 from headrace.services.operate.submit.command import submit
 from headrace.services.operate.tail.command import tail
 from headrace.services.operate.topics.command import topics
+from headrace.services.operate.try_episode.command import try_episode
 from headrace.services.operate.up_down.command import down, up
 
 HELP = """The event backbone for reinforcement learning of LLM agents, on Apache Kafka.
@@ -75,7 +76,8 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    run, check, end, serve, up, down, apply, submit, cancel, evaluate, export, chat, replay,
+    run, check, try_episode, end, serve, up, down, apply, submit, cancel, evaluate, export, chat,
+    replay,
     status, show, tail, topics, dead_letters, prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:

@@ -1,0 +1,1 @@
+"""`headrace try`: plays one episode in the terminal."""

@@ -1,0 +1,127 @@
+"""Answers the prompts of an episode that is tried: a person, chance, or the model."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from headrace.errors import UsageError
+from headrace.schemas.events import GenerationCompleted, GenerationRequested
+from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.base.concurrency import in_daemon_thread
+from headrace.services.inference.engine import Engine, EngineSetup, Weights
+from headrace.services.inference.engines.scripted import ScriptedEngine
+from headrace.services.inference.service import make_engines
+from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.models.weights import model_folder
+from headrace.services.operate.chat.terminal_chat import model_of_folder
+from headrace.services.operate.options import explain
+
+Player = Callable[[GenerationRequested], Awaitable[GenerationCompleted | None]]
+"""Answers a prompt. None means that it does not answer any more: the episode is cancelled."""
+
+
+async def open_player(recipe: Recipe, by: str, scratch: str) -> Player:
+    """Returns the player `hand`, `random` or `model`. Raises UsageError if it can't play."""
+    if by == "random":
+        _require_allowed(recipe)
+    if by == "model":
+        served = await _with_models(recipe, Path(scratch))
+        return lambda request: _complete(served, request)
+    served = {
+        name: _serve(policy.model, name, _without_weights(policy))
+        for name, policy in recipe.policies.items()
+    }
+    texts = _chosen(recipe) if by == "random" else _entered
+    return lambda request: _dictated(served, request, texts)
+
+
+async def _with_models(recipe: Recipe, scratch: Path) -> dict[str, ServedPolicy]:
+    """Loads the model of every policy as it is before training, and serves it."""
+    served = {}
+    for name, policy in recipe.policies.items():
+        opened, weights = await asyncio.to_thread(_open, name, policy, scratch)
+        changed = recipe.model_copy(update={"policies": {name: opened}})
+        [(engine, _)] = await asyncio.to_thread(make_engines, changed, [name])
+        await engine.load(weights)
+        served[name] = _serve(policy.model, name, engine)
+    return served
+
+
+async def _complete(
+    served: dict[str, ServedPolicy], request: GenerationRequested
+) -> GenerationCompleted | None:
+    policy = served[request.policy]
+    slot = await policy.slots.take()
+    try:
+        return await policy.complete(request, slot, queue_s=0.0)
+    finally:
+        slot.free()
+
+
+async def _dictated(
+    served: dict[str, ServedPolicy],
+    request: GenerationRequested,
+    texts: Callable[[GenerationRequested], Awaitable[str | None]],
+) -> GenerationCompleted | None:
+    """Answers with a text, as agents demonstrate, until one is possible."""
+    while request.demonstration is None:
+        text = await texts(request)
+        if text is None:
+            return None
+        answer = await _complete(served, request.model_copy(update={"demonstration": text}))
+        if answer is None or answer.failure is None or answer.failure.code != "bad_tokens":
+            return answer
+        explain(f"the policy can't answer this: {answer.failure.message}")
+    return await _complete(served, request)
+
+
+async def _entered(request: GenerationRequested) -> str | None:
+    """Returns a line that was entered, or None at the end of the input."""
+    try:
+        return await asyncio.wrap_future(in_daemon_thread(lambda: input("> "), "input"))
+    except EOFError:
+        return None
+
+
+def _chosen(recipe: Recipe) -> Callable[[GenerationRequested], Awaitable[str | None]]:
+    async def choose(request: GenerationRequested) -> str | None:
+        return random.choice(recipe.policies[request.policy].sampling.allowed)
+
+    return choose
+
+
+def _require_allowed(recipe: Recipe) -> None:
+    for name in recipe.tasks.roles.values():
+        if not recipe.policies[name].sampling.allowed:
+            raise UsageError(
+                f"--by random chooses from policies.{name}.sampling.allowed, which is empty: use "
+                "--by hand or --by model"
+            )
+
+
+def _serve(model: str, name: str, engine: Engine) -> ServedPolicy:
+    return ServedPolicy(name, engine, Slots(engine), Tokenizer(model_folder(model)), "try")
+
+
+def _without_weights(policy: Policy) -> Engine:
+    """Returns an engine that only knows how long the model's context is."""
+    return ScriptedEngine(EngineSetup(model_folder(policy.model), slots=1, threads=1))
+
+
+def _open(name: str, policy: Policy, scratch: Path) -> tuple[Policy, Weights]:
+    """Returns a policy without its adapter, and the weights before its training. Blocks."""
+    folder = model_folder(policy.model, weights=True)
+    if any(folder.glob("*.safetensors")):
+        model = model_of_folder(folder, scratch)
+        changes = {"lora": None, "dtype": model.dtype}
+        return policy.model_copy(update=changes), Weights(name, 0, model.weights.path)
+    from headrace.trainer.model_loading import initial_weights
+
+    path = scratch / f"{name}.safetensors"
+    path.write_bytes(initial_weights(folder, policy))
+    return policy.model_copy(update={"lora": None}), Weights(name, 0, path)
