@@ -43,6 +43,7 @@ def apply(
           --registry-url http://registry:8081
     """
     import asyncio
+    from functools import partial
 
     from headrace.services.namespace.apply import apply as apply_recipe
     from headrace.services.namespace.apply import find_run
@@ -52,6 +53,7 @@ def apply(
     from headrace.services.operate.check.checking import check_in_child
     from headrace.services.operate.find_versions import resolve
     from headrace.services.operate.run.processes import spawn
+    from headrace.services.operate.run_references import fetch_models
 
     cluster = cluster_of(options)
     resolved = resolve(read_recipe(recipe, settings), cluster, explain)
@@ -61,6 +63,8 @@ def apply(
 
     async def run() -> str:
         async with connect(locate(cluster), "apply") as connection:
+            fetch = partial(fetch_models, resolved, cluster, explain, weights=False)
+            await asyncio.to_thread(fetch)
             if not no_check and await find_run(connection.log(topics)) is None:
                 await check_in_child(write_resolved(resolved, cluster.state), spawn, explain)
             log = await connection.writing_log(topics)

@@ -68,7 +68,10 @@ class PinnedImages:
                 f"{self._whose}: image {name!r} declares volumes ({', '.join(volumes)}), whose "
                 "size nothing limits. Build it without volumes"
             )
-        source = next(iter(found.get("RepoDigests") or ()), "")
+        sources = list(found.get("RepoDigests") or ())
+        # The engine may have the same content from other registries, too.
+        own = [one for one in sources if one.partition("@")[0] == _repository(name)]
+        source = next(iter(own + sources), "")
         self._pinned[name] = PinnedImage(name, found["Id"], source)
         logger.info("image %s is %s %s", name, found["Id"], source)
 
@@ -111,3 +114,10 @@ class PinnedImages:
             await engine.pull(image.source)
             return bool((await engine.image(image.source))["Id"] == digest)
         return False
+
+
+def _repository(name: str) -> str:
+    """Returns an image's name without its digest and tag."""
+    name = name.partition("@")[0]
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(":")[0]

@@ -85,6 +85,14 @@ def test_an_image_that_is_removed_is_pulled_again_by_its_digest(tmp_path: Path, 
     on(tmp_path, answers, test)
 
 
+def test_the_source_is_the_registry_that_the_recipe_names(tmp_path: Path) -> None:
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        assert (await pinned(engine))["python:3"].source == SOURCE
+
+    other = SOURCE.replace("python", "127.0.0.1:5000/team/python")
+    on(tmp_path, {NAMED: described(RepoDigests=[other, SOURCE])}, test)
+
+
 def test_what_else_is_missing_is_no_reason_to_pull(tmp_path: Path) -> None:
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
         images = await pinned(engine)
