@@ -164,6 +164,11 @@ def explain(line: str) -> None:
     echo(line, err=True)
 
 
+def explain_unless(quiet: bool) -> Callable[[str], None]:
+    """Returns `explain`, or what prints nothing if the command is `quiet`."""
+    return (lambda line: None) if quiet else explain
+
+
 def warn_of_secrets(recipe: Recipe) -> None:
     """Warns on stderr of each value in a recipe that looks like a secret."""
     from headrace.schemas.recipe.secret_references import literal_secrets

@@ -11,7 +11,7 @@ from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
     echo,
-    explain,
+    explain_unless,
     json_option,
     print_json,
     quiet_option,
@@ -68,7 +68,7 @@ def export(
     from headrace.services.operate.find_versions import find_versions, pick
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # It also leaves nothing behind.
-    cluster, say = cluster_of(options), (lambda line: None) if quiet else explain
+    cluster, say = cluster_of(options), explain_unless(quiet)
     folder = folder.expanduser().absolute()
     check_target(folder, force)
     chosen = pick(asyncio.run(find_versions(cluster, version, say)), policy, version)
