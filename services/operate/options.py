@@ -36,6 +36,12 @@ set_option = click.option(
     help="Override a key of the recipe, for example scheduler.live_episodes=64. Repeatable. "
     "Environment variables do the same: HEADRACE__SCHEDULER__LIVE_EPISODES=64.",
 )  # fmt: skip
+policy_option = click.option(
+    "--policy", metavar="NAME", help="Policy of the run. [default: its only one]"
+)
+version_option = click.option(
+    "--version", type=click.IntRange(min=0), help="Version of the policy. [default: the newest]"
+)
 _CLUSTER = (
     click.option(
         "--bootstrap-servers", metavar="HOST:PORT", envvar="HEADRACE_BOOTSTRAP_SERVERS",

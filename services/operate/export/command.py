@@ -13,17 +13,17 @@ from headrace.services.operate.options import (
     echo,
     explain_unless,
     json_option,
+    policy_option,
     print_json,
     quiet_option,
+    version_option,
 )
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--policy", metavar="NAME", help="Policy of the run. [default: its only one]")
-@click.option(
-    "--version", type=click.IntRange(min=0), help="Version of the policy. [default: the newest]"
-)
+@policy_option
+@version_option
 @click.option("--merge", is_flag=True, help="Add a LoRA adapter to its base: write a whole model.")
 @click.option("--force", is_flag=True, help="Replace DIR if it is a model folder.")
 @click.option(
