@@ -27,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 
 from headrace.errors import DecodeError, TooLarge, UnknownSchema
 from headrace.schemas.events import Event
+from headrace.schemas.problems import problems_of
 from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.schemas.untrusted.schema_check import BadSchema, check_schema
 from headrace.schemas.untrusted.value_count import MAX_VALUES, UNCOUNTED_BYTES, count_values
@@ -256,8 +257,6 @@ def _convert(annotation: Any) -> Dictify | None:
 
 
 def _explain(error: ValidationError) -> str:
-    problems = error.errors(include_url=False, include_input=False, include_context=False)
-    first = problems[0]
-    location = ".".join(str(part) for part in first["loc"])
-    more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return f"{location}: {first['msg']}{more}"[:500]
+    first, *others = problems_of(error)
+    more = f" and {len(others)} more" if others else ""
+    return f"{first}{more}"[:500]

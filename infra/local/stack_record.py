@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from headrace.errors import HeadraceError
 from headrace.infra.local.detached import ProcessId
+from headrace.schemas.problems import problems_of
 from headrace.services.base.files import private
 
 FILE = "stack.json"
@@ -57,7 +58,7 @@ def load(state: Path) -> Stack:
         return NOTHING
     except ValidationError as error:
         raise HeadraceError(
-            f"{path} is damaged ({error.errors()[0]['msg']}). End the Java processes whose command "
+            f"{path} is damaged ({problems_of(error)[0]}). End the Java processes whose command "
             f"line names {state}, then delete this file"
         ) from error
 

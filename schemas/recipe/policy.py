@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from headrace.schemas.problems import problems_of
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.tables import (
     FALSE_IS_NONE,
@@ -15,7 +16,6 @@ from headrace.schemas.recipe.tables import (
     PositiveSeconds,
     RecipeError,
     Settings,
-    explain,
 )
 
 Chosen = TypeVar("Chosen", bound=Settings)
@@ -98,7 +98,8 @@ def engine_options(kind: type[Chosen], options: Mapping[str, Any]) -> Chosen:
         return kind.model_validate(options)
     except ValidationError as error:
         name = next(name for name, one in ENGINE_OPTIONS.items() if one is kind)
-        raise RecipeError(f"options of the {name} engine: {explain(error)}") from error
+        problems = "; ".join(problems_of(error))
+        raise RecipeError(f"options of the {name} engine: {problems}") from error
 
 
 class EngineSettings(Settings):

@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from headrace.schemas.problems import problems_of
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.recipe.tables import RecipeError, explain
+from headrace.schemas.recipe.tables import RecipeError
 
 ENVIRONMENT_PREFIX = "HEADRACE__"
 
@@ -79,7 +80,7 @@ def parse_recipe(tree: Mapping[str, Any], origin: str) -> Recipe:
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(f"{origin}: {explain(error)}") from error
+        raise RecipeError(f"{origin}: {'; '.join(problems_of(error, 'the recipe'))}") from error
 
 
 def _override(tree: dict[str, Any], keys: list[str], text: str, *, source: str) -> None:

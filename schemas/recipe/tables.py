@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.secret_references import Options
@@ -34,15 +34,3 @@ class PlugIn(Settings):
     options: Options = {}
     """Keyword arguments that are given to the plug-in. `{ env = "NAME" }` and `{ file = "/path" }`
     are secrets, which the worker reads."""
-
-
-def explain(error: ValidationError) -> str:
-    """Returns a text that names each wrong key and what it must be."""
-    lines = []
-    for problem in error.errors(include_url=False):
-        key = ".".join(str(part) for part in problem["loc"]) or "the recipe"
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            message = "no such key"
-        lines.append(f"{key}: {message}")
-    return "; ".join(lines)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.schemas.problems import problems_of
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.optional_imports import importing
@@ -171,11 +172,8 @@ class HttpEnvironment:
 
 def bad_answer(error: ValidationError, url: str) -> EnvironmentFailed:
     """Make the exception that names the first problem of a server's answer."""
-    problem = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(map(str, problem["loc"])) or "the body"
-    return EnvironmentFailed(
-        "bad_answer", f"the answer of {url} is not an observation: {field}: {problem['msg']}"
-    )
+    problem = problems_of(error, "the body")[0]
+    return EnvironmentFailed("bad_answer", f"the answer of {url} is not an observation: {problem}")
 
 
 def refusal(status: int, content: bytes, url: str) -> Exception:

@@ -42,7 +42,7 @@ REMOVAL_S = 60.0
 DEAD_S = 300.0
 """A notice that a writer has seen for this time belongs to a prune that died."""
 GIVE_UP_S = 4 * DEAD_S
-"""A writer that has seen notices for this time gives up."""
+"""A writer that could not be sure of its marker for this time gives up."""
 POLL_S = 0.2
 
 
@@ -140,16 +140,19 @@ class BlobOwners:
         first_seen: dict[str, float] = {}
         while True:
             self._files.touch(path)
-            if not self._notices(name, first_seen):
-                # A prune that began before the marker was renewed may have removed it, and ended.
-                if self._owner in {one.owner for one in self._of(name)}:
-                    return
-                continue
+            noticed = self._notices(name, first_seen)
+            # A prune that began before the marker was renewed may have removed it, and ended.
+            if not noticed and self._owner in {one.owner for one in self._of(name)}:
+                return
             if self._clock() - begun > GIVE_UP_S:
-                raise DependencyError(
-                    f"blob {name} can't be put: `headrace prune` has been removing blobs for "
-                    f"{GIVE_UP_S:.0f} s. Check that no prune is repeated without a pause"
+                why = (
+                    "`headrace prune` has been removing blobs. Check that no prune is repeated "
+                    "without a pause"
+                    if noticed
+                    else f"the store has not listed {path}. It must list every file that was "
+                    "written before"
                 )
+                raise DependencyError(f"blob {name} can't be put: for {GIVE_UP_S:.0f} s {why}")
             self._sleep(POLL_S)
 
     def markers(self) -> Iterator[Marker]:

@@ -11,8 +11,12 @@ from headrace.errors import DependencyError, UsageError
 
 HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 """`owner/name`, or `owner/name@revision`. A revision is a branch, a tag or a commit."""
-DESCRIPTION = ("config.json", "generation_config.json", "tokenizer*", "*.jinja")
-"""The files that are needed to make prompts and a model without weights."""
+DESCRIPTION = (
+    *("config.json", "generation_config.json", "*.jinja"),
+    *("tokenizer*", "*token*.json", "vocab*", "merges.txt"),
+)
+"""The files of a model folder besides its weights. They are enough to make prompts, and a model
+without weights."""
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 REFUSALS = (400, 401, 403, 404, 410)
 """HTTP statuses after which a second request to the Hub can't succeed."""

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.schemas.events import Blob
 from headrace.services.base.concurrency import in_daemon_thread
-from headrace.services.base.files import file_digest
+from headrace.services.base.files import file_digest, private_folder
 from headrace.services.models.blob_owners import BlobOwners, SmallFiles, StoredBlob
 from headrace.services.models.blobs import (
     BlobStore,
@@ -233,7 +233,7 @@ class RemoteBlobStore(BlobStore, SmallFiles):
     def _remove_unused(self) -> None:
         """Removes blobs from the local folder that were not read for UNUSED_S."""
         with disk_errors(f"keep blobs in {self._cache}"):
-            self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(self._cache)
             for path in self._cache.iterdir():
                 with suppress(FileNotFoundError):  # another process removed it
                     if path.stat().st_mtime < time.time() - UNUSED_S:

@@ -1,7 +1,7 @@
 """Models that are versions of runs: `run:NAMESPACE/POLICY@VERSION` in a recipe.
 
 Before a run starts, the reference is resolved: it then ends in `#SHA256-SIZE`, the name of a blob
-that lists the files of the version (docs/decisions/0020). So the recipe's digest depends on the
+that lists the files of the version (docs/decisions/0022). So the recipe's digest depends on the
 exact weights, and the blob store is enough to make the version's folder on any host. The folder is
 in a cache outside the state folder, as models of the Hugging Face Hub are. This module knows where;
 `services/operate/run_references.py` fills it.

@@ -144,7 +144,7 @@ def model_folder(model: str, *, weights: bool = False) -> Path:
     named = Path(model).name == model
     folder = shipped / model if named else Path(model).expanduser()
     missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
-    if missing and not folder.exists() and HUB_ID.fullmatch(model):
+    if missing and hub_model(model) is not None:
         return hub_folder(model, weights=weights)
     if missing:
         names = sorted(config.parent.name for config in shipped.glob("*/config.json"))

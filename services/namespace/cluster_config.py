@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -81,7 +82,8 @@ class ClusterConfig:
     def open_blobs(self, owner: str | None) -> BlobStore:
         """Opens the blob store. Raises UsageError if no installed package supports its URL.
 
-        `owner` is who puts blobs (see `owner_name`). With None, blobs must only be read.
+        `owner` is who puts blobs (see `owner_name`). With None, what is put has no marker until its
+        owner claims it.
         """
         return open_blob_store(self.blob_url, self.state / "blobs-cache", owner)
 
@@ -96,9 +98,10 @@ class ClusterConfig:
                 yield name, value
         for name, urls in (("registry password", self.registry_url), ("blobs", self.blobs)):
             for url in (urls or "").split(","):
-                password = urlsplit(url).password
-                if password is not None:
-                    yield name, unquote(password)
+                with suppress(ValueError):  # Whoever opens a wrong URL reports it.
+                    password = urlsplit(url).password
+                    if password is not None:
+                        yield name, unquote(password)
 
     def connected(self, bootstrap_servers: str, registry_url: str) -> ClusterConfig:
         """Returns the same configuration with the addresses of the broker and the registry."""

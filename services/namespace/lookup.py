@@ -22,7 +22,7 @@ MOST_RUNS = 10_000
 
 
 def run_names(first: str) -> Iterator[str]:
-    """Yields `<name>`, `<name>-2`, and so on: the names that `headrace run` tries in turn."""
+    """Yields `<name>`, `<name>-2`, and so on: the names that a new run tries in turn."""
     yield first
     for number in range(2, MOST_RUNS):
         yield f"{first}-{number}"

@@ -8,9 +8,9 @@ to Evals" (arXiv:2411.00640), section 2.2. The interval of pass@k is Wilson's (J
 one trial per item. A value in [0, 1] varies at most as much as a coin, so this interval is never
 too narrow. It also never has width 0, which the other interval has if all items agree.
 
-A sample is left out if it failed because of the infrastructure or the operator, or if it has no
-reward: it says nothing about the policy. But a sample that ended at a limit without a reward
-counts with reward 0.
+A sample is left out if it failed because of anything but the policy, or if it has no reward: it
+says nothing about the policy. But a sample that ended at a limit without a reward counts with
+reward 0.
 """
 
 from __future__ import annotations

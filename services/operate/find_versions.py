@@ -25,7 +25,7 @@ from headrace.services.operate.run_references import (
     store_version,
     with_models,
 )
-from headrace.services.operate.run_versions import RunVersion, described
+from headrace.services.operate.run_versions import RunVersion, description_of
 
 Versions = Mapping[str, RunVersion | None]
 """Each policy of a run, and its version. None if the policy has no such version."""
@@ -59,7 +59,7 @@ async def _versions(
     found = await publications(connection.log(topics), version)
     await asyncio.to_thread(fetch_models, recipe, cluster, say, weights=False)
     return {
-        name: RunVersion(topics.namespace, found[name], described(policy.model), run)
+        name: RunVersion(topics.namespace, found[name], description_of(policy.model), run)
         if name in found
         else None
         for name, policy in recipe.policies.items()

@@ -36,6 +36,12 @@ set_option = click.option(
     help="Override a key of the recipe, for example scheduler.live_episodes=64. Repeatable. "
     "Environment variables do the same: HEADRACE__SCHEDULER__LIVE_EPISODES=64.",
 )  # fmt: skip
+policy_option = click.option(
+    "--policy", metavar="NAME", help="Policy of the run. [default: its only one]"
+)
+version_option = click.option(
+    "--version", type=click.IntRange(min=0), help="Version of the policy. [default: the newest]"
+)
 _CLUSTER = (
     click.option(
         "--bootstrap-servers", metavar="HOST:PORT", envvar="HEADRACE_BOOTSTRAP_SERVERS",
@@ -162,6 +168,11 @@ def print_page(page: Sequence[Part]) -> None:
 def explain(line: str) -> None:
     """Prints a remark to stderr."""
     echo(line, err=True)
+
+
+def explain_unless(quiet: bool) -> Callable[[str], None]:
+    """Returns `explain`, or what prints nothing if the command is `quiet`."""
+    return (lambda line: None) if quiet else explain
 
 
 def warn_of_secrets(recipe: Recipe) -> None:

@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from headrace.errors import BlobError, UsageError
 from headrace.schemas.events import Blob, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.base.files import private_folder
+from headrace.services.base.json_text import load_json
 from headrace.services.models.blobs import BlobStore, disk_errors
 from headrace.services.models.run_models import RunModel
 from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.operate.run_versions import RunVersion, VersionWriter, describe
+from headrace.services.operate.run_versions import RunVersion, VersionWriter, write_description
 
 MANIFEST_LIMIT = 16 * 1024 * 1024
 """The most bytes of a blob that lists a version's files."""
@@ -83,7 +83,7 @@ def stored_version(files: Blob, blobs: BlobStore) -> tuple[RunVersion, dict[str,
     if files.size > MANIFEST_LIMIT:
         raise BlobError(f"blob {files.sha256.hex()} is too large to list a version's files")
     try:
-        tree = _from_json(json.loads(blobs.get(files).read_bytes()))
+        tree = _from_json(load_json(blobs.get(files).read_bytes()))
         published = PolicyPublished.model_validate(tree["published"])
         description = {
             name: Blob.model_validate(blob) for name, blob in tree["description"].items()
@@ -91,7 +91,7 @@ def stored_version(files: Blob, blobs: BlobStore) -> tuple[RunVersion, dict[str,
         if any(Path(name).name != name for name in description):
             raise ValueError("a name is a path")
         return RunVersion(str(tree["namespace"]), published, {}, {}), description
-    except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BlobError(
             f"blob {files.sha256.hex()} does not list the files of a version: {error}"
         ) from error
@@ -136,7 +136,7 @@ def fetch_models(
         if folder.is_dir():
             continue
         with disk_errors(f"make {folder.parent}"):
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(folder.parent)
         with _sole_writer(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 assert model.files is not None
@@ -156,7 +156,7 @@ def _make(folder: Path, files: Blob, blobs: BlobStore, weights: bool) -> None:
         if weights:
             VersionWriter(version, blobs, temporary / "scratch").write(made, "merged")
         else:
-            describe(version, blobs, made)
+            write_description(version, blobs, made)
         made.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -14,6 +14,7 @@ from headrace.schemas.events import PolicyPublished
 from headrace.services.inference.engine import AdapterWeights, Weights
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.blobs import BlobStore, disk_errors
+from headrace.services.models.hub import DESCRIPTION
 from headrace.services.models.shards import SHARD_BYTES, write_shards
 from headrace.services.models.weights import (
     ADAPTER,
@@ -26,8 +27,6 @@ from headrace.services.models.weights import (
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-DESCRIPTION = (CONFIG, GENERATION, "tokenizer*", "*token*.json", "vocab*", "merges.txt", "*.jinja")
-"""The files of a model folder besides its weights."""
 BASE = "base"
 """The folder of the base beside an adapter."""
 Layout = Literal["merged", "peft", "trainer"]
@@ -50,14 +49,14 @@ class RunVersion:
         return f"{self.namespace}/{self.published.policy}@{self.published.version}"
 
 
-def described(model: str) -> dict[str, Path]:
+def description_of(model: str) -> dict[str, Path]:
     """Returns the files of a recipe's `model` besides its weights, by name."""
     folder = model_folder(model)
     found = [path for one in DESCRIPTION for path in sorted(folder.glob(one))]
     return {path.name: path for path in found if path.is_file()}
 
 
-def describe(version: RunVersion, blobs: BlobStore, folder: Path) -> None:
+def write_description(version: RunVersion, blobs: BlobStore, folder: Path) -> None:
     """Writes the files of a version's model folder besides its weights. Blocks."""
     published = version.published
     with disk_errors(f"write {folder}"):
@@ -121,7 +120,7 @@ class VersionWriter:
         if adapter is not None and layout == "peft":
             self._write_peft(folder, adapter, home or folder)
             return
-        describe(self._version, self._blobs, folder)
+        write_description(self._version, self._blobs, folder)
         if adapter is None:
             self._write_tensors(folder, self.weights.path, self._version.published.digest)
         elif layout == "trainer":
@@ -161,9 +160,9 @@ class VersionWriter:
             config["base_model_name_or_path"] = str(home / BASE)
             with disk_errors(f"make {folder / BASE}"):
                 (folder / BASE).mkdir()
-            describe(self._version, self._blobs, folder / BASE)
+            write_description(self._version, self._blobs, folder / BASE)
             self._write_tensors(folder / BASE, adapter.base, adapter.digest)
-        describe(self._version, self._blobs, folder)
+        write_description(self._version, self._blobs, folder)
         with disk_errors(f"write {folder}"):
             for name in (CONFIG, GENERATION):
                 (folder / name).unlink(missing_ok=True)  # They belong to a whole model.

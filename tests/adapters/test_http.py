@@ -170,7 +170,7 @@ def test_a_silent_server_is_given_up() -> None:
         (b"{}", "text: Field required"),
         (b'{"text": 1}', "text: "),
         (b'{"text": "\\ud800"}', "bad_answer"),
-        (b'{"text": "x", "terminate": true}', "terminate: Extra"),
+        (b'{"text": "x", "terminate": true}', "terminate: no such key"),
         (b'{"text": "x", "reward": NaN}', "reward: "),
         (b'{"text": "x", "reward": true}', "reward: "),
         (b'{"text": "x", "rewards": {"a": 1e999}}', "rewards.a: "),

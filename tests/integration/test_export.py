@@ -27,7 +27,7 @@ from headrace.services.models.weights import model_folder, weights_digest
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.export.model_export import export_version
-from headrace.services.operate.run_versions import RunVersion, described
+from headrace.services.operate.run_versions import RunVersion, description_of
 from tests.integration.test_other_teams import headrace
 from tests.integration.test_trainer import RECIPE, Bench, on_memory
 from tests.integration.test_trainer_adapters import with_adapters
@@ -77,7 +77,7 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def run_version(published: PolicyPublished) -> RunVersion:
-    return RunVersion("test", published, described("tiny-llama"), {})
+    return RunVersion("test", published, description_of("tiny-llama"), {})
 
 
 @pytest.mark.parametrize("count", COUNTS)

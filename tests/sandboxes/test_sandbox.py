@@ -263,5 +263,5 @@ def test_no_engine_is_no_reward(tmp_path: Path) -> None:
 
 
 def test_a_wrong_option_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="privileged: Extra inputs"):
+    with pytest.raises(UsageError, match="privileged: no such key"):
         Bench(f"unix://{tmp_path}/s", {"privileged": True})

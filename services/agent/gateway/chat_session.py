@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.errors import UsageError
 from headrace.schemas import packed
+from headrace.schemas.problems import problems_of
 from headrace.services.agent.conversation import Conversation, Generation
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway.chat_messages import Message, extend, start_of
@@ -321,6 +322,4 @@ def read_report(value: Any) -> Report:
     try:
         return Report.model_validate(value)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        raise ValueError(f"{key}: {problem['msg']}") from error
+        raise ValueError(problems_of(error)[0]) from error

@@ -83,7 +83,7 @@ class AgentContainers:
         self.images = PinnedImages(whose, self.ceilings)
         self._whose = whose
         self._checking = asyncio.Lock()
-        self._isolation = ""
+        self._ready = False
 
     def lifetime(self, wanted_s: float) -> int:
         """Returns the seconds that containers live. Raises UsageError if that is too long here."""
@@ -110,7 +110,7 @@ class AgentContainers:
     async def ready(self, engine: DockerEngine) -> None:
         """Checks an engine and pins the images. Later calls do nothing."""
         async with self._checking:
-            if self._isolation:
+            if self._ready:
                 return
             if not engine.local:
                 raise UsageError(
@@ -122,7 +122,7 @@ class AgentContainers:
             isolation = require_engine(info, runtime, self.ceilings, self._whose)
             for image in {self.settings.image, self.settings.relay_image}:
                 await self.images.pin(engine, image)
-            self._isolation = isolation
+            self._ready = True
             logger.info("%s: containers have %s", self._whose, isolation)
 
 

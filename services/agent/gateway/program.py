@@ -33,6 +33,7 @@ from headrace.services.agent.gateway.container import (
 )
 from headrace.services.agent.gateway.program_process import Ended, running
 from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.base.json_text import load_json
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.tool_calls import Format
 from headrace.services.processes.allowed_environment import (
@@ -216,8 +217,8 @@ def take_report(session: ChatSession, output: str) -> None:
     """Takes the report in the last line of a program's output, if that is a report."""
     lines = output.strip().splitlines()
     try:
-        tree = json.loads(lines[-1])
-    except (IndexError, ValueError, RecursionError):
+        tree = load_json(lines[-1])
+    except (IndexError, ValueError):
         return
     if not isinstance(tree, dict) or "reward" not in tree:
         return

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
+from headrace.schemas.problems import problems_of
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim, Environment
 from headrace.services.env.libraries import libraries_child as child
@@ -133,9 +134,7 @@ class LibrarySetup:
         try:
             self.process = LibraryProcess(use, Bounds.model_validate(options))
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            option = ".".join(map(str, problem["loc"]))
-            raise UsageError(f"options of {use!r}: {option}: {problem['msg']}") from error
+            raise UsageError(f"options of {use!r}: {'; '.join(problems_of(error))}") from error
         self._names = itertools.count()
 
     async def open(self) -> None:

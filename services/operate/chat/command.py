@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from headrace.services.operate.options import cluster_of, cluster_options, explain, visible
+from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
+    explain,
+    policy_option,
+    version_option,
+    visible,
+)
 
 
 @click.command()
@@ -17,10 +24,8 @@ from headrace.services.operate.options import cluster_of, cluster_options, expla
     "folder", metavar="[DIR]", required=False,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
 )  # fmt: skip
-@click.option("--policy", metavar="NAME", help="Policy of the run. [default: its only one]")
-@click.option(
-    "--version", type=click.IntRange(min=0), help="Version of the policy. [default: the newest]"
-)
+@policy_option
+@version_option
 @click.option(
     "--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True,
     help="0 takes the most likely token.",

@@ -19,7 +19,7 @@ from headrace.services.models.shards import write_shards
 from headrace.services.models.tokens import end_ids
 from headrace.services.models.torch_models import DTYPES
 from headrace.services.models.weights import ADAPTER, model_folder
-from headrace.services.operate.run_versions import RunVersion, VersionWriter, describe
+from headrace.services.operate.run_versions import RunVersion, VersionWriter, write_description
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for the bytes of a character that is not complete yet."""
@@ -39,7 +39,7 @@ def model_of_version(version: RunVersion, blobs: BlobStore, scratch: Path) -> Ch
     """Fetches and verifies a version. Its files are in `scratch`. Blocks."""
     folder = scratch / "model"
     folder.mkdir()
-    describe(version, blobs, folder)
+    write_description(version, blobs, folder)
     weights = VersionWriter(version, blobs, scratch / "weights").weights
     return ChatModel(folder, weights, version.published.dtype)
 

@@ -62,7 +62,7 @@ async def _run(recipe: Path, start: Start, note: Callable[[str], None]) -> tuple
         finally:
             os.close(ours)
             os.close(writing)
-        return await _read(reading, note), await process.wait()
+        return await _read(reading, process, note), await process.wait()
     finally:
         os.close(theirs)
         os.close(reading)
@@ -72,7 +72,7 @@ async def _run(recipe: Path, start: Start, note: Callable[[str], None]) -> tuple
             await process.wait()
 
 
-async def _read(descriptor: int, note: Callable[[str], None]) -> str:
+async def _read(descriptor: int, process: Process, note: Callable[[str], None]) -> str:
     """Returns the end of what the check says. Raises UsageError if a part does not return."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
@@ -84,6 +84,8 @@ async def _read(descriptor: int, note: Callable[[str], None]) -> str:
             try:
                 data = await asyncio.wait_for(reader.read(65_536), SLOW_S)
             except TimeoutError:
+                if process.returncode is not None:  # what a part has started still has the pipe
+                    return said
                 waited_s += SLOW_S
                 if waited_s >= (LONG_S if part in ("", *DATA_SETS) else LIMIT_S):
                     raise UsageError(

@@ -19,7 +19,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import find_namespace
 from headrace.services.namespace.run_life import enter, read_life
-from headrace.services.operate.options import explain
+from headrace.services.operate.options import explain_unless
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.run import LocalRun
 from headrace.services.operate.run.run_stack import running_stack
@@ -41,7 +41,7 @@ async def end_run(cluster: ClusterConfig, reason: str, *, quiet: bool) -> RunSta
     Starts the local stack if the configuration names no cluster, and stops it if it started it.
     Returns the record of the end. Raises UsageError if there is no such run.
     """
-    say = (lambda line: None) if quiet else explain
+    say = explain_unless(quiet)
     async with (
         running_stack(cluster, say) as (stack, located),
         connect(located, f"end-{os.getpid()}") as connection,

@@ -13,7 +13,7 @@ from headrace.schemas.recipe.recipe import Evaluation, Recipe
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate.evaluation import Evaluations
 from headrace.services.operate.find_versions import find_versions, pick
-from headrace.services.operate.options import explain
+from headrace.services.operate.options import explain_unless
 from headrace.services.operate.run.run import LocalRun
 from headrace.services.operate.run_versions import VersionWriter
 
@@ -42,7 +42,7 @@ def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     return parse_recipe(tree, "the recipe's evaluation")
 
 
-async def fetch_models(
+async def write_models(
     cluster: ClusterConfig, version: int | None, folder: Path, say: Callable[[str], None]
 ) -> dict[str, str]:
     """Writes each policy of a run, at a version or its newest, as a model folder under `folder`.
@@ -54,7 +54,7 @@ async def fetch_models(
     blobs = cluster.open_blobs(None)
     models = {}
     for name in found:
-        made = folder / f"{name}"
+        made = folder / name
         made.mkdir(parents=True)
         writer = VersionWriter(pick(found, name, version), blobs, folder / "scratch" / name)
         await asyncio.to_thread(writer.write, made, "trainer")
@@ -74,8 +74,7 @@ async def evaluate(
     with tempfile.TemporaryDirectory(prefix="headrace-evaluate-") as name:
         folder = Path(name)
         if weights is None:
-            say = (lambda line: None) if quiet else explain
-            models = await fetch_models(cluster, version, folder / "models", say)
+            models = await write_models(cluster, version, folder / "models", explain_unless(quiet))
         elif len(recipe.policies) > 1:
             raise UsageError(
                 f"--weights is the model of one policy, but {recipe.name} has "

@@ -11,19 +11,19 @@ from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
     echo,
-    explain,
+    explain_unless,
     json_option,
+    policy_option,
     print_json,
     quiet_option,
+    version_option,
 )
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--policy", metavar="NAME", help="Policy of the run. [default: its only one]")
-@click.option(
-    "--version", type=click.IntRange(min=0), help="Version of the policy. [default: the newest]"
-)
+@policy_option
+@version_option
 @click.option("--merge", is_flag=True, help="Add a LoRA adapter to its base: write a whole model.")
 @click.option("--force", is_flag=True, help="Replace DIR if it is a model folder.")
 @click.option(
@@ -68,7 +68,7 @@ def export(
     from headrace.services.operate.find_versions import find_versions, pick
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # It also leaves nothing behind.
-    cluster, say = cluster_of(options), (lambda line: None) if quiet else explain
+    cluster, say = cluster_of(options), explain_unless(quiet)
     folder = folder.expanduser().absolute()
     check_target(folder, force)
     chosen = pick(asyncio.run(find_versions(cluster, version, say)), policy, version)

@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, count
 from typing import TypeVar, cast
 
 from headrace.errors import UsageError
@@ -22,7 +21,7 @@ from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import Connection, connect, locate
-from headrace.services.namespace.lookup import find_namespace, topics_of
+from headrace.services.namespace.lookup import find_namespace, run_names, topics_of
 from headrace.services.namespace.run_life import RunLife, differing_keys
 from headrace.services.operate.options import explain
 from headrace.services.operate.run_references import adopt, fetch_models
@@ -151,8 +150,7 @@ async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> 
             f"--into {into}: this namespace exists already, and a replay needs a new one, so that "
             "it changes nothing that is recorded. Give another name, or leave --into out"
         )
-    first = f"{recording.namespace}-replay"
-    names = chain([first], (f"{first}-{number}" for number in count(2)))
+    names = run_names(f"{recording.namespace}-replay")
     name = into or next(name for name in names if name not in existing)
     replace(recording.cluster, namespace=name)  # This checks the name.
     log = await recording.connection.writing_log(topics_of(recipe, name))

@@ -10,7 +10,7 @@ from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
     echo,
-    explain,
+    explain_unless,
     json_option,
     print_json,
     quiet_option,
@@ -88,7 +88,7 @@ def run(
     from headrace.services.operate.run.run import LocalRun, command_line
     from headrace.services.operate.run_references import fetch_models
 
-    cluster, say = cluster_of(options), (lambda line: None) if quiet else explain
+    cluster, say = cluster_of(options), explain_unless(quiet)
     resolved = resolve(read_recipe(recipe, settings), cluster, say, new_run=True)
     warn_of_secrets(resolved)
     fetch_models(resolved, cluster, say)

@@ -30,6 +30,11 @@ SHARE = 0.25
 _NUMBER = re.compile(r"\d+")
 
 
+def without_numbers(message: str) -> str:
+    """Returns what messages have in common that differ only in their numbers."""
+    return _NUMBER.sub("#", message)
+
+
 class _Key(NamedTuple):
     code: str
     message: str
@@ -84,7 +89,7 @@ class Endings:
     def _on_outcome(self, outcome: EpisodeEnded, at: float) -> None:
         failure, key = outcome.failure, None
         if outcome.ending == "failed" and failure is not None:
-            key = _Key(failure.code, _NUMBER.sub("#", failure.message))
+            key = _Key(failure.code, without_numbers(failure.message))
             if key not in self._kinds and len(self._kinds) >= MOST_KINDS:
                 key = _Key("others", "failures of further kinds")
             kind = self._kinds.setdefault(
@@ -102,7 +107,6 @@ class Endings:
     def news(self) -> list[str]:
         """Returns a line for each kind whose count has reached a new power of ten."""
         due = [kind for kind in self._kinds.values() if kind.count >= 10 * kind.shown]
-        due = [kind for kind in due if kind.count > kind.shown]
         for kind in due:
             kind.shown = 10 ** (len(str(kind.count)) - 1)
         return [f"failed: {kind}" for kind in due]

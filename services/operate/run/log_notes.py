@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from headrace.services.operate.run.endings import without_numbers
+
 MOST_KINDS = 50
 """Kinds of messages that are shown. Messages that differ only in their numbers are one kind."""
 POLL_BYTES = 65_536
@@ -12,7 +14,6 @@ POLL_BYTES = 65_536
 CHARACTERS = 300
 """Most characters of a message."""
 _LINE = re.compile(r"\S+Z (?:WARNING|ERROR|CRITICAL) +(?P<service>\S+) (?P<message>.*)")
-_NUMBER = re.compile(r"\d+")
 
 
 class LogNotes:
@@ -31,7 +32,7 @@ class LogNotes:
                 found = _LINE.match(line)
                 if found is None or len(self._shown) >= MOST_KINDS:
                     continue
-                kind = (found["service"], _NUMBER.sub("#", found["message"]))
+                kind = (found["service"], without_numbers(found["message"]))
                 if kind not in self._shown:
                     self._shown.add(kind)
                     lines.append(f"{found['service']}: {found['message'][:CHARACTERS]}")

@@ -92,7 +92,7 @@ class Progress:
         self.submitted = 0
         self.episodes = 0
         self.failures = 0
-        """Episodes that failed permanently because of the infrastructure."""
+        """Episodes that failed for good. The policy is never the cause."""
         self.evaluations = Evaluations(
             recipe.evaluation.passing if recipe.evaluation is not None else 1.0
         )

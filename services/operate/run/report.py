@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from headrace.services.operate.run.live_view import Status, policy_line
 from headrace.services.operate.run.progress import Measure, Progress
 
-PAUSED = "paused"
-"""Instead of the reason of an end: Ctrl-C or SIGTERM paused the run."""
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -19,8 +16,10 @@ class Summary:
     """
 
     namespace: str
+    paused: bool
+    """Ctrl-C or SIGTERM paused the run, so it has not ended."""
     reason: str
-    """Why the run ended, or `paused`."""
+    """Why the run ended. `paused` if it has not."""
     seconds: float
     first_step_s: float | None
     """Until the first version was trained; None if an earlier command did that."""
@@ -48,14 +47,18 @@ class Summary:
     hints: list[str]
 
     @classmethod
-    def of(cls, status: Status, namespace: str, reason: str, progress: Progress) -> Summary:
-        """Returns the current figures, but versions and rewards as the stop rule held."""
-        decision = progress.decision(reason)
+    def of(cls, status: Status, namespace: str, reason: str | None, progress: Progress) -> Summary:
+        """Returns the current figures, but versions and rewards as the stop rule held.
+
+        `reason` is why the run ended; None if it is paused.
+        """
+        decision = None if reason is None else progress.decision(reason)
         versions = progress.versions() if decision is None else dict(decision.versions)
         count = progress.recipe.stop.reward_versions
         return cls(
             namespace=namespace,
-            reason=reason,
+            paused=reason is None,
+            reason="paused" if reason is None else reason,
             seconds=status.elapsed_s(),
             first_step_s=status.since_start_s(progress.first_step_at()),
             learned_s=status.since_start_s(progress.learned_at()),
@@ -94,8 +97,7 @@ class Summary:
 
     def lines(self) -> list[str]:
         """Returns lines for people."""
-        paused = self.reason == PAUSED
-        lines = [f"{self.namespace}: {PAUSED if paused else f'ended by {self.reason}'}"]
+        lines = [f"{self.namespace}: {'paused' if self.paused else f'ended by {self.reason}'}"]
         for name, version in self.versions.items():
             line = policy_line(name, version, self.rewards[name], self.curves[name])
             later = self.published[name]

@@ -37,7 +37,7 @@ from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.log_notes import LogNotes
 from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
-from headrace.services.operate.run.report import PAUSED, Summary
+from headrace.services.operate.run.report import Summary
 from headrace.services.operate.run.run_stack import RunStack
 from headrace.services.operate.run.supervisor import Supervisor
 from headrace.services.operate.run.watch import follow_progress
@@ -172,7 +172,7 @@ class LocalRun:
                     await self._end(log, reason)
                     self._supervisor.release()
                     await enter(log, "ended", self._recipe, reason)
-            return Summary.of(self._status, namespace, reason or PAUSED, self.progress)
+            return Summary.of(self._status, namespace, reason, self.progress)
 
     def _settle_logs(self, namespace: str) -> None:
         """Moves the children's logs to the namespace's folder. Logs of earlier commands stay."""
@@ -303,7 +303,7 @@ class LocalRun:
 
     def judge(self, summary: Summary) -> None:
         """Raises Interrupted if the run is paused, and CheckFailed if a check does not hold."""
-        if summary.reason == PAUSED:
+        if summary.paused:
             raise Interrupted(
                 f"the run is paused: `{command_line()}` continues it, and "
                 f"`headrace end --namespace {summary.namespace}` ends it for good"

@@ -38,19 +38,20 @@ class LoopWatch:
                 self._loop.call_soon_threadsafe(self._beaten.set)
             except RuntimeError:  # the loop is closed
                 return
-            began, blames = time.monotonic(), set[str | None]()
+            began, blames, warned = time.monotonic(), set[str | None](), False
             while not self._beaten.wait(SAMPLE_S) and not self._closed.is_set():
                 blamed = self._blame()
                 blames.add(blamed)
                 seconds = time.monotonic() - began
-                if seconds >= LIMIT_S and blames == {blamed} and blamed is not None:
-                    logger.warning(
-                        "%s has blocked the event loop for %.1f s. All episodes of this worker "
-                        "wait for it: await what it waits for, or call it by asyncio.to_thread",
-                        blamed,
-                        seconds,
-                    )
-                    self._beaten.wait()
+                if blamed is None or len(blames) > 1 or seconds < LIMIT_S or warned:
+                    continue
+                warned = True
+                logger.warning(
+                    "%s has blocked the event loop for %.1f s. All episodes of this worker wait "
+                    "for it: await what it waits for, or call it by asyncio.to_thread",
+                    blamed,
+                    seconds,
+                )
             self._closed.wait(SAMPLE_S)
 
     def _blame(self) -> str | None:

@@ -38,7 +38,7 @@ class RunStatus:
     tasks_ended: int
     episodes: int
     failures: int
-    """Episodes that failed permanently because of the infrastructure, of the last `failures_of`."""
+    """Episodes that failed for good, of the last `failures_of`. The policy is never the cause."""
     failures_of: int
     top_failures: list[str]
     """The most frequent kinds of failures: count, message, and the command that shows one."""

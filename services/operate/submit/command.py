@@ -45,6 +45,8 @@ def submit(file: TextIO, source: str, as_json: bool, **options: Any) -> None:
       echo '{"item_id": "map-1", "payload": {"size": 4}}' | headrace submit -
       headrace submit tasks.jsonl --namespace exp-7 --source team-search
     """
+    import asyncio
+
     from headrace.services.operate.run_references import fetch_models
     from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
 
@@ -53,7 +55,7 @@ def submit(file: TextIO, source: str, as_json: bool, **options: Any) -> None:
 
     async def send(log: EventLog, life: RunLife) -> list[tuple[int, str]]:
         recipe = life.recipe()
-        fetch_models(recipe, cluster, explain, weights=False)
+        await asyncio.to_thread(fetch_models, recipe, cluster, explain, weights=False)
         return await send_tasks(log, read_tasks(recipe, source, lines))
 
     sent = in_namespace(options, f"submit-{source}", send, writing=True)

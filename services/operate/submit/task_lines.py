@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.errors import UsageError
 from headrace.schemas.events import I64, TaskSubmitted
+from headrace.schemas.problems import problems_of
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.event_log import EventLog
 from headrace.services.tasks.task_maker import Item, TaskMaker
@@ -60,11 +61,9 @@ def read_tasks(recipe: Recipe, source: str, lines: Sequence[str]) -> list[TaskSu
         try:
             line = TaskLine.model_validate_json(text)
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            key = ".".join(str(part) for part in problem["loc"])
             raise UsageError(
-                f"line {number}: {f'{key}: ' if key else ''}{problem['msg']}. Nothing was "
-                "submitted. Correct the line and submit the file again"
+                f"line {number}: {problems_of(error)[0]}. Nothing was submitted. Correct the line "
+                "and submit the file again"
             ) from error
         tasks.append(_task(maker, line, f"{number}:{text}"))
     return tasks

@@ -24,7 +24,8 @@ from pydantic import (
 )
 
 from headrace.errors import UsageError
-from headrace.services.processes.docker.hardened import Limits, Positive, describe_problems
+from headrace.schemas.problems import problems_of
+from headrace.services.processes.docker.hardened import Limits, Positive
 
 VARIABLE = "HEADRACE_SANDBOX_CEILINGS"
 NUMBERS = ("memory_mb", "cpus", "pids", "disk_mb", "command_s", "lifetime_s")
@@ -158,7 +159,7 @@ def read_ceilings() -> Ceilings:
     except OSError as error:
         raise UsageError(f"{VARIABLE}: can't read {path}: {error.strerror}") from error
     except ValidationError as error:
-        raise UsageError(f"{VARIABLE}: {path}: {describe_problems(error)}") from error
+        raise UsageError(f"{VARIABLE}: {path}: {'; '.join(problems_of(error))}") from error
     except ValueError as error:
         raise UsageError(f"{VARIABLE}: {path} is not TOML: {error}") from error
     ceilings._source = path

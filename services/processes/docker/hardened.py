@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from headrace.errors import UsageError
+from headrace.schemas.problems import problems_of
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -70,15 +71,7 @@ def read_limits(kind: type[L], options: Mapping[str, Any], whose: str) -> L:
     try:
         return kind.model_validate(options)
     except ValidationError as error:
-        raise UsageError(f"{whose}: {describe_problems(error)}") from error
-
-
-def describe_problems(error: ValidationError) -> str:
-    """Returns all problems of a validation in one line, each with its key."""
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        for problem in error.errors(include_url=False)
-    )
+        raise UsageError(f"{whose}: {'; '.join(problems_of(error))}") from error
 
 
 def container(

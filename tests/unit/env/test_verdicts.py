@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from headrace.services.env.sandbox.coding import PASSED, _verdict
+from headrace.services.env.sandbox.coding import PASSED, _results, _verdict
 
 
-def test_results_of_any_depth_are_compared() -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert _verdict(["value", deep], []) == "wrong value"
-    assert _verdict(["value", [[]]], [[]]) == PASSED
+def test_results_of_any_depth_are_read_and_compared() -> None:
+    assert _results(f'[["value", {"[" * 100_000}{"]" * 100_000}]]') == []
+    (answer,) = _results('[["value", [[]]]]')
+    assert _verdict(answer, [[]]) == PASSED
+    assert _verdict(answer, []) == "wrong value"

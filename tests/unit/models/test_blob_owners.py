@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import DependencyError
 from headrace.services.models import blob_owners
 from headrace.services.models.blob_owners import (
     DEAD_S,
+    GIVE_UP_S,
     OWNERS,
+    REMOVALS,
     BlobOwners,
     Marker,
     Removal,
@@ -160,6 +163,30 @@ def test_without_notices_a_blob_is_lost() -> None:
 
     with pytest.raises(AssertionError, match=r"is lost"):
         explore(make)
+
+
+@pytest.mark.parametrize(("lost", "why"), [("owners", "not listed"), ("", "has been removing")])
+def test_a_writer_that_can_not_be_sure_gives_up(lost: str, why: str) -> None:
+    """The store lists no markers, or a prune is repeated without end."""
+    now = [0.0]
+
+    class Files(SmallFiles):
+        def touch(self, path: str) -> None:
+            pass
+
+        def times(self, folder: str) -> dict[str, float]:
+            return {} if lost else {f"{REMOVALS}/ab.{now[0]}": now[0]}
+
+        def delete(self, path: str) -> None:
+            pass
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    owners = BlobOwners(Files(), A, clock=lambda: now[0], sleep=sleep)
+    with pytest.raises(DependencyError, match=why):
+        owners.add(NAME, lambda: False)
+    assert now[0] == pytest.approx(GIVE_UP_S, abs=1.0)
 
 
 def test_a_prune_without_a_time_limit_loses_a_blob(monkeypatch: pytest.MonkeyPatch) -> None:

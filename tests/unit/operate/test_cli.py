@@ -176,3 +176,5 @@ def test_the_secrets_of_a_cluster_are_known() -> None:
         blobs="s3://key:p3@bucket", kafka_properties=properties,
     )  # fmt: skip
     assert [secret for _, secret in cluster.secrets()] == [*list("abcde"), "p/1", "p2", "p3"]
+    wrong = ClusterConfig(bootstrap_servers="b:1", registry_url="http://[u:p@r")
+    assert list(wrong.secrets()) == []  # whoever opens the URL reports it

@@ -25,7 +25,7 @@ from headrace.services.operate.run_references import (
     stored_version,
     with_models,
 )
-from headrace.services.operate.run_versions import RunVersion, described
+from headrace.services.operate.run_versions import RunVersion, description_of
 
 
 def recipe(*models: str) -> Recipe:
@@ -41,7 +41,7 @@ def a_version(blobs: LocalBlobStore) -> RunVersion:
         full=blobs.put(weights), full_version=7, tokenizer=blobs.put(tokenizer()),
         metrics={"loss": 0.5},
     )  # fmt: skip
-    return RunVersion("ns", published, described("tiny-llama"), {})
+    return RunVersion("ns", published, description_of("tiny-llama"), {})
 
 
 def tokenizer() -> bytes:

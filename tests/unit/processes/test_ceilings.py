@@ -95,13 +95,13 @@ def test_without_a_file_nothing_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("memory = 5", "memory: Extra inputs"),
+        ("memory = 5", "memory: no such key"),
         ("memory_mb = 0", "memory_mb: Input should be greater than 0"),
         ("memory_mb = [", "is not TOML"),
         ('images = ["python:3.12"]', "images.0: .*is not a repository"),
         ('images = ["python@sha256:12"]', "images.0: .*is not a repository"),
         ('images = [""]', "images.0: .*is not a repository"),
-        ('_source = "x"', "_source: Extra inputs"),
+        ('_source = "x"', "_source: no such key"),
     ],
 )
 def test_a_wrong_file_is_refused(host: Path, text: str, complaint: str) -> None:
@@ -226,5 +226,5 @@ def test_the_documentation_has_all_keys_and_a_file_that_works(host: Path) -> Non
 @pytest.mark.parametrize("option", ["security_opt", "SecurityOpt", "userns_mode", "cap_add"])
 def test_no_recipe_sets_what_hardens_a_container(option: str) -> None:
     for make in (setup, agent):
-        with pytest.raises(UsageError, match=f"{option}: Extra inputs"):
+        with pytest.raises(UsageError, match=f"{option}: no such key"):
             make(**{option: ["seccomp=unconfined"]})

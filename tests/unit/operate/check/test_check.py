@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,24 @@ def test_a_part_that_hangs_is_noted_and_ended(monkeypatch: pytest.MonkeyPatch) -
         asyncio.run(checking.check_in_child(Path("r.json"), start, notes.append))
     assert notes[0] == "checking the recipe: the reset has not returned for 0 s"
     assert not psutil.pid_exists(pids[0])
+
+
+def test_what_a_part_leaves_running_does_not_hold_the_check_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checking, "SLOW_S", 0.1)
+    monkeypatch.setattr(checking, "LIMIT_S", 1.0)
+    pids: list[int] = []
+
+    async def start(_: Sequence[str], parent: int, output: int) -> Process:
+        process = await spawn(["sh", "-c", "echo trying the reset; sleep 600 &"], parent, output)
+        pids.append(process.pid)
+        return process
+
+    try:
+        asyncio.run(checking.check_in_child(Path("r.json"), start, lambda line: None))
+    finally:
+        os.killpg(pids[0], signal.SIGKILL)
 
 
 def test_a_check_whose_preloader_dies_is_made_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from headrace.services.models import shards
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import read_chunks, weights_digest
 from headrace.services.operate.export.model_export import export_version
-from headrace.services.operate.run_versions import RunVersion, described
+from headrace.services.operate.run_versions import RunVersion, description_of
 
 RUN = {"recipe_digest": "ab", "packages": {"torch": "1"}}
 
@@ -27,7 +27,7 @@ def a_version(blobs: LocalBlobStore) -> RunVersion:
         policy="p", version=7, status="trained", digest=weights_digest(weights),
         full=blobs.put(weights), full_version=7, base="tiny-llama",
     )  # fmt: skip
-    return RunVersion("ns", published, described("tiny-llama"), RUN)
+    return RunVersion("ns", published, description_of("tiny-llama"), RUN)
 
 
 @pytest.fixture

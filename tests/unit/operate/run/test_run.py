@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from headrace.errors import Interrupted
 from headrace.schemas.events import RunStateEntered
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.run_life import RunLife
+from headrace.services.operate.run.live_view import Status
+from headrace.services.operate.run.report import Summary
 from headrace.services.operate.run.run import LocalRun
 
 RECIPE = Recipe.model_validate({"name": "r", "policies": {"default": {"model": "tiny-llama"}}})
@@ -63,3 +66,16 @@ def test_ctrl_c_pauses_and_an_end_by_another_process_ends(tmp_path: Path) -> Non
         assert await asyncio.wait_for(ended._until_stop(), 10) == "enough"
 
     asyncio.run(test())
+
+
+def test_a_run_that_ends_for_the_reason_paused_is_not_paused(tmp_path: Path) -> None:
+    """`headrace end --reason paused` may say so."""
+    run = made(tmp_path)
+    ended = Summary.of(Status("r"), "r", "paused", run.progress)
+    run.judge(ended)
+    assert ended.lines()[0] == "r: ended by paused"
+
+    paused = Summary.of(Status("r"), "r", None, run.progress)
+    with pytest.raises(Interrupted, match="headrace end --namespace r"):
+        run.judge(paused)
+    assert (paused.lines()[0], paused.reason) == ("r: paused", "paused")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from contextlib import closing
 from types import SimpleNamespace
@@ -38,6 +39,21 @@ def test_who_blocks_the_loop_is_named_once(
     if blocks:
         assert said[0].startswith("MyEnv.step (")
         assert "test_loop_watch.py:" in said[0]
+
+
+def test_the_watch_ends_even_if_the_loop_stays_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_watch, "LIMIT_S", 0.1)
+    monkeypatch.setattr(loop_watch, "SAMPLE_S", 0.02)
+
+    class Blocking:
+        async def step(self) -> list[str]:
+            watch = LoopWatch()
+            time.sleep(0.5)
+            watch.close()
+            time.sleep(0.5)
+            return [thread.name for thread in threading.enumerate()]
+
+    assert "loop-watch" not in asyncio.run(Blocking().step())
 
 
 def test_what_is_ours_is_not_blamed_on_users() -> None:

@@ -35,7 +35,7 @@ def test_ids_are_the_same_for_the_same_file(recipe: Recipe) -> None:
     [
         ("{", "line 2: Invalid JSON"),
         ("[]", "line 2: Input should be an object"),
-        ('{"sampels": 1}', "line 2: sampels: Extra inputs"),
+        ('{"sampels": 1}', "line 2: sampels: no such key"),
         ('{"samples": 0}', "line 2: samples: Input should be greater than 0"),
         ('{"samples": "8"}', "line 2: samples: Input should be a valid integer"),
     ],
