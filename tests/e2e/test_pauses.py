@@ -25,7 +25,7 @@ SETTINGS = ("--set", "stop.versions=40", "--set", "policies.default.training.che
 HEADRACE = (sys.executable, "-m", "headrace")
 PAUSES = 20
 LATEST_S = 25.0
-"""Most seconds from a command's first line to its Ctrl-C. The first training step takes about 15."""
+"""Most seconds from its first line to Ctrl-C. The first training step takes about 15 s."""
 RUN_S = 300.0
 
 
