@@ -41,6 +41,8 @@ def load_recipe(
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
         raise RecipeError(
             f"no recipe {name_or_path!r}: give the path of a .toml file, or one of: {names}"
+            if path.parent == shipped
+            else f"there is no file {path.absolute()}; the shipped recipes are: {names}"
         ) from None
     except OSError as error:
         raise RecipeError(f"{path} can't be read: {error.strerror}") from error

@@ -126,6 +126,8 @@ def test_an_environment_variable_that_fits_nowhere_is_named(shipped: Path) -> No
 def test_files_that_are_no_recipe_are_refused(shipped: Path) -> None:
     with pytest.raises(RecipeError, match=r"no recipe 'demmo': .* or one of: demo"):
         load_recipe("demmo", shipped=shipped)
+    with pytest.raises(RecipeError, match=r"there is no file /.*/gone\.toml; .* are: demo"):
+        load_recipe("gone.toml", shipped=shipped)
     (shipped / "bad.toml").write_bytes(b"a = \xff")
     with pytest.raises(RecipeError, match=r"bad\.toml is not TOML"):
         load_recipe("bad", shipped=shipped)
