@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ def load_recipe(
 ) -> Recipe:
     """Reads a recipe by its path, or by its name in the folder `shipped`.
 
-    `environment` overrides keys as `HEADRACE__A__B`, and `settings` as `a.b=value`. A value that is
-    not JSON is taken as text. Raises RecipeError, which names everything that is wrong.
+    `environment` overrides keys as `HEADRACE__A__B`, and `settings` as `a.b=value`. A value is
+    JSON, or an array or table as TOML writes them. Anything else is text. Raises RecipeError, which
+    names everything that is wrong.
     """
     path = Path(name_or_path)
     if path.suffix != ".toml":
@@ -90,7 +92,14 @@ def _override(tree: dict[str, Any], keys: list[str], text: str, *, source: str) 
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
             raise RecipeError(f"{source}: {key} is a value, not a table")
-    try:
-        node[keys[-1]] = json.loads(text)
-    except json.JSONDecodeError:
-        node[keys[-1]] = text
+    node[keys[-1]] = _value(text)
+
+
+def _value(text: str) -> Any:
+    """Returns what a text means as JSON, or as an array or table of TOML; otherwise the text."""
+    with suppress(json.JSONDecodeError):
+        return json.loads(text)
+    if text.startswith(("{", "[")):
+        with suppress(tomllib.TOMLDecodeError):
+            return tomllib.loads(f"value = {text}")["value"]
+    return text

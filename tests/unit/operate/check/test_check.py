@@ -179,7 +179,10 @@ def test_what_can_not_be_reached_yet_is_left_out() -> None:
         agents__default__use=":UnreachableAgent", environments__default__use=":UnreachableWorld"
     )
     assert "agents can't be tried now: the Hub does not answer" in announced
-    assert "environments.default can't be tried now: unreachable: its server does not answer" in announced
+    assert (
+        "environments.default can't be tried now: unreachable: its server does not answer"
+        in announced
+    )
     assert announced[-1] == "trying policies.default.training.loss 'grpo'"
 
 
