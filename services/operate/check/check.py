@@ -23,7 +23,8 @@ from headrace.errors import (
 from headrace.schemas.events import EnvironmentUse, EpisodeEnded, PolicyUse, Ref, TaskEnded
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.agent.agents import AgentSetup, load_agents
+from headrace.services.agent.agents import load_agents
+from headrace.services.agent.records import AgentSetup
 from headrace.services.base.clock import now
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.answers import check_observation
