@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ def load_recipe(
 ) -> Recipe:
     """Reads a recipe by its path, or by its name in the folder `shipped`.
 
-    `environment` overrides keys as `HEADRACE__A__B`, and `settings` as `a.b=value`. A value that is
-    not JSON is taken as text. Raises RecipeError, which names everything that is wrong.
+    `environment` overrides keys as `HEADRACE__A__B`, and `settings` as `a.b=value`. A value is
+    JSON, or an array or table as TOML writes them. Anything else is text. Raises RecipeError, which
+    names everything that is wrong.
     """
     path = Path(name_or_path)
     if path.suffix != ".toml":
@@ -42,6 +44,8 @@ def load_recipe(
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
         raise RecipeError(
             f"no recipe {name_or_path!r}: give the path of a .toml file, or one of: {names}"
+            if path.parent == shipped
+            else f"there is no file {path.absolute()}; the shipped recipes are: {names}"
         ) from None
     except OSError as error:
         raise RecipeError(f"{path} can't be read: {error.strerror}") from error
@@ -89,7 +93,14 @@ def _override(tree: dict[str, Any], keys: list[str], text: str, *, source: str) 
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
             raise RecipeError(f"{source}: {key} is a value, not a table")
-    try:
-        node[keys[-1]] = json.loads(text)
-    except json.JSONDecodeError:
-        node[keys[-1]] = text
+    node[keys[-1]] = _value(text)
+
+
+def _value(text: str) -> Any:
+    """Returns what a text means as JSON, or as an array or table of TOML; otherwise the text."""
+    with suppress(json.JSONDecodeError):
+        return json.loads(text)
+    if text.startswith(("{", "[")):
+        with suppress(tomllib.TOMLDecodeError):
+            return tomllib.loads(f"value = {text}")["value"]
+    return text

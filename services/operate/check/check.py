@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import (
@@ -23,6 +24,7 @@ from headrace.schemas.events import EnvironmentUse, EpisodeEnded, PolicyUse, Ref
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.agents import load_agents
+from headrace.services.agent.records import AgentSetup
 from headrace.services.base.clock import now
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.answers import check_observation
@@ -42,6 +44,8 @@ from headrace.services.tasks.warm_start import demonstrations
 
 DEADLINE_S = 600
 """The deadline that environments get, in seconds from now."""
+OURS = Path(__file__).resolve().parents[2]
+"""The folder of the services."""
 REWARDS = (0.0, 1.0, 0.0, 0.5)
 """The rewards of the group that advantages and filters are tried with."""
 
@@ -95,6 +99,7 @@ class _Trial:
         return found[2] if found else None
 
     def agents(self) -> None:
+        setups: Mapping[str, AgentSetup] = {}
         with self._trying("agents"):
             setups = load_agents(self.recipe)
         for key, setup in setups.items():
@@ -102,17 +107,20 @@ class _Trial:
                 _require_async(setup.agent, f"agents.{key}.use", "async def NAME(episode)")
 
     async def environments(self, item: Item | None) -> None:
+        setups: Mapping[str, Setup] = {}
         with self._trying("environments"):
             setups = load_environments(self.recipe, "check", Instances(_drop, "check"))
         for key, setup in setups.items():
             if isinstance(setup, DockerSetup):
                 continue  # its worker checks the engine and the images before it takes episodes
             use = EnvironmentUse(use=key, mode="ephemeral")
+            environment: Environment | None = None
             with self._trying(f"environments.{key}"):
                 environment = await setup.take(use, Claim(0, 0, 0, 0, 0, now() + DEADLINE_S))
+                _check_methods(environment)
+            if environment is None:
+                continue
             try:
-                with self._trying(f"environments.{key}"):
-                    _check_methods(environment)
                 if key == self.recipe.tasks.environment and item is not None:
                     await self._play(key, setup, environment, item)
             finally:
@@ -166,8 +174,13 @@ class _Trial:
 
 
 def describe(error: BaseException) -> str:
-    """Returns what a user's code raised, and its last line: `TypeError: … (FILE:LINE, in NAME)`."""
+    """Returns what a user's code raised, and its last line: `TypeError: … (FILE:LINE, in NAME)`.
+
+    The line is left out if it is our own, for example the call of a class with a wrong option.
+    """
     frames = traceback.extract_tb(error.__traceback__)
+    if frames and Path(frames[-1].filename).resolve().is_relative_to(OURS):
+        frames.clear()
     where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
 

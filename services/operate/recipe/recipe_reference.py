@@ -49,7 +49,8 @@ built-in plug-in. Unknown keys are refused.
   `headrace recipe quickstart > my.toml` writes one with every key. A key that the recipe doesn't
   set is a comment with its default.
 - **Override keys without changing the file**, by `--set tasks.samples=16`, or by the environment
-  variable `HEADRACE__TASKS__SAMPLES=16`. `--set` overrides the variable too.
+  variable `HEADRACE__TASKS__SAMPLES=16`. `--set` overrides the variable too. A value is JSON, or an
+  array or table as TOML writes them. Anything else is text.
 - **Let your editor check it.** `headrace recipe --schema > recipe.schema.json` writes a JSON
   schema. Make `#:schema ./recipe.schema.json` the first line of `my.toml`. Editors that use Taplo,
   such as VS Code with the extension Even Better TOML, then complete keys, show what they mean, and

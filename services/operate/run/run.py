@@ -144,6 +144,7 @@ class LocalRun:
         def on_signal() -> None:
             if self.interrupted.is_set():
                 self._supervisor.kill()
+                self._view.note("stopped at once")
                 # Only the local stack is left, and its guard stops it when this process ends.
                 os._exit(Interrupted.exit_code)
             self._view.note(f"{self._on_interrupt}; press Ctrl-C again to stop at once")

@@ -161,6 +161,9 @@ class Supervisor:
         if waits:
             _, late = await asyncio.wait(waits, timeout=drain_s)
             if late:
+                for child in self._children:
+                    if child.running is not None:
+                        self._on_change(f"{child.spec.name} did not end in time and was killed")
                 self.kill()
             await asyncio.wait(waits)
         for keeper in self._keepers:
@@ -173,7 +176,6 @@ class Supervisor:
         for child in self._children:
             child.hang_up()
             if (process := child.running) and process.pid is not None:
-                self._on_change(f"{child.spec.name} did not end in time and was killed")
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 

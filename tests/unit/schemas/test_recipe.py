@@ -118,6 +118,26 @@ def test_settings_that_fit_nowhere_are_refused(shipped: Path, settings: str, mes
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"env": "TOKEN"}', {"env": "TOKEN"}),
+        ('{ env = "TOKEN" }', {"env": "TOKEN"}),
+        ("['L', 'R']", ["L", "R"]),
+        ("{question}: answer", "{question}: answer"),
+        ("3", 3),
+        ("yes", "yes"),
+    ],
+)
+def test_a_setting_is_json_or_a_table_of_toml_or_text(
+    shipped: Path, text: str, value: object
+) -> None:
+    recipe = load_recipe(
+        "demo", shipped=shipped, settings=[f"environments.default.options.x={text}"]
+    )
+    assert recipe.environments["default"].options["x"] == value
+
+
 def test_an_environment_variable_that_fits_nowhere_is_named(shipped: Path) -> None:
     with pytest.raises(RecipeError, match="HEADRACE__NAME__X: name is a value, not a table"):
         load_recipe("demo", shipped=shipped, environment={"HEADRACE__NAME__X": "3"})
@@ -126,6 +146,8 @@ def test_an_environment_variable_that_fits_nowhere_is_named(shipped: Path) -> No
 def test_files_that_are_no_recipe_are_refused(shipped: Path) -> None:
     with pytest.raises(RecipeError, match=r"no recipe 'demmo': .* or one of: demo"):
         load_recipe("demmo", shipped=shipped)
+    with pytest.raises(RecipeError, match=r"there is no file /.*/gone\.toml; .* are: demo"):
+        load_recipe("gone.toml", shipped=shipped)
     (shipped / "bad.toml").write_bytes(b"a = \xff")
     with pytest.raises(RecipeError, match=r"bad\.toml is not TOML"):
         load_recipe("bad", shipped=shipped)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headrace.errors import InfrastructureError
+from headrace.errors import DependencyError, InfrastructureError
 from headrace.services.agent.episode import Episode
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.tasks.task_maker import Item
@@ -37,6 +37,23 @@ class NoReplayable:
 class NoStep:
     replayable = True
     reset, aclose = World.reset, World.aclose
+
+
+class NoClose:
+    replayable = True
+    reset, step = World.reset, World.step
+
+
+class UnreachableWorld(World):
+    def __init__(self) -> None:
+        raise InfrastructureError("unreachable", "its server does not answer")
+
+
+class UnreachableAgent:
+    def __init__(self) -> None:
+        raise DependencyError("the Hub does not answer")
+
+    async def __call__(self, episode: Episode) -> None: ...
 
 
 class NotAsync(World):

@@ -112,6 +112,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"environments__default__use": ":NoReplayable"}, "no attribute `replayable`: set it to True"),
     ({"environments__default__use": ":NoStep"}, "NoStep has no method step: add `async def step"),
+    ({"environments__default__use": ":NoClose"}, "NoClose has no method aclose: add `async def"),
+    (
+        {"environments__default__options": {"hihgest": 5}},
+        r"unexpected keyword argument 'hihgest'$",
+    ),
     ({"environments__default__use": ":NotAsync"}, "NotAsync.step is not an async function"),
     ({"environments__default__use": ":RaisesInReset"}, r"reset: KeyError: 'absent' \(.*, in reset"),
     ({"environments__default__use": ":RaisesInStep"}, r"step: ValueError: .*, in step\)"),
@@ -163,6 +168,24 @@ def test_a_part_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
     check_in_child(tmp_path, policies__default__training=False)
     with pytest.raises(UsageError, match=r"(?s)exit code 3.*Exits\.reset"):
         check_in_child(tmp_path, environments__default__use=":Exits")
+
+
+def test_an_environment_without_aclose_makes_one_error(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UsageError):
+        tried(environments__default__use=":NoClose")
+    assert caplog.records == []
+
+
+def test_what_can_not_be_reached_yet_is_left_out() -> None:
+    announced = tried(
+        agents__default__use=":UnreachableAgent", environments__default__use=":UnreachableWorld"
+    )
+    assert "agents can't be tried now: the Hub does not answer" in announced
+    assert (
+        "environments.default can't be tried now: unreachable: its server does not answer"
+        in announced
+    )
+    assert announced[-1] == "trying policies.default.training.loss 'grpo'"
 
 
 def test_a_part_that_hangs_is_noted_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:

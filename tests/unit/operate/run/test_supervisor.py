@@ -120,6 +120,25 @@ def test_a_child_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path
     asyncio.run(main())
 
 
+def test_only_a_child_that_was_waited_for_did_not_end_in_time(tmp_path: Path) -> None:
+    async def main(at_once: bool) -> list[str]:
+        notes: list[str] = []
+        supervisor = Supervisor(
+            [shell("a", "trap '' TERM; echo begun; sleep 60 & wait; wait")],
+            tmp_path / str(at_once),
+            on_change=notes.append,
+        )
+        await supervisor.start()
+        await until(tmp_path / str(at_once) / "a.log", "begun")
+        if at_once:
+            supervisor.kill()
+        await supervisor.stop(drain_s=0.2)
+        return notes
+
+    assert asyncio.run(main(at_once=True)) == []
+    assert asyncio.run(main(at_once=False)) == ["a did not end in time and was killed"]
+
+
 def test_released_children_may_end(tmp_path: Path) -> None:
     async def main() -> None:
         supervisor = Supervisor([shell("a", WAITS)], tmp_path, rule=FAST)
