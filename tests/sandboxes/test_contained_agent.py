@@ -19,6 +19,7 @@ from headrace.schemas.events import (
     EpisodeEnded,
     Event,
     Failure,
+    GenerationCompleted,
     GenerationRequested,
 )
 from headrace.services.agent.episode_run import EpisodeRun
@@ -134,6 +135,7 @@ def test_a_request_that_can_t_be_served_is_scored_once_the_policy_spoke() -> Non
         def answer(self, event: Event) -> Any:
             found = super().answer(event)
             if isinstance(event, GenerationRequested) and "refuse" in event.chat:
+                assert isinstance(found, GenerationCompleted)
                 failure = Failure(origin="operator", code="bad_tokens", message="no such role")
                 return found.model_copy(update={"failure": failure, "finish": "failed"})
             return found
