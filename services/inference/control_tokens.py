@@ -82,7 +82,16 @@ class ControlTokens:
         parts[::2] = [self._replace(part, self._alias) for part in parts[::2]]
         parts[1::2] = [bytes.fromhex(part).decode() for part in parts[1::2]]
         library, originals = self._plain
-        return [originals.get(token, token) for token in encode(library, "".join(parts))]
+        try:
+            ids = encode(library, "".join(parts))
+        except ValueError:
+            # Its message has the aliases.
+            raise ValueError(f"can't tokenize {self.shown(text)[:80]!r}") from None
+        return [originals.get(token, token) for token in ids]
+
+    def shown(self, text: str) -> str:
+        """Returns a text for people, without placeholders and aliases, which must stay secret."""
+        return self._placeholder.sub("…", text).replace(self._secret, "…")
 
     def _replace(self, text: str, replacement: Callable[[str, str], str]) -> str:
         """Replaces the control tokens in a text, as `replacement(what the text has, token)`."""

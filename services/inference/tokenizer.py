@@ -152,7 +152,8 @@ class ChatTemplate:
             )
         except Exception as error:
             # A template is code and may raise anything.
-            raise ValueError(f"the chat template can't render these messages: {error}") from error
+            reason = self._control.shown(str(error))
+            raise ValueError(f"the chat template can't render these messages: {reason}") from None
         return text
 
 

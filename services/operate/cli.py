@@ -13,7 +13,7 @@ import sys
 
 import click
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, Interrupted
 from headrace.services.base.redactor import redact_output
 from headrace.services.operate.apply.command import apply
 from headrace.services.operate.cancel.command import cancel
@@ -130,6 +130,9 @@ def _run(arguments: list[str]) -> int:
         # The reader of stdout has seen enough, as in `headrace tail results | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Interrupted as interrupted:  # The user wanted it, so it is not an error.
+        echo(str(interrupted), err=True)
+        return interrupted.exit_code
     except HeadraceError as error:
         if debug:
             raise

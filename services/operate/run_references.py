@@ -24,12 +24,20 @@ from headrace.services.base.json_text import load_json
 from headrace.services.models.blobs import BlobStore, disk_errors
 from headrace.services.models.run_models import RunModel
 from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.operate.run_versions import RunVersion, VersionWriter, write_description
+from headrace.services.operate.run_versions import (
+    RunVersion,
+    VersionWriter,
+    describes,
+    write_description,
+)
 
 MANIFEST_LIMIT = 16 * 1024 * 1024
 """The most bytes of a blob that lists a version's files."""
 HEX = "hex:"
 """Before bytes in a manifest, which is JSON."""
+
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a list raises that is not one."""
 
 
 def references(recipe: Recipe) -> dict[str, RunModel]:
@@ -88,10 +96,10 @@ def stored_version(files: Blob, blobs: BlobStore) -> tuple[RunVersion, dict[str,
         description = {
             name: Blob.model_validate(blob) for name, blob in tree["description"].items()
         }
-        if any(Path(name).name != name for name in description):
-            raise ValueError("a name is a path")
+        if strange := [name for name in description if not describes(name)]:
+            raise ValueError(f"{strange[0][:80]!r} is not a file that describes a model")
         return RunVersion(str(tree["namespace"]), published, {}, {}), description
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise BlobError(
             f"blob {files.sha256.hex()} does not list the files of a version: {error}"
         ) from error

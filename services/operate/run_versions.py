@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +55,11 @@ def description_of(model: str) -> dict[str, Path]:
     folder = model_folder(model)
     found = [path for one in DESCRIPTION for path in sorted(folder.glob(one))]
     return {path.name: path for path in found if path.is_file()}
+
+
+def describes(name: str) -> bool:
+    """Whether a file of this name may describe a model."""
+    return Path(name).name == name and any(fnmatchcase(name, one) for one in DESCRIPTION)
 
 
 def write_description(version: RunVersion, blobs: BlobStore, folder: Path) -> None:

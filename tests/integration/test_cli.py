@@ -218,7 +218,7 @@ def test_ctrl_c_pauses_the_run_and_end_ends_it(operator: Operator, namespace: st
         assert f"{namespace}: paused" in out
         command = f"`headrace run null {' '.join(ENDLESS)}` continues"
         assert f"pausing the run; {command} it; press Ctrl-C again" in log.read_text()
-        assert f"error: the run is paused: {command} it" in log.read_text()
+        assert f"\nthe run is paused: {command} it" in log.read_text()
         assert operator.json("status")["state"] == "started"
 
     ended = operator.json("end", "--reason", "seen enough")

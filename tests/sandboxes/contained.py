@@ -173,6 +173,10 @@ def main() -> None:
         print("nothing works here", file=sys.stderr)
         raise SystemExit(3)
     said = ask([{"role": "user", "content": "hello"}])
+    if how == "ask what can't be served":
+        with contextlib.suppress(OSError):
+            ask([{"role": "user", "content": "refuse this"}])
+        return
     if how in HARMS:
         HARMS[how]()
         print(ask_again([{"role": "user", "content": "still there?"}]))
@@ -188,6 +192,7 @@ def main() -> None:
         "outside": any(map(reaches, outside)),
         "root": os.getuid() == 0,
         "writes": os.access("/run/headrace", os.W_OK) or os.access("/etc", os.W_OK),
+        "sockets": os.listdir("/run/headrace") != ["episode.json"],
         "secrets": any(name.startswith("HEADRACE_") for name in os.environ),
         "payload": sorted(episode["payload"]) != ["how", "port"],
         "answer": knows("-".join(("forty", "two"))),

@@ -56,6 +56,32 @@ DAEMONS: dict[str, str] = {
     "it kills its shell first": "kill -9 $PPID; " + daemon("os.kill(-1, 9)"),
 }
 """Each leaves a process behind that harms others when its command ends."""
+NEWCOMER = """
+known = set(others())
+while True:
+    for pid in set(others()) - known:
+        try:
+            os.kill(pid, signal.SIGSTOP)
+        except OSError:
+            continue
+"""
+STOPPERS: dict[str, str] = {
+    "one stops the next command and ends": (
+        "kill -9 $PPID; exec python3 -I -c " + shlex.quote(f"{DAEMON}{NEWCOMER}        os._exit(0)")
+    ),
+    "the same, and its shell seems to fail": (
+        "kill -15 $PPID; exec python3 -I -c "
+        + shlex.quote(f"{DAEMON}{NEWCOMER}        os._exit(0)")
+    ),
+    "the command itself stops what should end it": (
+        "exec python3 -I -c "
+        + shlex.quote(
+            f"import os, signal\n{DAEMON.partition('me = ')[2].partition(chr(10))[2]}{NEWCOMER}"
+        )
+    ),
+}
+"""Each stops a process that the engine is about to start. The engine waits for such a process, and
+may not even remove the sandbox meanwhile."""
 SURVIVORS = {**DAEMONS, "it only waits": WAITS}
 SHADOWS: dict[str, str] = {
     "modules of the grader": (

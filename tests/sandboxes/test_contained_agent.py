@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from headrace.errors import UsageError
-from headrace.schemas.events import ActionRequested, EpisodeEnded, GenerationRequested
+from headrace.schemas.events import (
+    ActionRequested,
+    EpisodeEnded,
+    Event,
+    Failure,
+    GenerationCompleted,
+    GenerationRequested,
+)
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.gateway.container import FOLDER
 from headrace.services.agent.gateway.program import Command
@@ -121,6 +128,22 @@ def test_what_the_policy_s_code_does_is_scored_and_never_tried_again(how: str) -
     unharmed = ("kill the others", "fill its folders", "leave daemons", "flood the relay")
     assert (code == 0) == (how in unharmed)
     asyncio.run(all_gone())
+
+
+def test_a_request_that_can_t_be_served_is_scored_once_the_policy_spoke() -> None:
+    class Refusing(Judging):
+        def answer(self, event: Event) -> Any:
+            found = super().answer(event)
+            if isinstance(event, GenerationRequested) and "refuse" in event.chat:
+                assert isinstance(found, GenerationCompleted)
+                failure = Failure(origin="operator", code="bad_tokens", message="no such role")
+                return found.model_copy(update={"failure": failure, "finish": "failed"})
+            return found
+
+    world = Refusing()
+    outcome = play("ask what can't be served", world, attempts=3)
+    assert (outcome.ending, outcome.attempts, outcome.failure) == ("finished", 1, None)
+    assert len(world.of(ActionRequested)) == 1
 
 
 def test_an_image_that_is_not_there_fails_the_attempt_and_says_so() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
+from headrace.errors import InfrastructureError
 from headrace.services.env.sandbox.command_start import TRIES
-from tests.sandboxes.bench import Bench, bench
-from tests.sandboxes.survivors import DAEMONS, WAITS
+from tests.sandboxes.bench import Bench, bench, claim, view
+from tests.sandboxes.survivors import DAEMONS, STOPPERS, WAITS
 
 LEFT = "ps | grep -c '[s]leep 1$'"
 
@@ -24,9 +26,31 @@ def test_what_a_command_leaves_running_is_killed(engine: str) -> None:
             environment = await made.fresh()
             assert (await environment.step(WAITS)).text == "over\n"
             await all_end(made)
-            killed = await environment.step(f"{WAITS}; kill -9 $PPID; sleep 5")
-            assert killed.data["exit_code"] == 137
-            await all_end(made)
+            killed = await environment.step("kill -9 $PPID; kill -9 $$")
+            assert (killed.data["exit_code"], killed.done) == (137, False)
+            useless = await environment.step(f"{WAITS}; kill -9 $PPID; sleep 5")
+            assert useless.truncated
+            assert "processes that are left" in useless.text
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", STOPPERS)
+def test_who_stops_the_next_command_ends_the_sandbox(engine: str, how: str) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(120):
+            made = Bench(engine, {"command_s": 3})
+            async with made._instances.reporting():
+                await made.setup.open()
+                environment = await made.take(claim(seconds=25))
+                await environment.reset(view())
+                ended = await environment.step(STOPPERS[how])
+                assert ended.truncated
+                assert ended.reward is None
+                while await made.left():  # at the latest when its deadline ends its processes
+                    with suppress(InfrastructureError):
+                        await made.engine.remove((await made.left())[0].lstrip("/"))
+                await made.setup.close_pool()
 
     asyncio.run(main())
 

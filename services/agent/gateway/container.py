@@ -153,9 +153,13 @@ class SocketFolder:
             path.chmod(0o666)
 
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Holds the relay's connection. Others, such as those of `_sweep`, say nothing."""
         self._held.append(writer)
-        if await reader.readline():
+        if await reader.readline() and not self._ready.is_set():
             self._ready.set()
+        else:
+            self._held.remove(writer)
+            writer.close()
 
     async def wait(self, image: str) -> None:
         """Waits until the relay listens. Raises InfrastructureError if it doesn't."""
@@ -249,10 +253,10 @@ async def contained(
         await engine.aclose()
 
 
-def _body(limits: Limits, image: PinnedImage, folder: Path, live_s: int) -> dict[str, Any]:
+def _body(limits: Limits, image: PinnedImage, shared: str, live_s: int) -> dict[str, Any]:
     labels = {"headrace.deadline": f"{now() + live_s:.0f}", "headrace.agent": "command"}
     body = container(limits, image.digest, labels | image.labels, live_s)
-    body["HostConfig"] |= {"AutoRemove": True, "Binds": [f"{folder}:{MOUNTED}:ro"]}
+    body["HostConfig"] |= {"AutoRemove": True, "Binds": [shared]}
     return body
 
 
@@ -260,7 +264,7 @@ def _relay(
     settings: ContainerSettings, image: PinnedImage, folder: Path, live_s: int
 ) -> dict[str, Any]:
     limits = RELAY_LIMITS.model_copy(update={"runtime": settings.runtime})
-    body = _body(limits, image, folder, live_s)
+    body = _body(limits, image, f"{folder}:{MOUNTED}:ro", live_s)
     run = ["python3", "-I", "-S", "-c", RELAY.read_text(), str(PORT), MOUNTED]
     return body | {"Entrypoint": run[:1], "Cmd": run[1:]}
 
@@ -273,7 +277,9 @@ def _program(
     environment: Mapping[str, str],
     live_s: int,
 ) -> dict[str, Any]:
-    body = _body(settings, image, folder, live_s)
+    # The sockets are the relay's alone: it bounds the connections of the policy's code.
+    given = f"{folder / EPISODE}:{MOUNTED}/{EPISODE}:ro"
+    body = _body(settings, image, given, live_s)
     # The program has the relay's host name and network, so the engine refuses its own.
     del body["Hostname"], body["NetworkDisabled"]
     body["Env"] = [*body["Env"], *(f"{name}={value}" for name, value in environment.items())]

@@ -33,6 +33,7 @@ from headrace.services.agent.gateway.container import (
 )
 from headrace.services.agent.gateway.program_process import Ended, running
 from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.agent.stops import AttemptFailed
 from headrace.services.base.json_text import load_json
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.tool_calls import Format
@@ -140,7 +141,7 @@ class Command:
                 async with self._started(server, episode, about, given) as program:
                     ended = await self._end_of(program, session, episode)
                 await session.drain()
-                session.raise_failure()
+                self._refused(session, episode)
         finally:
             session.close()
             await server.aclose()
@@ -162,6 +163,20 @@ class Command:
     def _blames_policy(self, episode: Episode) -> bool:
         contained = self._container is not None
         return may_be_the_policy_s(contained=contained, turns=len(episode.turns))
+
+    def _refused(self, session: ChatSession, episode: Episode) -> str:
+        """Raises what ended the attempt, if anything did.
+
+        If that is a request which can't be served, the policy's code may have made it. Then it
+        returns the reason, and the program is scored.
+        """
+        try:
+            session.raise_failure()
+        except AttemptFailed as failed:
+            if failed.failure.origin != "operator" or not self._blames_policy(episode):
+                raise
+            return failed.failure.message
+        return ""
 
     @asynccontextmanager
     async def _started(
@@ -204,7 +219,8 @@ class Command:
         """Waits for the program's end. Raises what ended the attempt, if that comes first."""
         first: set[asyncio.Future[Any]] = {program, session.failed}
         await asyncio.wait(first, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        session.raise_failure()
+        if refused := self._refused(session, episode):
+            return Ended(KILLED, "", refused)
         if program.done():
             return program.result()
         late = f"it did not end within timeout_s = {self.timeout_s:g}"

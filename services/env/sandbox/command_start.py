@@ -11,12 +11,17 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import IO
 
 from headrace.errors import InfrastructureError
 from headrace.services.env.sandbox.responsibility import Evidence, responsible
-from headrace.services.processes.docker.docker_engine import DockerEngine, NotThere, Output
+from headrace.services.processes.docker.docker_engine import (
+    Conflict,
+    DockerEngine,
+    NotThere,
+    Output,
+)
 from headrace.services.processes.docker.hardened import KEEPER, USER, WORK, Limits
 
 MIB = 2**20
@@ -37,24 +42,32 @@ streams, so that their order is kept."""
 BESIDE = 'exec 2>&1; echo begun; exec "$@"'
 """The wrapper if processes may outlive their command."""
 CENSUS = f"""
-n=0
+n=0 stopped=0
 for p in /proc/[0-9]*; do
-  user=gone
+  user=gone state=
   while read -r key value rest; do
+    if [ "$key" = State: ]; then state=$value; fi
     if [ "$key" = Uid: ]; then user=$value; break; fi
   done 2>/dev/null <$p/status
-  case $user in {USER.partition(":")[0]}|gone) n=$((n+1)) ;; esac
+  case $user in {USER.partition(":")[0]}|gone) n=$((n+1)) ;; *) continue ;; esac
+  case $state in T|t) stopped=$((stopped+1)) ;; esac
 done
-echo begun $n
+echo begun $n $stopped
 """
-"""Counts the processes of the policy's user. Those that end meanwhile count: they may have
-children. It runs as the keeper, whose processes the policy's can't affect."""
-_COUNTED = re.compile(rb"begun (\d+)\s*")
+"""Counts the processes of the policy's user, and those of them that are stopped or traced. Those
+that end meanwhile count: they may have children. It runs as the keeper, whose processes the
+policy's can't affect."""
+_COUNTED = re.compile(rb"begun (\d+) (\d+)\s*")
 CENSUS_S = 40.0
 KILLED = 137
 """Exit code of a killed process: it used too much memory, or its sandbox was killed."""
 DYING_S = 5.0
-"""Seconds that the engine has to report the end of a sandbox that starts no command."""
+"""Seconds that the engine has to report the end of a command, or of a sandbox that starts none, and
+that killed processes have to end."""
+POLL_S = 0.1
+ROUNDS = 2
+"""How often a sandbox is looked into in which the keeper can't start a command: what fills it may
+end by itself."""
 SPARE_PIDS = 8
 """Processes that starting a command takes. A sandbox with fewer left is full."""
 SPARE_MB = 24
@@ -64,12 +77,24 @@ MOST_PIDS = 2 + 2 * SPARE_PIDS
 command that starts, and the census."""
 SAID_BYTES = 1024
 """Bytes that are kept of what comes before the wrapper's word."""
+LEFT = "processes that are left in the sandbox keep commands from starting"
+SILENT = "engine_silent"
+"""Code of the error of a call that the engine did not answer in time."""
 REFUSED = ("engine_error", "sandbox_conflict", "sandbox_lost")
 """Codes of errors with which an engine that can be reached refuses a call."""
 
 
 class SandboxEnded(Exception):
     """The policy ended its own sandbox, or made it useless: an observation, not a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The processes of the policy's user that live in a sandbox."""
+
+    alive: int
+    stopped: int
+    """Those that are stopped or traced. Nothing but the policy's own processes does that."""
 
 
 class CommandStart:
@@ -94,21 +119,34 @@ class CommandStart:
         """
         whole = ("sh", "-c", self._wrapper, "sh", *command)
         for tries_left in reversed(range(TRIES)):
-            run_id = None
+            run_id, over = None, True
             try:
                 run_id, output = await stack.enter_async_context(
                     self._engine.run(self._name, whole, USER, WORK, given)
                 )
-                said = await self._first(run_id, output)
+                said, over = await self._first(run_id, output)
             except InfrastructureError as error:
                 if error.code not in REFUSED:
-                    raise
+                    await self._require_engine(error)
                 said = str(error).encode()
             before, word, first = said.partition(BEGUN)
             if run_id is not None and word:
                 return run_id, output, before + first
-            await self.judge(said.decode("utf-8", "replace"), run_id, tries_left)
+            await self.judge(said.decode("utf-8", "replace"), run_id, tries_left, over=over)
         raise AssertionError("the last try is never repeated")
+
+    async def require_alone(self) -> None:
+        """Return once no process of the policy's user lives, without starting one of that user.
+
+        Raises SandboxEnded if some live on, and InfrastructureError if that can't be known.
+        """
+        until = asyncio.get_running_loop().time() + DYING_S
+        while (census := (await self._look_inside())[0]) is not None and census.alive:
+            if asyncio.get_running_loop().time() > until:
+                raise SandboxEnded(LEFT)
+            await asyncio.sleep(POLL_S)
+        if census is None:
+            await self.judge("the keeper can't look into the sandbox")
 
     async def exit_code(self, run_id: str) -> int | None:
         """Return the exit code of a command that has ended; None if the worker ended it.
@@ -121,12 +159,18 @@ class CommandStart:
             await self.judge(str(error))
             raise
 
-    async def judge(self, said: str, run_id: str | None = None, tries_left: int = 0) -> None:
+    async def judge(
+        self, said: str, run_id: str | None = None, tries_left: int = 0, *, over: bool = True
+    ) -> None:
         """Raise the reason why a command did not begin, or return if it may be tried again.
 
-        `run_id` is None if the engine refused the command.
+        `run_id` is None if the engine refused the command. `over` is whether its output has ended.
         """
-        evidence = replace(await self._look(run_id), tries_left=tries_left)
+        try:
+            evidence = replace(await self._look(run_id, over), tries_left=tries_left)
+        except InfrastructureError as error:
+            await self._require_engine(error)
+            raise
         verdict = responsible(evidence)
         if verdict == "again":
             return
@@ -137,46 +181,104 @@ class CommandStart:
             raise SandboxEnded("the sandbox ran out of memory")
         if evidence.full:
             raise SandboxEnded("no command can be started: the sandbox is full")
-        raise SandboxEnded("processes that are left in the sandbox keep commands from starting")
+        raise SandboxEnded(LEFT)
 
-    async def _first(self, run_id: str, output: Output) -> bytes:
-        """Wait for the wrapper's word. What comes after it is the command's own output."""
+    async def _require_engine(self, error: InfrastructureError) -> None:
+        """Raise the error of a call about the sandbox, if it is not the policy's doing.
+
+        A process that stops a command while the engine starts it may make the engine hang, but only
+        for this sandbox.
+        """
+        if error.code != SILENT:
+            raise error
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._engine.info()
+        except (InfrastructureError, TimeoutError):
+            raise error from None
+        raise SandboxEnded("the engine can't reach the sandbox any more") from error
+
+    async def _first(self, run_id: str, output: Output) -> tuple[bytes, bool]:
+        """Wait for the wrapper's word. What comes after it is the command's own output.
+
+        Also return whether the output has ended.
+        """
         said = b""
         for limit_s in (LOOK_S, START_S - LOOK_S):
             try:
                 async with asyncio.timeout(limit_s):
                     # What is left in the sandbox may write before the word, until it is killed.
-                    while BEGUN not in said and (chunk := await output.read()):
+                    while BEGUN not in said:
+                        if not (chunk := await output.read()):
+                            return said, True
                         said = said[-SAID_BYTES:] + chunk
-                return said
+                return said, False
             except TimeoutError:
-                if (await self._look(run_id)).survivors:
+                if (await self._look(run_id, over=False)).survivors:
                     break
-        return said + b"[nothing]"
+        return said + b"[nothing]", False
 
-    async def _look(self, run_id: str | None) -> Evidence:
-        code = None
-        with suppress(NotThere):
-            code = await self._engine.exit_code(run_id) if run_id else None
-        alive = await self._census()
-        if alive is not None:
-            itself = run_id is not None and code is None
-            return Evidence(responds=True, survivors=max(0, alive - itself), ended=code is not None)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(DYING_S):  # its state may lag behind its end
-                    await self._engine.ended(self._name)
-            state = (await self._engine.inspect(self._name))["State"]
+    async def _look(self, run_id: str | None, over: bool) -> Evidence:
+        code, known = await self._end_of(run_id, DYING_S if over else 0.0)
+        # A command that goes on without its output is not the wrapper any more.
+        itself = run_id is not None and code is None and not (known and over)
+        processes, full = 0, False
+        for _ in range(ROUNDS):
+            census, processes, full = await self._look_inside()
+            if census is not None:
+                survivors = max(0, census.alive - itself) + census.stopped
+                ended = run_id is None or code is not None
+                return Evidence(responds=True, survivors=survivors, ended=ended)
+            if full:
+                break
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(DYING_S):  # its state may lag behind its end
+                        await self._engine.ended(self._name)
+                state = (await self._engine.inspect(self._name))["State"]
+            except NotThere:
+                return Evidence(exists=False, running=False)
             if not state.get("Running"):
                 return Evidence(running=False, out_of_memory=bool(state.get("OOMKilled")))
-            processes, memory = await self._engine.usage(self._name)
-        except NotThere:
-            return Evidence(exists=False, running=False)
-        full = processes >= self._limits.pids - SPARE_PIDS
-        full = full or memory >= (self._limits.memory_mb - SPARE_MB) * MIB
         return Evidence(full=full, survivors=max(0, processes - MOST_PIDS))
 
-    async def _census(self) -> int | None:
+    async def _end_of(self, run_id: str | None, limit_s: float) -> tuple[int | None, bool]:
+        """Return a command's exit code, if it has ended in time, and whether the engine knows it.
+
+        Its end may be reported later than the end of its output.
+        """
+        until = asyncio.get_running_loop().time() + limit_s
+        while run_id is not None:
+            try:
+                code = await self._engine.exit_code(run_id)
+            except NotThere:
+                return None, False
+            if code is not None or asyncio.get_running_loop().time() > until:
+                return code, True
+            await asyncio.sleep(POLL_S)
+        return None, False
+
+    async def _look_inside(self) -> tuple[Census | None, int, bool]:
+        """Return a census, the most processes, and whether processes or memory are used up.
+
+        It measures while the census is taken: what fills the sandbox may come and go.
+        """
+        counting = asyncio.create_task(self._census())
+        most, full = 0, False
+        try:
+            while not counting.done():
+                with suppress(NotThere, Conflict):  # it has ended
+                    processes, memory = await self._engine.usage(self._name)
+                    most = max(most, processes)
+                    full = full or processes >= self._limits.pids - SPARE_PIDS
+                    full = full or memory >= (self._limits.memory_mb - SPARE_MB) * MIB
+                await asyncio.wait({counting}, timeout=POLL_S)
+            return await counting, most, full
+        finally:
+            counting.cancel()
+            await asyncio.wait({counting})
+
+    async def _census(self) -> Census | None:
         """Count the live processes of the policy's user; None if no command can be started."""
         said = b""
         try:
@@ -192,4 +294,4 @@ class CommandStart:
             if error.code not in REFUSED:
                 raise
         counted = _COUNTED.fullmatch(said)
-        return int(counted[1]) if counted else None
+        return Census(int(counted[1]), int(counted[2])) if counted else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from typing import Any
@@ -12,7 +12,11 @@ from typing import Any
 from pydantic import Field
 
 from headrace.errors import InfrastructureError
-from headrace.services.env.sandbox.command_start import KILL, KILLED, CommandStart, SandboxEnded
+from headrace.services.env.sandbox.command_start import (
+    KILL,
+    CommandStart,
+    SandboxEnded,
+)
 from headrace.services.env.sandbox.container_names import InUse
 from headrace.services.env.sandbox.kept_output import KeptOutput
 from headrace.services.env.sandbox.workspace_copy import SPOOL_BYTES, pack, unpack
@@ -24,6 +28,8 @@ from headrace.services.processes.docker.docker_engine import (
 )
 from headrace.services.processes.docker.hardened import USER, Limits, Positive
 
+SIGNALLED = 128
+"""Exit codes above it may mean that a signal ended the wrapper."""
 KILL_S = 30.0
 """Seconds within which a command's processes must be gone after they are killed."""
 ARGUMENT_BYTES = 100_000
@@ -125,9 +131,8 @@ class Sandbox:
                     code = await self._engine.exit_code(run_id)
             except (NotThere, Conflict) as error:
                 await self._start().judge(str(error))
-            if code is None or code == KILLED:  # its sandbox may be gone: another one must start
-                _, output, _ = await self._start().begin(stack, ("true",))
-                await output.drain()
+            if code is None or code > SIGNALLED:
+                await self._require_usable(stack)
         return Result(kept.text(), code, ended)
 
     @asynccontextmanager
@@ -148,8 +153,22 @@ class Sandbox:
                 yield fresh
 
     def _start(self) -> CommandStart:
-        keep = self._settings.keep_processes and not self.name.copy
-        return CommandStart(self._engine, str(self.name), self._settings, keep)
+        return CommandStart(self._engine, str(self.name), self._settings, self._keeps)
+
+    async def _require_usable(self, stack: AsyncExitStack) -> None:
+        """Raise as `run` does if the sandbox is gone, or if the policy killed the wrapper.
+
+        What then lives on could stop the next command while the engine starts it.
+        """
+        if self._keeps:
+            _, output, _ = await self._start().begin(stack, ("true",))
+            await output.drain()
+        else:
+            await self._start().require_alone()
+
+    @property
+    def _keeps(self) -> bool:
+        return self._settings.keep_processes and not self.name.copy
 
     async def _read(self, output: Output, kept: KeptOutput, limit_s: float) -> str:
         """Read until the command ends. Return why it must be ended, or an empty text."""
@@ -164,7 +183,11 @@ class Sandbox:
         return ""
 
     async def _kill(self, output: Output) -> None:
-        """Kill all processes of the sandbox's user. If that fails, remove the sandbox."""
+        """Kill all processes of the sandbox's user. If that fails, remove the sandbox.
+
+        They may stop the command that kills them, so that the engine can't even remove it. Then the
+        sandbox ends at its deadline.
+        """
         try:
             async with asyncio.timeout(KILL_S):
                 command = ("sh", "-c", KILL)
@@ -172,7 +195,9 @@ class Sandbox:
                     # Both at once: if nobody reads the output, the engine doesn't notice the end.
                     await asyncio.gather(said.drain(), output.drain())
         except TimeoutError as error:
-            await self._engine.remove(str(self.name))
+            with suppress(InfrastructureError, TimeoutError):
+                async with asyncio.timeout(KILL_S):
+                    await self._engine.remove(str(self.name))
             raise SandboxEnded("a command could not be ended, and took the sandbox down") from error
 
 

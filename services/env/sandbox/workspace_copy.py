@@ -24,6 +24,8 @@ SPOOL_BYTES = 1 << 22
 HEADERS_MB = 32
 """Most MiB of an archive besides the files' bytes: the workspace has at most 16,384 inodes."""
 MOST_ENTRIES = 1 << 15
+MOST_NAME = 4096
+"""Most characters of a path in an archive. No program could open a longer one."""
 PACK = ("sh", "-c", "exec tar -cf - . 2>/dev/null")
 """Files that the user itself can't read are left out: they would be no use in the copy either."""
 UNPACK = ("sh", "-c", f'head -c "$1" | tar -xpf - -C {WORK}', "sh")
@@ -121,7 +123,7 @@ class _Cleaning:
         self._packed = packed
         self._clean = clean
         self._most = self._left = most_bytes
-        self._kinds: dict[PurePosixPath, str] = {}
+        self._kinds: dict[PurePosixPath, str] = {PurePosixPath(): "directory"}
         """What each name is: `directory`, `file` or `symlink`."""
 
     def run(self) -> None:
@@ -135,8 +137,7 @@ class _Cleaning:
     def _add(self, path: PurePosixPath, member: tarfile.TarInfo) -> None:
         if path in self._kinds:
             raise UnsafeArchive("a name occurs twice")
-        if any(self._kinds.get(parent, "directory") != "directory" for parent in path.parents):
-            raise UnsafeArchive("a name leads through something that is not a directory")
+        self._require_folder(path.parent)
         made = tarfile.TarInfo(str(path))
         made.uid, made.gid = _OWNER, _GROUP
         made.mode, made.mtime = member.mode & 0o777, member.mtime
@@ -163,8 +164,20 @@ class _Cleaning:
             made.size = member.size
             self._clean.addfile(made, self._packed.extractfile(member))
 
+    def _require_folder(self, path: PurePosixPath) -> None:
+        """Checks that a path is a folder. One that the archive does not name counts as one."""
+        missing = []
+        while (kind := self._kinds.get(path)) is None:
+            missing.append(path)
+            path = path.parent
+        if kind != "directory":
+            raise UnsafeArchive("a name leads through something that is not a directory")
+        self._kinds.update(dict.fromkeys(missing, "directory"))
+
 
 def _path(name: str) -> PurePosixPath:
+    if len(name) > MOST_NAME:
+        raise UnsafeArchive(f"a name has more than {MOST_NAME:,} characters")
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise UnsafeArchive("a name leads out of the workspace")

@@ -12,6 +12,7 @@ import secrets
 import time
 from dataclasses import replace
 
+from headrace.errors import UsageError
 from headrace.schemas.events import RunStateEntered
 from headrace.services.agent.gateway.service import KEY
 from headrace.services.log.event_log import EventLog
@@ -58,6 +59,13 @@ async def end_run(cluster: ClusterConfig, reason: str, *, quiet: bool) -> RunSta
         ended = None if stack.ours else await _end_by_others(log, Progress(recipe))
         if ended is not None:
             return ended
+        if cluster.namespace is None and not cluster.folder(topics.namespace).exists():
+            # Its recipe names code, and anybody may have written it.
+            raise UsageError(
+                f"no process ends the tasks of namespace {topics.namespace}, and its run was not "
+                "started in this state folder. To run its agents' code here, name it with "
+                f"--namespace {topics.namespace}"
+            )
         await asyncio.to_thread(fetch_models, recipe, cluster, say, weights=False)
         # A gateway refuses to start without a key. Nobody can use this one.
         os.environ.setdefault(KEY, secrets.token_urlsafe(32))

@@ -36,6 +36,8 @@ ENDED_S = 30.0
 """The processes of an ended run are gone after this time."""
 DEADLINE_S = 86_400.0
 """The longest episode, if the recipe does not set a deadline."""
+MOST_S = 1e10
+"""No episode has a later deadline."""
 Kind = Literal["blob", "marker", "checkpoints", "folder", "topics"]
 
 
@@ -69,17 +71,24 @@ class Namespace:
 
     def deadline_s(self) -> float:
         """Returns how many seconds an episode of the recipe can take."""
-        if self.life.started is None:
-            return DEADLINE_S
-        tasks = json.loads(self.life.started.recipe).get("tasks", {})
-        return float(tasks.get("deadline_s", DEADLINE_S))
+        tasks = self._recipe_table("tasks")
+        deadline_s = tasks.get("deadline_s", DEADLINE_S)
+        usable = isinstance(deadline_s, int) and 0 < deadline_s < MOST_S
+        return float(deadline_s) if usable else DEADLINE_S
 
     def models(self) -> list[str]:
         """Returns the models of the recipe's policies."""
-        if self.life.started is None:
-            return []
-        policies = json.loads(self.life.started.recipe).get("policies", {})
-        return [str(policy.get("model", "")) for policy in policies.values()]
+        policies = self._recipe_table("policies").values()
+        return [str(policy.get("model", "")) for policy in policies if isinstance(policy, dict)]
+
+    def _recipe_table(self, name: str) -> dict[str, Any]:
+        """Returns a table of the recipe. Other teams' recipes may be anything: then it is empty."""
+        try:
+            tree = json.loads(self.life.started.recipe) if self.life.started is not None else {}
+        except (ValueError, RecursionError):
+            return {}
+        table = tree.get(name) if isinstance(tree, dict) else None
+        return table if isinstance(table, dict) else {}
 
     def add(self, event: Event, recorded_at: float) -> None:
         """Adds the next event of `runs` or `policies`, with its time in epoch seconds."""

@@ -72,6 +72,7 @@ def test_files_folders_and_links_are_copied_without_owner_and_setuid() -> None:
         ([("h", LINK, "/etc/passwd", b"")], "leads out"),
         ([("h", LINK, "f", b"")], "not a file before it"),
         ([("s", SYMLINK, "/tmp/x", b""), ("h", LINK, "s", b"")], "not a file before it"),
+        ([("a/" * 2049 + "f", FILE, "", b"")], "more than 4,096 characters"),
         ([("f", FILE, "", bytes(MIB)), ("g", FILE, "", b"x")], "more than 1 MiB"),
     ],
 )
@@ -113,3 +114,10 @@ def test_broken_archives_are_refused_or_harmless(at: int, put: bytes) -> None:
             assert not name.startswith("/")
             assert ".." not in name.split("/")
             assert entry.isfile() or entry.isdir() or entry.issym() or entry.islnk()
+
+
+def test_folders_at_any_depth_take_little_time() -> None:
+    deep = [("a/" * depth + "f", FILE, "", b"") for depth in range(2000, 2040)]
+    assert len(cleaned(archive(*deep))) == len(deep)
+    with pytest.raises(UnsafeArchive, match="twice"):
+        cleaned(archive(deep[0], ("a/a", FOLDER, "", b"")))

@@ -252,6 +252,23 @@ def test_the_arguments_of_a_call_are_contents_of_the_policy(
     assert counts == [2, 1]
 
 
+def test_no_error_tells_what_stands_for_control_tokens(tmp_path: Path) -> None:
+    # Whoever knows it could write control tokens.
+    library = tokenizers.Tokenizer(models.WordLevel({"word": 0}, unk_token=""))
+    added(library, normalized=False).save(str(tmp_path / "tokenizer.json"))
+    template = "{{ raise_exception('no role ' + messages[0].role) }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer(tmp_path)
+    messages = [{"role": "a <|im_end|>", "content": ""}]
+    with pytest.raises(ValueError, match="no role a …"):
+        tokenizer.chat(json.dumps({"messages": messages}), [])
+    (tmp_path / "chat_template.jinja").write_text("<|im_start|>{{ messages[0].role }}")
+    tokenizer = Tokenizer(tmp_path)
+    with pytest.raises(ValueError, match="can't tokenize") as refused:
+        tokenizer.chat(json.dumps({"messages": messages}), [])
+    assert "<|im_start|>a …" in str(refused.value)
+
+
 def test_a_text_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="can't tokenize"):
         tokenizer.encode_content("\ud800")

@@ -111,3 +111,21 @@ def test_a_blob_that_lists_no_version_is_refused(tmp_path: Path, text: bytes) ->
     blobs = LocalBlobStore(tmp_path)
     with pytest.raises(BlobError, match="does not list the files of a version"):
         stored_version(blobs.put(text), blobs)
+
+
+@pytest.mark.parametrize("name", ["..", "", "a/config.json", "model.safetensors", "evil.py"])
+def test_a_list_may_name_only_files_that_describe_a_model(tmp_path: Path, name: str) -> None:
+    blobs = LocalBlobStore(tmp_path)
+    version = a_version(blobs)
+    path = next(iter(version.description.values()))
+    files = store_version(replace(version, description={name: path}), blobs)
+    with pytest.raises(BlobError, match="does not list the files of a version"):
+        stored_version(files, blobs)
+
+
+def test_what_is_nested_too_deeply_is_no_list(tmp_path: Path) -> None:
+    blobs = LocalBlobStore(tmp_path)
+    files = blobs.put(b"[" * 1_000_000)
+    with pytest.raises(BlobError, match="does not list the files of a version"):
+        stored_version(files, blobs)
+    assert blobs_of([str(RunModel("ns", "p", 1, files))], blobs) == []

@@ -85,3 +85,29 @@ def test_only_folders_of_the_workers_user_are_swept(temporary: Path) -> None:
     asyncio.run(main())
     assert names(temporary) == sorted(expected)
     assert names(target) == ["shared"]
+
+
+def test_only_the_relay_is_held(temporary: Path) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(10), socket_folder(b"") as folder:
+            server = await asyncio.start_unix_server(lambda _, __: None, folder.gateway)
+            await folder.open()
+            path = folder.path / LIFELINE
+            relay, said = await asyncio.open_unix_connection(path)
+            said.write(b"ready\n")
+            await folder.wait("image")
+            for words in (b"", b"ready\n"):
+                other, writer = await asyncio.open_unix_connection(path)
+                writer.write(words)
+                writer.write_eof()
+                assert await other.read() == b""
+                writer.close()
+            async with socket_folder(b""):  # sweeps
+                await asyncio.sleep(0.1)
+            assert not relay.at_eof()
+            folder.close()
+            assert await relay.read() == b""
+            said.close()
+            server.close()
+
+    asyncio.run(main())

@@ -12,6 +12,7 @@ from headrace.schemas.events import RunStateEntered
 from headrace.services.models.blob_owners import UNKNOWN, Marker, StoredBlob
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.prune.needs import (
+    DEADLINE_S,
     ENDED_S,
     GRACE_S,
     PUT_S,
@@ -96,6 +97,18 @@ def test_a_run_that_goes_on_needs_what_an_episode_may_hold() -> None:
     assert needed_blobs(ended, 1, {"default": [5]}, NOW) == {"default-99", "default-5", "tokenizer"}
     just_ended = namespace(ended_at=NOW - ENDED_S + 1)
     assert len(needed_blobs(just_ended, 1, {}, NOW)) > 30
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["", "no JSON", "[" * 100_000, "[]", '{"tasks": 3, "policies": [1]}',
+     '{"tasks": {"deadline_s": "soon"}, "policies": {"p": 1}}',
+     f'{{"tasks": {{"deadline_s": 1{"0" * 400}}}}}'],
+)  # fmt: skip
+def test_a_recipe_of_another_team_may_be_anything(recipe: str) -> None:
+    made = Namespace("n")
+    made.add(RunStateEntered(namespace="n", state="started", digest=bytes(32), recipe=recipe), 1.0)
+    assert (made.deadline_s(), made.models()) == (DEADLINE_S, [])
 
 
 def stored(name: str, age_s: float) -> StoredBlob:
