@@ -33,12 +33,18 @@ def load_model(folder: Path, seed: int) -> Any:
         if any(folder.glob("*.safetensors")):
             read: Any = AutoModelForCausalLM.from_pretrained
             model, found = read(
-                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+                folder,
+                dtype=torch.float32,
+                local_files_only=True,
+                output_loading_info=True,
+                trust_remote_code=False,
             )
             if missing := sorted(found["missing_keys"]):
                 raise ValueError(f"its weights lack {', '.join(missing[:3])}")
             return model
-        configuration = AutoConfig.from_pretrained(folder, local_files_only=True)
+        configuration = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         make: Any = AutoModelForCausalLM.from_config
         return make(configuration, dtype=torch.float32)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

@@ -38,7 +38,7 @@ def pick_device(name: str) -> torch.device:
 def read_config(model: Path) -> Any:
     """Reads a model's configuration. Raises UsageError if its folder has no usable config.json."""
     try:
-        return AutoConfig.from_pretrained(model, local_files_only=True)
+        return AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"{model} has no usable config.json: {error}") from error
 

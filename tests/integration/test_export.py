@@ -149,6 +149,7 @@ def check_formula(peft: Path, merged: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(merged[name], tensor, atol=1e-7, rtol=0)
 
 
+@pytest.mark.long
 def test_a_run_starts_from_a_version_of_another_run(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:

@@ -171,7 +171,7 @@ def test_an_image_is_pulled_by_its_digest_and_pulled_again_if_it_is_removed(
             name = f"{where}/{registry.IMAGE}@{registry.digest()}"
             await images.pin(made, name)
             assert images[name].source == name
-            docker(engine, "rmi", name)
+            docker(engine, "rmi", "--force", images[name].digest)  # under all of its names
             # The image has no program, so its container ends at once.
             body = container(Limits(), images[name].digest, {}, 60)
             await images.create(made, "test-pulled-again", body)

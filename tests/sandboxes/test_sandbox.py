@@ -67,7 +67,7 @@ def test_limits_end_a_command_and_not_its_sandbox(engine: str) -> None:
         assert len(flood.text) < 17 * 1024
         big = await environment.step("python3 -c 'bytearray(10**9)'")
         assert big.data["exit_code"] == 137
-        assert "fork" in (await environment.step("b(){ b|b& };b")).text
+        assert "fork" in (await environment.step("b(){ b|b& };b; sleep 1; true")).text
         full = await environment.step(
             "dd if=/dev/zero of=/workspace/f bs=1M count=100; rm -f /workspace/f"
         )

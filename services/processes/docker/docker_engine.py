@@ -183,9 +183,14 @@ class DockerEngine:
 
         The memory is without files that the kernel may drop from its cache.
         """
-        found = await self._call(
-            f"measure {name}", lambda client: client.stats(name, stream=False, one_shot=True)
-        )
+
+        def measure(client: APIClient) -> Any:
+            try:
+                return client.stats(name, stream=False, one_shot=True)
+            except ValueError as error:  # no JSON: the container is being removed
+                raise NotThere("sandbox_lost", f"container {name} is gone") from error
+
+        found = await self._call(f"measure {name}", measure)
         memory = found.get("memory_stats", {})
         details = memory.get("stats", {})
         cached = details.get("total_inactive_file", details.get("inactive_file", 0))

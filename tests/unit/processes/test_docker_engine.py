@@ -25,6 +25,7 @@ from tests.unit.processes.docker_fake import (
     hangs,
     on,
     says,
+    streams,
     until,
 )
 
@@ -233,3 +234,12 @@ def test_a_call_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
             assert made.asked == [VERSION, "GET /info"]
 
     asyncio.run(main())
+
+
+def test_measuring_what_is_being_removed_says_that_it_is_gone(tmp_path: Path) -> None:
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(NotThere, match="container c is gone"):
+            await engine.usage("c")
+
+    empty = streams(b"", head=b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    on(tmp_path, {"GET /containers/c/stats": empty}, test)
