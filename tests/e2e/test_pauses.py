@@ -21,7 +21,7 @@ from tests.checker import check_namespace
 from tests.e2e import harness
 
 RECIPE = harness.RECIPES / "frozen-lake.toml"
-SETTINGS = ("--set", "stop.versions=40", "--set", "policies.default.training.checkpoint_every=4")
+SETTINGS = ("--set", "stop.versions=120", "--set", "policies.default.training.checkpoint_every=4")
 HEADRACE = (sys.executable, "-m", "headrace")
 PAUSES = 20
 LATEST_S = 25.0
@@ -73,7 +73,7 @@ def test_a_run_that_is_paused_at_any_moment_continues(state: Path) -> None:
             capture_output=True, text=True, timeout=RUN_S, check=True,
         )  # fmt: skip
         rows = json.loads(replayed.stdout)["versions"]
-        assert len(rows) > 40
+        assert len(rows) > 120
         assert {(row["batch"], row["same"]) for row in rows} == {("same", True)}
     finally:
         local.down(state)
