@@ -17,7 +17,7 @@ from headrace.services.inference.engine import EngineOutput, EnginePrompt, Engin
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.services.tasks.task_maker import Item
 
-logger = logging.getLogger("a.library.of.the.user")
+logger = logging.getLogger("package.of.the.user")
 
 
 def items(token: str) -> Iterator[Item]:

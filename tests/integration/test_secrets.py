@@ -101,7 +101,7 @@ def recipe(files: Path, url: str) -> str:
         [environments.openenv]
         use = "openenv"
         options = {token.replace("TOKEN_NAME", "OPENENV_TOKEN")}, url = "{url}" }}
-        [environments.library]
+        [environments."library"]
         use = "reasoning_gym"
         options = {{ suffix = {{ env = "LIBRARY" }} }}
         [policies.default]
