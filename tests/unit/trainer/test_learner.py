@@ -258,7 +258,7 @@ def fail_halfway(one: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_single_update_that_fails_in_the_optimizer_ends_the_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There is no copy of the weights, which are half changed: they must not be published."""
+    """An update has changed half of the weights, and no copy exists: don't publish them."""
     one = learner()
     fail_halfway(one, monkeypatch)
     with pytest.raises(HeadraceError, match="continues from the newest checkpoint"):
