@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from tests.e2e import harness
 
 HEADRACE = (sys.executable, "-m", "headrace")
 RUN_S = 300.0
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Iterator[Path]:
-    """A state folder, of which nothing runs in the end."""
-    yield tmp_path
-    harness.end_all_of(tmp_path)
 
 
 @pytest.mark.long

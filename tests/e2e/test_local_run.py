@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from headrace.infra import local
 from headrace.infra.local import stack_record as record
@@ -22,13 +19,6 @@ RECIPE = harness.RECIPES / "frozen-lake.toml"
 NAMESPACE = "frozen-lake"
 TOPICS = Topics(NAMESPACE, ("default",), 4)
 RUN_S = 120.0
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Iterator[Path]:
-    """A state folder, of which nothing runs in the end."""
-    yield tmp_path
-    harness.end_all_of(tmp_path)
 
 
 def bootstrap_servers(state: Path) -> str:

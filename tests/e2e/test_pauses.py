@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,6 @@ PAUSES = 20
 LATEST_S = 25.0
 """Most seconds from its first line to Ctrl-C. The first training step takes about 15 s."""
 RUN_S = 300.0
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Iterator[Path]:
-    """A state folder, of which nothing runs in the end."""
-    yield tmp_path
-    harness.end_all_of(tmp_path)
 
 
 @pytest.mark.long
