@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import http.client
 import json
 import os
 import random
@@ -170,10 +171,13 @@ class Sampler:
 
     def _read_metrics(self) -> None:
         for port in range(self._port, self._port + PROCESSES):
-            with suppress(OSError):
+            with suppress(OSError, http.client.HTTPException):
                 url = f"http://127.0.0.1:{port}/metrics"
                 with urllib.request.urlopen(url, timeout=1) as answer:
-                    self.metrics[port] = answer.read().decode()
+                    text = answer.read().decode()
+                    # An answer that ends within its headers, as its process does, has no length.
+                    if "Content-Length" in answer.headers:
+                        self.metrics[port] = text
 
 
 def free_ports() -> int:
