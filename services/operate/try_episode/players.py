@@ -32,12 +32,30 @@ async def open_player(recipe: Recipe, by: str, scratch: str) -> Player:
     if by == "model":
         served = await _with_models(recipe, Path(scratch))
         return lambda request: _complete(served, request)
-    served = {
+    served = _without_models(recipe)
+    texts = _chosen(recipe) if by == "random" else _entered
+    return lambda request: _dictated(served, request, texts)
+
+
+def scripted_player(recipe: Recipe, answer: Callable[[str], str]) -> Player:
+    """Returns a player that answers with a function from a prompt's new text to the answer.
+
+    The player raises UsageError if the policy can't give an answer of the function.
+    """
+    served = _without_models(recipe)
+
+    async def choose(request: GenerationRequested) -> str:
+        return answer(request.chat or request.text)
+
+    return lambda request: _dictated(served, request, choose, _refuse)
+
+
+def _without_models(recipe: Recipe) -> dict[str, ServedPolicy]:
+    """Serves every policy with answers that it is given."""
+    return {
         name: _serve(policy.model, name, _without_weights(policy))
         for name, policy in recipe.policies.items()
     }
-    texts = _chosen(recipe) if by == "random" else _entered
-    return lambda request: _dictated(served, request, texts)
 
 
 async def _with_models(recipe: Recipe, scratch: Path) -> dict[str, ServedPolicy]:
@@ -67,6 +85,7 @@ async def _dictated(
     served: dict[str, ServedPolicy],
     request: GenerationRequested,
     texts: Callable[[GenerationRequested], Awaitable[str | None]],
+    on_impossible: Callable[[str], None] = explain,
 ) -> GenerationCompleted | None:
     """Answers with a text, as agents demonstrate, until one is possible."""
     while request.demonstration is None:
@@ -76,8 +95,12 @@ async def _dictated(
         answer = await _complete(served, request.model_copy(update={"demonstration": text}))
         if answer is None or answer.failure is None or answer.failure.code != "bad_tokens":
             return answer
-        explain(f"the policy can't answer this: {answer.failure.message}")
+        on_impossible(f"the policy can't answer this: {answer.failure.message}")
     return await _complete(served, request)
+
+
+def _refuse(message: str) -> None:
+    raise UsageError(message)
 
 
 async def _entered(request: GenerationRequested) -> str | None:
