@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
-from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.recipe.recipe import Recipe, Tasks
+from headrace.schemas.recipe.tables import PlugIn
 from headrace.services.agent.agents import BUILTIN as AGENTS
 from headrace.services.base.plugins import load
 from headrace.services.env.libraries.libraries_child import LIBRARIES
@@ -48,13 +49,16 @@ def laid_over(base: Mapping[str, Any], fragment: Mapping[str, Any]) -> dict[str,
         merged.pop("options", None)
     for key, value in fragment.items():
         below = merged.get(key)
-        tables = isinstance(value, Mapping) and isinstance(below, Mapping)
-        merged[key] = laid_over(below, value) if tables and key != "options" else value
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and key != "options":
+            merged[key] = laid_over(below, value)
+        else:
+            merged[key] = value
     return merged
 
 
 def _wrong_options(recipe: Recipe) -> Iterator[str]:
     """Yields the options that a built-in does not have."""
+    plug_ins: list[tuple[str, Tasks | PlugIn, Mapping[str, Any]]]
     plug_ins = [("tasks", recipe.tasks, DATA_SETS)]
     plug_ins += [(f"agents.{name}", agent, AGENTS) for name, agent in recipe.agents.items()]
     plug_ins += [

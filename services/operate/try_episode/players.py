@@ -18,7 +18,6 @@ from headrace.services.inference.service import make_engines
 from headrace.services.inference.serving import ServedPolicy, Slots
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
-from headrace.services.operate.chat.terminal_chat import model_of_folder
 from headrace.services.operate.options import explain
 
 Player = Callable[[GenerationRequested], Awaitable[GenerationCompleted | None]]
@@ -138,6 +137,9 @@ def _without_weights(policy: Policy) -> Engine:
 
 def _open(name: str, policy: Policy, scratch: Path) -> tuple[Policy, Weights]:
     """Returns a policy without its adapter, and the weights before its training. Blocks."""
+    # It imports torch, which takes seconds: only a model needs it.
+    from headrace.services.operate.chat.terminal_chat import model_of_folder
+
     folder = model_folder(policy.model, weights=True)
     if any(folder.glob("*.safetensors")):
         model = model_of_folder(folder, scratch)

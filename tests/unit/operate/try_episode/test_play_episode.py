@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -49,3 +51,12 @@ def test_it_works_where_a_loop_runs_already() -> None:
 def test_an_item_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(UsageError, match="--item 64: the data set 'count' has fewer items"):
         play_episode("null", lambda prompt: "a", item=64)
+
+
+def test_it_imports_no_torch() -> None:
+    script = (
+        "import sys, headrace; headrace.play_episode('quickstart', lambda prompt: 'L');"
+        "print('torch' in sys.modules)"
+    )
+    shown = subprocess.check_output([sys.executable, "-c", script], text=True)
+    assert shown.splitlines()[-1] == "False"
