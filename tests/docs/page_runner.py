@@ -18,7 +18,7 @@ from typing import IO
 from tests.docs.markdown import Block
 
 CHILD = Path(__file__).with_name("page_child.py")
-BLOCK_S = 120.0
+BLOCK_S = 300.0
 LONG_S = 900.0
 END_S = 10.0
 """Seconds that the processes of a page may take to end after SIGTERM."""

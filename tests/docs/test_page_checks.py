@@ -41,7 +41,7 @@ def test_a_right_page(parts: tuple[str, ...]) -> None:
     ("parts", "problem"),
     [
         (("sh run=never reason=elsewhere", "ls\nheadrace rn"), "line 2: headrace rn: No such"),
-        (("sh run=never reason=long", "headrace down"), "would change the stack that the pages"),
+        (("sh run=never reason=long", "headrace down"), "would end the stack that the pages"),
         (("sh", "headrace run 'x"), "a quotation has no end"),
         (("python", "def f(:"), "line 2: invalid syntax"),
         (("python", "import not_installed"), "No module named 'not_installed'"),
