@@ -164,8 +164,11 @@ def test_a_record_too_large_and_an_unknown_topic_are_refused(kafka: str, namespa
         [partition] = await topic(broker, namespace)
         with pytest.raises(HeadraceError, match="9000000 bytes"):
             await broker.send(Outgoing(partition.topic, b"k", bytes(9_000_000)))
+        soon = {"topic.metadata.propagation.max.ms": "500"}
+        hasty = KafkaBroker(KafkaSettings(kafka, "test", soon))
         with pytest.raises(DependencyError, match="apply the recipe"):
-            await broker.send(Outgoing(f"{namespace}.absent", b"k", b"v"))
+            await hasty.send(Outgoing(f"{namespace}.absent", b"k", b"v"))
+        await hasty.close()
         await broker.close()
 
     drive(main)

@@ -19,7 +19,10 @@ from headrace.infra import local
 from headrace.schemas.topics import DEAD_LETTERS, INSTANCES, MAX_RECORD_BYTES, TOPICS
 from headrace.schemas.topics import Topic as TopicRow
 
-RECIPE = ("quickstart", "--set", "stop.versions=3", "--set", "stop.reward=9")
+RECIPE = (
+    *("quickstart", "--set", "stop.versions=3", "--set", "stop.reward=9"),
+    *("--set", "policies.default.batches.groups=1"),
+)
 UNKNOWN_ID = b"\x00\x7f\xff\xff\xff"
 GARBAGE = {
     "bytes": b"\xffgarbage",
