@@ -66,9 +66,14 @@ class Bench:
 
 @asynccontextmanager
 async def a_bench(
-    log: Log, namespace: str, *, partitions: int = 1, clients: int = 1
+    log: Log,
+    namespace: str,
+    *,
+    partitions: int = 1,
+    clients: int = 1,
+    session_s: float = SESSION_S,
 ) -> AsyncIterator[Bench]:
-    brokers = [log.client(f"client-{number}") for number in range(clients)]
+    brokers = [log.client(f"client-{number}", session_s) for number in range(clients)]
     bench = Bench(log, brokers, f"{namespace}.topic", f"{namespace}.{GROUP}")
     try:
         await bench.broker.create_topics({bench.topic: (partitions, {})})
@@ -575,7 +580,7 @@ def test_a_hand_over_waits_for_the_last_words_and_keeps_them(log: Log, namespace
 
 def test_closing_a_subscription_hands_over_at_once(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_bench(log, namespace, partitions=2, clients=2) as bench:
+        async with a_bench(log, namespace, partitions=2, clients=2, session_s=60) as bench:
             every = [bench.at(0), bench.at(1)]
             one = bench.subscribe(last_words=dict.fromkeys(every, Committed(0, "bye")))
             await one.until(lambda: len(one.held) == 2)
@@ -586,9 +591,7 @@ def test_closing_a_subscription_hands_over_at_once(log: Log, namespace: str) -> 
                 every, Committed(0, "bye")
             )
             other = bench.subscribe(bench.brokers[1])
-            await other.until(
-                lambda: len(other.held) == 2, SESSION_S
-            )  # It left: none is waited for.
+            await other.until(lambda: len(other.held) == 2)  # It left: none is waited for.
             with pytest.raises(DependencyError):
                 await one.subscription.read()
             await other.close()

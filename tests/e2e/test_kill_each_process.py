@@ -41,9 +41,9 @@ async def kill_and_see_them_replaced(
     for victim in victims.values():
         victim.kill()
     for service in services:
-        first = await watch.first_by(service, before, RUN_S)
+        first = await watch.first_by(service, before)
         print(f"{service:<17} replaced {first.at - killed_at:5.1f} s")
-    await watch.more("policies", 1, RUN_S)
+    await watch.more("policies", 1)
     print(f"{'':<17} version  {time.time() - killed_at:5.1f} s")
 
 

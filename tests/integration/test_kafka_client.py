@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.errors import DependencyError, HeadraceError, RecordsLost, UsageError
 from headrace.infra import local
 from headrace.infra.local.detached import ProcessId, free_port, wait_for_exit
+from headrace.services.kafka import admin
 from headrace.services.kafka.broker import (
     Committed,
     End,
@@ -80,8 +81,10 @@ class Member:
 
 
 def test_ends_wait_for_a_broker_that_does_not_know_its_partition_yet(
-    kafka: str, namespace: str
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(admin, "UNKNOWN_S", LIMIT_S)
+
     async def main() -> None:
         broker = KafkaBroker(KafkaSettings(kafka, "test"))
         try:
