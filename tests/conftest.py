@@ -12,7 +12,6 @@ import pytest
 from hypothesis import settings
 
 from headrace.infra import local
-from headrace.infra.local.detached import free_port
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None)
@@ -23,7 +22,7 @@ settings.load_profile("untimed")
 def local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.LocalStack]:
     """A real Kafka and a real registry on free ports. They end with the session, killed or not."""
     state = tmp_path_factory.mktemp("stack")
-    yield local.up(state, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid())
+    yield local.up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
     local.down(state, wipe=True)
 
 

@@ -373,9 +373,7 @@ def kill(pid: int) -> None:
 @pytest.fixture
 def own_stack(tmp_path: Path) -> Iterator[local.LocalStack]:
     """A stack that a test may kill."""
-    yield local.up(
-        tmp_path, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
-    )
+    yield local.up(tmp_path, kafka_port=0, registry_port=0, owner_pid=os.getpid())
     local.down(tmp_path, wipe=True)
 
 
