@@ -142,6 +142,7 @@ def test_second_up_finds_the_first_and_down_leaves_only_data(state: Path) -> Non
         up(state, kafka_port=free_port())
     processes = [ProcessId.of(pid) for pid in (stack.kafka_pid, stack.registry_pid)]
     make_topic(stack, "kept")
+    assert "Unrecognized configuration" not in (state / "logs/registry.log").read_text()
 
     assert down(state)
 
