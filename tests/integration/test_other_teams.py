@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from headrace.infra import local
 from headrace.schemas.topics import DEAD_LETTERS, INSTANCES, MAX_RECORD_BYTES, TOPICS
 from headrace.schemas.topics import Topic as TopicRow
+from tests.commands import run_command
 
 RECIPE = (
     *("quickstart", "--set", "stop.versions=3", "--set", "stop.reward=9"),
@@ -33,14 +31,7 @@ GARBAGE = {
 
 
 def headrace(arguments: tuple[str, ...], environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = run_command(arguments, environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
