@@ -75,8 +75,14 @@ class Result:
     """Lengths of the episodes that were kept by the filter."""
     seconds: float = 0.0
     """Until the tasks were exhausted."""
+    parts: int = 0
+    """Groups that were trained in part."""
     undecided: int = 0
     """Tasks that no batch decided in the end."""
+    closed_s: float = 0.0
+    """When the last group was closed."""
+    decided_s: float = 0.0
+    """When the last batch was made."""
 
     def full(self, groups: int) -> float:
         return sum(size == groups for size in self.batches) / max(1, len(self.batches))
@@ -133,6 +139,8 @@ class Loop:
                 self._now = due
             else:
                 break
+        self.result.closed_s -= BEGAN_S
+        self.result.decided_s -= BEGAN_S
         self.result.undecided = self._world.tasks - len(self._decided)
         return self.result
 
@@ -181,6 +189,7 @@ class Loop:
             self._close(task)
 
     def _close(self, task: int) -> None:
+        self.result.closed_s = self._now
         kept = self._random.random() < self._world.kept
         oldest = self._oldest.pop(task)
         group = _group(task, oldest, kept, self._now)
@@ -198,7 +207,9 @@ class Loop:
             self._train()
 
     def _note(self, batch: BatchAssembled) -> None:
+        self.result.decided_s = self._now
         decided = {sample.task for sample in batch.samples}
+        self.result.parts += len(batch.samples) < len(decided) * self._samples
         if self._submitted < self._world.tasks:
             self.result.batches.append(len(decided))
             self.result.seconds = self._now - BEGAN_S

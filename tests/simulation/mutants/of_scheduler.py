@@ -62,15 +62,6 @@ OF_SCHEDULER = (
         faults=(),
     ),
     Mutant(
-        name="stale_groups_keep_their_room",
-        sentence="A closed group that is too stale gives its room back before a batch decides it.",
-        file=ROOM,
-        old="if self.staleness.behind(oldest, self.batch) > self.max_staleness:",
-        new="if False:",
-        caught_by=("I8: ",),
-        faults=(),
-    ),
-    Mutant(
         name="newest_task_first",
         sentence="Tasks are admitted in submission order.",
         file=CORE,
