@@ -42,7 +42,7 @@ from headrace.services.operate.run.run_stack import RunStack
 from headrace.services.operate.run.supervisor import Supervisor
 from headrace.services.operate.run.watch import follow_progress
 
-QUIET_END_S = 30.0
+QUIET_END_S = 60.0
 """Seconds in which no task ends, after which an ending run no longer waits for the open ones."""
 END_S = 300.0
 """Most seconds from `ending` to `ended`."""
