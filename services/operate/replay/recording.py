@@ -87,6 +87,20 @@ def trained_policies(recipe: Recipe, policy: str | None) -> list[str]:
     return names if policy is None else [policy]
 
 
+def sole_policy(namespace: str, recipe: Recipe, policy: str | None) -> str:
+    """Returns `policy`, or the only policy that the recipe of a run trains.
+
+    Raises UsageError if there is no such policy, or if it is not clear which one is meant.
+    """
+    policies = trained_policies(recipe, policy)
+    if len(policies) > 1:
+        raise UsageError(
+            f"{namespace} trained several policies: name one with --policy, of "
+            f"{', '.join(policies)}"
+        )
+    return policies[0]
+
+
 @asynccontextmanager
 async def open_recording(cluster: ClusterConfig, progress: Progress) -> AsyncIterator[Recording]:
     """Opens the run in the cluster's namespace, or else the newest run that is not a replay."""
@@ -99,7 +113,13 @@ async def open_recording(cluster: ClusterConfig, progress: Progress) -> AsyncIte
 
 
 def _is_original(life: RunLife) -> bool:
-    return life.started is not None and not life.started.reason.startswith(REPLAY_OF)
+    return life.started is not None and replayed_run(life) is None
+
+
+def replayed_run(life: RunLife) -> str | None:
+    """Returns the namespace of the run that this run replays, or None if it is not a replay."""
+    reason = "" if life.started is None else life.started.reason
+    return reason.removeprefix(REPLAY_OF) if reason.startswith(REPLAY_OF) else None
 
 
 def change_recorded(

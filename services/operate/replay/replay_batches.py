@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from headrace.errors import RecordsLost, UsageError
 from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
-from headrace.schemas.topics import BATCHES, GROUPS, POLICIES
+from headrace.schemas.topics import BATCHES, GROUPS
 from headrace.services.kafka.broker import Outgoing, Position, Record
 from headrace.services.log.event_log import EventLog
+from headrace.services.operate.find_versions import read_versions
 from headrace.services.operate.replay.rebuilder import Rebuilder
 from headrace.services.operate.replay.recording import (
     KeptRecords,
@@ -27,7 +28,7 @@ from headrace.services.operate.replay.recording import (
     read_results,
     read_topic,
     reading_recorded,
-    trained_policies,
+    sole_policy,
 )
 from headrace.services.operate.replay.replay_training import ended_after, train
 from headrace.stream_jobs.groups import GroupAssembler
@@ -78,14 +79,8 @@ async def replay_batches(
     `policy` may be None if the recipe trains only one. Raises UsageError if it is not clear what
     to train, and RecordsLost if retention has removed what is needed.
     """
-    policies = trained_policies(recording.recipe, policy)
-    if len(policies) > 1:
-        raise UsageError(
-            f"{recording.namespace} trained several policies: name one with --policy, of "
-            f"{', '.join(policies)}"
-        )
-    policy = policies[0]
-    published = await _publications(recording.log, policy)
+    policy = sole_policy(recording.namespace, recording.recipe, policy)
+    published = await read_versions(recording.log, policy)
     batches = await _find_batches(recording.log, policy)
     last = _last_version(recording.namespace, policy, published, batches, until)
     batches = batches[:last]
@@ -104,23 +99,6 @@ async def replay_batches(
         for version in await train(recording, log, recipe, policy, until=last, skipped=skipped):
             versions[version.version].replayed = version
     return BatchesReplayed(log.topics.namespace, policy, versions)
-
-
-async def _publications(log: EventLog, policy: str) -> dict[int, PolicyPublished]:
-    """Reads the policy's versions. The last record of a version counts.
-
-    A version that was skipped once stays skipped.
-    """
-    found: dict[int, PolicyPublished] = {}
-    async with aclosing(read_topic(log, POLICIES)) as deliveries:
-        async for delivery in deliveries:
-            one = delivery.event
-            if one.policy == policy:
-                before = found.get(one.version)
-                if before is not None and before.status == "skipped":
-                    one = one.model_copy(update={"status": "skipped"})
-                found[one.version] = one
-    return found
 
 
 async def _find_batches(log: EventLog, policy: str) -> list[BatchLocation]:
