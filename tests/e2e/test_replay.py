@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -227,8 +228,7 @@ def test_the_notebook_reads_a_run(recorded: Recorded, tmp_path: Path) -> None:
     )
     printed = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
     assert "recipe frozen-lake:" in printed
-    assert "-> 'R'" in printed, "the policy's moves"
-    assert "version 0" in printed
+    assert re.search(r"'\w' -> '[LDRU]'\n  id \d+ +logprob +-?\d+\.\d+  version \d", printed)
     pictures = [output for cell in cells for output in cell.outputs if "data" in output]
     assert sum("image/png" in picture.data for picture in pictures) == 3
 
