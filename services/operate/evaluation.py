@@ -112,9 +112,9 @@ class EvaluationResult:
     def minus(self, other: EvaluationResult) -> Estimate | None:
         """Returns this avg@k minus another one, over the tasks that both have measured.
 
-        The differences are taken within each task, because hard and easy items then cancel out and
-        the interval becomes narrower. Tasks are the same if their source and their id are. None if
-        there is no such task.
+        The differences are taken within each task. Hard and easy tasks then cancel out, which
+        usually makes the interval narrower. Tasks are the same if their source and their id are.
+        None if there is no such task.
         """
         differences = [
             fmean(rewards) - fmean(other.rewards[task])

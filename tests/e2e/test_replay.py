@@ -219,6 +219,20 @@ def test_a_replay_is_compared_with_its_run(recorded: Recorded, rloo: Any) -> Non
     assert f"{rloo['namespace']} has no replay to compare with" in none
 
 
+@pytest.mark.long
+def test_a_comparison_evaluates_the_run_and_its_replay(recorded: Recorded, rloo: Any) -> None:
+    compared = recorded.headrace("compare", rloo["namespace"], "--evaluate")
+    first, replay = (run["evaluation"] for run in compared["runs"])
+    versions = [{one["version"] for one in run["versions"]} for run in compared["runs"]]
+    assert first["version"] == replay["version"] == max(versions[0] & versions[1])
+    whole = {"items": 64, "samples": 8, "failed": 0}
+    assert all({name: one[name] for name in whole} == whole for one in (first, replay))
+    difference = replay["avg"]["value"] - first["avg"]["value"]
+    assert replay["minus_first"]["value"] == pytest.approx(difference), "the same tasks"
+    assert first["minus_first"] is None
+    assert not any("lets both policies play" in note for note in compared["notes"])
+
+
 def test_the_notebook_reads_a_run(recorded: Recorded, tmp_path: Path) -> None:
     cluster = recorded.cluster
     assert cluster.bootstrap_servers is not None
