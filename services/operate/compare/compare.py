@@ -14,9 +14,10 @@ from headrace.services.namespace.lookup import find_namespace
 from headrace.services.namespace.run_life import RunLife, differing_keys
 from headrace.services.operate.compare.comparison import ComparedRun, Comparison
 from headrace.services.operate.evaluate.evaluate import evaluate_versions
-from headrace.services.operate.find_versions import find_versions, pick, read_versions
+from headrace.services.operate.find_versions import Versions, find_versions, pick, read_versions
 from headrace.services.operate.replay.recording import IGNORED, replayed_run, sole_policy
 from headrace.services.operate.run.run_stack import running_stack
+from headrace.services.operate.run_versions import RunVersion
 
 NOT_COMPARED = (*IGNORED, "reads_from")
 """Sections of a recipe that are not listed as changes. A replay always has other `reads_from`."""
@@ -52,18 +53,29 @@ async def compare(
             raise UsageError(
                 f"--evaluate: these runs have no version of policy {name} in common yet"
             )
-        # A replay has only the policies that it trains. It plays with the first run's others.
         clusters = [replace(located, namespace=run.namespace) for run in runs]
-        beside = await find_versions(clusters[0], None, say)
+        newest = await find_versions(clusters[0], None, say)
         versions = [await find_versions(one, version, say) for one in clusters]
-    partners = {one: pick(beside, one, None) for one in beside if one != name}
-    for run, mine in zip(runs, versions, strict=True):
+    for run, found_versions in zip(runs, versions, strict=True):
         say(f"evaluating version {version} of {run.namespace}")
-        chosen = {**partners, name: pick(mine, name, version)}
-        measured = await evaluate_versions(first, located.open_blobs(None), chosen, quiet=False)
+        players = choose_players(newest, found_versions, name, version)
+        measured = await evaluate_versions(first, located.open_blobs(None), players, quiet=False)
         for one in measured.of(name).values():
             comparison.evaluations[run.namespace] = one
     return comparison
+
+
+def choose_players(
+    newest: Versions, found: Versions, policy: str, version: int
+) -> dict[str, RunVersion]:
+    """Returns the versions that play in an evaluation of `policy` at `version`, by policy.
+
+    `found` are the versions of the run that is evaluated. All other policies are those of the first
+    run, `newest`: a replay has published only what it trains, and runs that are compared must play
+    beside the same policies. Raises UsageError if one of them is absent.
+    """
+    others = {name: pick(newest, name, None) for name in newest if name != policy}
+    return {**others, policy: pick(found, policy, version)}
 
 
 async def _find_runs(
