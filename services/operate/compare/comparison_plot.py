@@ -69,7 +69,7 @@ def _draw_metric(axes: Axes, comparison: Comparison, metric: str) -> None:
     title = f"{metric} of recorded episodes" if metric == "reward_mean" and replays else metric
     axes.set_title(title, fontsize="medium")
     axes.set_xlabel("version", fontsize="small")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     for number, run in enumerate(comparison.runs):
         points = [
             (version, one.metrics[metric])

@@ -19,7 +19,9 @@ from headrace.services.operate.evaluation import EvaluationResult
 RLOO = "policies.default.groups.advantage: 'grpo' -> 'rloo'"
 
 
-def version(number: int, weights: str = "", status: str = "trained", **metrics: float) -> object:
+def version(
+    number: int, weights: str = "", status: str = "trained", **metrics: float
+) -> PolicyPublished:
     return PolicyPublished.model_validate(
         {
             "policy": "default",
@@ -33,11 +35,12 @@ def version(number: int, weights: str = "", status: str = "trained", **metrics: 
 
 
 def a_run(
-    name: str, *versions: object, replay_of: str | None = None, changes: tuple[str, ...] = ()
+    name: str,
+    *versions: PolicyPublished,
+    replay_of: str | None = None,
+    changes: tuple[str, ...] = (),
 ) -> ComparedRun:
-    found = {one.version: one for one in versions if isinstance(one, PolicyPublished)}
-    assert len(found) == len(versions)
-    return ComparedRun(name, replay_of, found, changes)
+    return ComparedRun(name, replay_of, {one.version: one for one in versions}, changes)
 
 
 RECORDED = a_run(
@@ -84,7 +87,8 @@ def test_the_first_difference_is_found_among_the_versions_that_both_have() -> No
 def test_another_batch_shows_in_what_it_decides(
     changed: dict[str, float], first: int | None
 ) -> None:
-    other = a_run("other", version(2, **changed), replay_of="exp")
+    trained = version(2).model_copy(update={"metrics": changed})
+    other = a_run("other", trained, replay_of="exp")
     comparison = Comparison("default", RECORDED, [other])
     assert comparison.first_other_batch(other) == first
     skipped = a_run("other", version(2, status="skipped"), replay_of="exp")
