@@ -99,7 +99,7 @@ class Comparison:
         return other.minus(first)
 
     def differences(self, run: ComparedRun) -> list[str]:
-        """Says where a run parts from the first one."""
+        """Says where a run begins to differ from the first one."""
         common = self.common(run)
         if not common:
             return [f"has no version of policy {self.policy} that {self.first.namespace} has too"]
