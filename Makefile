@@ -11,6 +11,9 @@ SYNCED := $(VENV)/.synced
 VLLM_VENV := .venv-vllm
 VLLM_SYNCED := $(VLLM_VENV)/.synced
 
+# Processes that run tests at the same time.
+WORKERS := 2
+
 # Bytecode goes into .venv: without it every process compiles torch again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -40,11 +43,21 @@ check: $(SYNCED)  ## formatting, lint and types
 	@$(BIN)/mypy
 
 test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: under 90 s
-	@$(BIN)/pytest -n 2 -m 'not long and not vllm and not stack' tests/unit tests/contract/test_broker.py
+	@$(BIN)/pytest -n $(WORKERS) -m 'not long and not vllm and not stack' tests/unit tests/contract/test_broker.py
 
-test: check  ## the tests of every change, on a real Kafka: at most 15 min on 2 cores
-	@$(BIN)/pytest -n 2 -m 'not long and not vllm' tests/unit
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not long and not vllm' --ignore tests/unit
+# Types and the vLLM test run beside the other tests, in the time in which those wait.
+test: $(SYNCED)  ## the tests of every change, on a real Kafka: at most 15 min on 2 cores
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory -j 2 test-all test-beside
+
+.PHONY: test-all test-beside
+test-all: $(SYNCED)
+	@$(BIN)/pytest -n $(WORKERS) -m 'not long and not vllm' tests/unit
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not long and not vllm' --ignore tests/unit
+
+test-beside: $(SYNCED)
+	@$(BIN)/mypy
 ifeq ($(shell uname -s),Linux)
 	@$(MAKE) --no-print-directory test-vllm
 endif

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Weights,
         check_prompt,
     )
+    from headrace.services.operate.try_episode.play_episode import play_episode
     from headrace.services.tasks.task_maker import Item
     from headrace.stream_jobs.filters import Group
     from headrace.trainer.losses import MicroBatch
@@ -64,6 +65,7 @@ _MODULES = {
         "AdapterWeights", "Capacity", "Engine", "EngineOutput", "EnginePrompt", "EngineSetup",
         "Weights", "check_prompt",
     ),
+    "headrace.services.operate.try_episode.play_episode": ("play_episode",),
     "headrace.services.tasks.task_maker": ("Item",),
     "headrace.stream_jobs.filters": ("Group",),
     "headrace.trainer.losses": ("MicroBatch",),
@@ -111,6 +113,7 @@ __all__ = [
     "UsageError",
     "Weights",
     "check_prompt",
+    "play_episode",
 ]
 
 

@@ -17,11 +17,8 @@ from headrace.schemas.events import Event
 E = TypeVar("E", bound=Event)
 
 Kept = Literal["forever", "long", "days"]
-RETENTION_MS: dict[Kept, int] = {
-    "forever": -1,
-    "long": 90 * 86_400_000,
-    "days": 7 * 86_400_000,
-}
+DAY_MS = 86_400_000
+RETENTION_MS: dict[Kept, int] = {"forever": -1, "long": 90 * DAY_MS, "days": 7 * DAY_MS}
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Maximum size of a record's value in bytes. Larger things belong into the blob store."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")

@@ -32,7 +32,7 @@ class Group:
 
 
 Filter = Callable[[Group], str | None]
-"""Returns the reason to drop a group, in snake_case, or None to keep it."""
+"""Returns None to keep a group, or the reason to drop it: snake_case, at most 64 characters."""
 
 FILTERS = {"zero_advantage": f"{__name__}:zero_advantage"}
 """The built-in filters by the recipe's name."""

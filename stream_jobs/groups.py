@@ -13,6 +13,7 @@ the log; nothing here uses it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -43,6 +44,7 @@ DEMONSTRATED_ADVANTAGE = 1.0
 EVALUATE = "evaluate"
 """The reason to drop every group of a task whose purpose is evaluation."""
 FLOAT32_MAX = 3.4028234663852886e38
+REASON = re.compile("[a-z][a-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class GroupAssembler:
 
         `recorded_at_ms` is when the log recorded `ended`, in milliseconds since the epoch. With it,
         reading the task again gives the same groups. Raises HeadraceError if a custom estimator
-        returns a wrong number of values, or values that are not finite.
+        returns a wrong number of values, or values that are not finite, or a custom filter returns
+        what is not a reason.
         """
         return [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
 
@@ -86,7 +89,9 @@ class _Scorer:
         self._policy = policy
         self._estimator = settings.advantage
         self._advantage: Advantage = load("advantage", settings.advantage, ADVANTAGES)
-        self._filters: list[Filter] = [load("filter", use, FILTERS) for use in settings.filters]
+        self._filters: list[tuple[str, Filter]] = [
+            (use, load("filter", use, FILTERS)) for use in settings.filters
+        ]
 
     def close(self, ended: TaskEnded, recorded_at_ms: int) -> GroupClosed:
         return GroupClosed(
@@ -138,7 +143,7 @@ class _Scorer:
         if sampled:
             group = self._group(ended, sampled)
             fields = {"mean": group.mean, "deviation": group.deviation}
-            filtered = next((why for drop in self._filters if (why := drop(group))), None)
+            filtered = self._filter(group)
             if filtered is None:
                 samples += map(_group_sample, sampled, group.advantages)
             elif samples:
@@ -151,6 +156,19 @@ class _Scorer:
             return {"verdict": "dropped", "reason": reason, **fields}
         samples.sort(key=lambda one: one.sample)
         return {"verdict": "scored", "samples": tuple(samples), **fields}
+
+    def _filter(self, group: Group) -> str | None:
+        for name, drop in self._filters:
+            reason = drop(group)
+            if reason is None:
+                continue
+            if not isinstance(reason, str) or REASON.fullmatch(reason) is None:
+                raise HeadraceError(
+                    f"filter {name!r} returned {reason!r} for task {group.task}. Make it return "
+                    "None to keep a group, or the reason to drop it in snake_case"
+                )
+            return reason
+        return None
 
     def _group(self, ended: TaskEnded, sampled: Sequence[_CountedSample]) -> Group:
         rewards = tuple(sample.reward for sample in sampled)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from headrace.infra import local
-from headrace.infra.local.detached import free_port
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None)
@@ -21,7 +22,7 @@ settings.load_profile("untimed")
 def local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.LocalStack]:
     """A real Kafka and a real registry on free ports. They end with the session, killed or not."""
     state = tmp_path_factory.mktemp("stack")
-    yield local.up(state, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid())
+    yield local.up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
     local.down(state, wipe=True)
 
 
@@ -43,8 +44,25 @@ def namespace() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what needs a real broker, so that `make test-fast` can leave it out."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Marks what needs a real broker, so that `make test-fast` can leave it out, and sorts."""
     for item in items:
         if "local_stack" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.stack)
+    yield
+    items[:] = by_turns(items)
+
+
+def by_turns(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Alternates files of whole runs, which keep all processors busy, and others, which wait.
+
+    Workers take one file after the other, so they have one of each more often than two of a kind.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    runs = [file for path, file in files.items() if path.parent.name in ("e2e", "integration")]
+    others = [file for file in files.values() if file not in runs]
+    turns = zip_longest(runs, others, fillvalue=())
+    return [item for turn in turns for file in turn for item in file]

@@ -31,6 +31,8 @@ _SETTINGS = {
     "apicurio.datasource.jdbc.initial-size": "1",
     "apicurio.datasource.jdbc.min-size": "1",
     "apicurio.datasource.jdbc.max-size": "8",
+    # The default of 5 s is too short for a start on a busy machine, and ends the registry.
+    "quarkus.datasource.h2.jdbc.acquisition-timeout": "60S",
     # The default is to look for changed log levels every second.
     "apicurio.logconfigjob.every": "1h",
 }

@@ -50,9 +50,9 @@ def up(
     """Finds the stack of `state`, or starts the servers that are missing, with their old data.
 
     `on_progress` receives one line at a time, from several threads. If a port is None, the server
-    uses the port that it had, else the usual one (9092, 8081), else a free one. A stack that this
-    call starts ends when the process `owner_pid` ends, even if that is killed. A stack that already
-    runs keeps its owner.
+    uses the port that it had, else the usual one (9092, 8081), else a free one; 0 leaves the usual
+    one out. A stack that this call starts ends when the process `owner_pid` ends, even if that is
+    killed. A stack that already runs keeps its owner.
 
     Raises UsageError if a given port is taken or the extra `local` is not installed,
     DependencyError if jars can't be fetched or a server does not start, Cancelled once

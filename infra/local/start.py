@@ -26,6 +26,7 @@ _READY_BOUND_S = 120.0  # a broker that was killed first reads its newest segmen
 _READY_POLL_S = 0.02
 _CANCEL_POLL_S = 0.05
 _PORT_ATTEMPTS = 3
+_PORT_TAKEN = b"Address already in use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class Start:
     def _start(self, name: record.ServerName) -> None:
         """Fetches and starts one server, and waits until it serves.
 
-        If another process takes its port meanwhile, it tries another port.
+        If another process takes a port meanwhile, it tries another port.
         """
         kind = KINDS[name]
         found = kind.fetch(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
@@ -205,10 +206,11 @@ class Start:
             try:
                 self._wait_until_ready(kind, server, log)
             except DependencyError:
-                taken = not process.alive and not processes.port_is_free(port)
-                if taken and fixed is None and attempt < _PORT_ATTEMPTS:
-                    continue
-                raise
+                lost = not process.alive and _lost_port(log, port)
+                movable = fixed is None or processes.port_is_free(fixed)
+                if not (lost and movable) or attempt == _PORT_ATTEMPTS:
+                    raise
+                continue
             self._put(name, replace(server, ready=True))
             return
 
@@ -217,7 +219,7 @@ class Start:
         last = self.stack.servers.get(name)
         if self.asked[name] is None and last and last.ready and any(map(self._serves, KINDS)):
             return last.port
-        return self.asked[name]
+        return self.asked[name] or None
 
     def _choose_port(self, name: record.ServerName, fixed: int | None) -> int:
         if fixed is not None:
@@ -228,7 +230,8 @@ class Start:
                 )
             return fixed
         last = self.stack.servers.get(name)
-        for port in (*([last.port] if last else []), KINDS[name].usual_port):
+        usual = [] if self.asked[name] == 0 else [KINDS[name].usual_port]
+        for port in (*([last.port] if last else []), *usual):
             if processes.port_is_free(port):
                 return port
         return processes.free_port()
@@ -244,3 +247,8 @@ class Start:
                 )
             if self.cancelled.wait(_READY_POLL_S):
                 raise Cancelled
+
+
+def _lost_port(log: Path, port: int) -> bool:
+    """Returns whether a server ended because `port`, or the port of its controller, is taken."""
+    return not processes.port_is_free(port) or _PORT_TAKEN in log.read_bytes()

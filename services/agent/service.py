@@ -68,4 +68,9 @@ async def run(
         count_deaths=True,
         stopping=context.stopping,
     )
-    await until_first(cancellations.follow(), worker.run())
+    try:
+        await until_first(cancellations.follow(), worker.run())
+    finally:
+        for setup in agents.values():
+            if isinstance(setup.agent, Command):
+                await setup.agent.aclose()

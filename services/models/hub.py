@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,39 +50,21 @@ def hub_folder(model: str, *, weights: bool = False) -> Path:
 
 def _snapshot(repository: str, revision: str | None, files: list[str]) -> Path:
     """Fetches the files of a repository that match, unless the cache has all of them."""
-    try:
+    model = f"model {repository}" + (f" at {revision}" if revision else "")
+    with _hub_errors(
+        f"fetch {model}",
+        refused="Check its name and its revision, or set HF_TOKEN if it is not public",
+        unreachable="The cache lacks it, too: copy the model's folder here, and give its path",
+    ):
         import huggingface_hub
-        from huggingface_hub.errors import HfHubHTTPError
-    except ImportError as error:
-        raise UsageError(
-            f"can't fetch model {repository}: pip install 'headrace[torch]', or give the path of "
-            "a model folder"
-        ) from error
-    snapshot: Any = partial(
-        huggingface_hub.snapshot_download, repository, revision=revision, allow_patterns=files
-    )
-    at = f" at {revision}" if revision else ""
-    try:
+
+        snapshot: Any = partial(
+            huggingface_hub.snapshot_download, repository, revision=revision, allow_patterns=files
+        )
         try:
             return Path(snapshot(local_files_only=True))
         except FileNotFoundError:
             return Path(snapshot())
-    except HfHubHTTPError as error:
-        if error.response.status_code not in REFUSALS:
-            raise DependencyError(
-                f"the Hugging Face Hub failed to send model {repository}{at}: {error}. Try again"
-            ) from error
-        raise UsageError(
-            f"the Hugging Face Hub has no model {repository}{at} that you may read: {error}. Check "
-            "its name, or set HF_TOKEN if it is not public"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"{repository}{at} can't be a model of the Hub: {error}") from error
-    except OSError as error:
-        raise DependencyError(
-            f"model {repository}{at} is not in the Hugging Face cache, and the Hub can't be "
-            f"reached: {error}. Copy the model's folder to this machine, and give its path"
-        ) from error
 
 
 def push_folder(folder: Path, repository: str, message: str) -> str:
@@ -89,30 +73,40 @@ def push_folder(folder: Path, repository: str, message: str) -> str:
     A repository that does not exist is created as a private one. Raises UsageError if the Hub
     refuses, and DependencyError if it can't be reached or fails.
     """
-    try:
+    with _hub_errors(
+        f"push {repository}",
+        refused="Check its name, and set HF_TOKEN to a token that may write",
+        unreachable="Check that HF_TOKEN is set",
+    ):
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError
-    except ImportError as error:
-        raise UsageError(f"can't push {repository}: pip install 'headrace[torch]'") from error
-    try:
+
         api = HfApi()
         created = api.create_repo(repository, private=True, exist_ok=True)
         api.upload_folder(repo_id=created.repo_id, folder_path=folder, commit_message=message)
         return str(created)
+
+
+@contextmanager
+def _hub_errors(what: str, refused: str, unreachable: str) -> Iterator[None]:
+    """Makes errors of the Hub's client ours: can't `what`, why, and what to do."""
+    try:
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError as error:
+        raise UsageError(f"can't {what}: pip install 'headrace[torch]'. {unreachable}") from error
+    try:
+        yield
     except HfHubHTTPError as error:
         if error.response.status_code not in REFUSALS:
             raise DependencyError(
-                f"the Hugging Face Hub failed to take {repository}: {error}. Try again"
+                f"can't {what}: the Hugging Face Hub failed: {error}. Try again"
             ) from error
         raise UsageError(
-            f"the Hugging Face Hub refuses {repository}: {error}. Check its name, and set HF_TOKEN "
-            "to a token that may write"
+            f"can't {what}: the Hugging Face Hub refuses it: {error}. {refused}"
         ) from error
     except ValueError as error:
-        raise UsageError(f"{repository} can't be a repository of the Hub: {error}") from error
+        raise UsageError(f"can't {what}: the Hub can't have it: {error}") from error
     except Exception as error:
         # The client lets errors of its HTTP library through, which differ between its versions.
         raise DependencyError(
-            f"can't push to {repository}: {error}. Check that the Hub can be reached, and that "
-            "HF_TOKEN is set"
+            f"can't {what}: the Hugging Face Hub can't be reached: {error}. {unreachable}"
         ) from error

@@ -25,7 +25,10 @@ def token_ids(folder: Path, spellings: Sequence[str]) -> list[int]:
     vocabulary |= {token["content"]: token["id"] for token in tree.get("added_tokens", ())}
     missing = [spelling for spelling in spellings if spelling not in vocabulary]
     if missing:
-        raise UsageError(f"{folder}: the tokenizer has no token {missing[0]!r}")
+        raise UsageError(
+            f"{folder}: the tokenizer has no token {missing[0]!r}. Write single tokens, as its "
+            "tokenizer.json spells them: byte-level ones spell a space as Ġ and a line feed as Ċ"
+        )
     return [vocabulary[spelling] for spelling in spellings]
 
 

@@ -24,6 +24,7 @@ from headrace.services.operate.dead_letters.command import dead_letters
 from headrace.services.operate.end.command import end
 from headrace.services.operate.evaluate.command import evaluate
 from headrace.services.operate.export.command import export
+from headrace.services.operate.new.command import new
 from headrace.services.operate.options import echo
 from headrace.services.operate.prune.command import prune
 from headrace.services.operate.recipe.command import recipe
@@ -42,6 +43,7 @@ HELP = """The event backbone for reinforcement learning of LLM agents, on Apache
 
 \b
   headrace run                        train a first policy on this machine
+  headrace new my-folder              make a folder with an environment of your own
   headrace run my-recipe.toml         run your own recipe
   headrace status                     show the status of a run
   headrace tail results               follow a topic
@@ -77,8 +79,8 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    run, check, try_episode, end, serve, up, down, apply, submit, cancel, evaluate, export, chat,
-    replay, compare,
+    new, run, check, try_episode, end, serve, up, down, apply, submit, cancel, evaluate, export,
+    chat, replay, compare,
     status, show, tail, topics, dead_letters, prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.processes import guard
@@ -21,6 +22,28 @@ class LineTooLong(Exception):
     """The child wrote a line that exceeds the limit. The rest of its output can't be read."""
 
 
+class GuardedProcess(Protocol):
+    """A guard with the pipes of its command. It is used like asyncio's `Process`."""
+
+    stdin: asyncio.StreamWriter | None
+    stdout: asyncio.StreamReader | None
+    stderr: asyncio.StreamReader | None
+
+    @property
+    def pid(self) -> int:
+        """The guard's pid."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, or None while it runs."""
+
+    async def wait(self) -> int:
+        """Returns its exit code."""
+
+    def kill(self) -> None:
+        """Kills the guard."""
+
+
 class ChildProcess:
     """A command under its guard. The one who starts it must close it.
 
@@ -28,7 +51,8 @@ class ChildProcess:
     Linux. The same happens if this process dies, or if the command ends by itself.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
+    def __init__(self, process: GuardedProcess, lifeline: int) -> None:
+        """`lifeline` is the writing end of the pipe whose end has the guard kill everything."""
         assert process.stdin is not None
         assert process.stdout is not None
         self.stdin = process.stdin
@@ -50,19 +74,20 @@ class ChildProcess:
         folder: str | None = None,
         stderr: int | None = None,
         limit: int = CHUNK_BYTES,
+        pass_fds: Sequence[int] = (),
     ) -> ChildProcess:
         """Starts a command in a session of its own. Lines of its stdout have at most `limit` bytes.
 
         `environment` replaces this process's environment. Without `stderr`, what the command writes
         to its stderr goes to that of this process, without the secrets that this process knows. A
-        command that can't be run ends with exit code 127. Raises OSError if `folder` does not
-        exist.
+        command that can't be run ends with exit code 127. The command also gets the descriptors of
+        `pass_fds`. Raises OSError if `folder` does not exist.
         """
         copied = None
         if stderr is None:
             copied, stderr = os.pipe()
         try:
-            child = await cls._start(command, environment, folder, stderr, limit)
+            child = await cls._start(command, environment, folder, stderr, limit, pass_fds)
         except BaseException:
             if copied is not None:
                 os.close(copied)
@@ -82,6 +107,7 @@ class ChildProcess:
         folder: str | None,
         stderr: int,
         limit: int,
+        pass_fds: Sequence[int],
     ) -> ChildProcess:
         ours, lifeline = os.pipe()
         try:
@@ -93,7 +119,7 @@ class ChildProcess:
                 limit=limit,
                 env=environment,
                 cwd=folder,
-                pass_fds=(ours,),
+                pass_fds=(ours, *pass_fds),
                 start_new_session=True,
             )
         except BaseException:

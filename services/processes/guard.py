@@ -28,36 +28,54 @@ def main() -> None:
     """Runs the command until it ends or the lifeline does."""
     lifeline, command = int(sys.argv[1]), sys.argv[2:]
     os.set_inheritable(lifeline, False)
+    fork_guarded(lifeline)
+    run(command)
+
+
+def fork_guarded(lifeline: int, status: int | None = None) -> None:
+    """Forks. Returns in the new process, which has a session of its own.
+
+    The old process never returns. When the new process or the lifeline ends, it kills the new
+    process and all that this started, writes the exit code to `status` as a line, and exits with
+    it.
+    """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     own = os.getpid()
     pid = os.fork()
     if pid == 0:
-        run(command, own)
-    # Only the command holds its pipes now, so the end of the pipes means its end.
+        os.setsid()
+        die_with_parent()
+        if os.getppid() != own:
+            os._exit(NOT_FOUND)
+        return
+    # Only the new process holds its pipes now, so the end of the pipes means its end.
     os.close(0)
     os.close(1)
     _thread.start_new_thread(kill_at_end, (lifeline, pid))
-    ended = status = 0
+    ended = wait_status = 0
     while ended != pid:
-        ended, status = os.waitpid(-1, 0)
+        ended, wait_status = os.waitpid(-1, 0)
     kill_all(pid)
-    code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
+    code = os.waitstatus_to_exitcode(wait_status)
+    code = code if code >= 0 else 128 - code
+    if status is not None:
+        with suppress(OSError):
+            os.write(status, b"%d\n" % code)
+    os._exit(code)
 
 
 def kill_at_end(lifeline: int, group: int) -> None:
-    """Waits for the end of the lifeline, then kills the command's group."""
+    """Waits for the end of the lifeline, then kills the command with its group."""
     os.read(lifeline, 1)
+    with suppress(ProcessLookupError):
+        os.kill(group, signal.SIGKILL)  # it may not have its group yet
     kill_group(group)
 
 
-def run(command: list[str], parent: int) -> None:
-    """Becomes the command, in a session of its own."""
+def run(command: list[str]) -> None:
+    """Becomes the command."""
     try:
-        os.setsid()
-        die_with_parent()
-        if os.getppid() == parent:
-            os.execvp(command[0], command)
+        os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"can't run {command[0]}: {error.strerror}\n".encode())
     finally:

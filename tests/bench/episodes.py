@@ -58,9 +58,11 @@ def null_recipe(environment: Mapping[str, Any], *, live: int, turns: int, second
 class Driver:
     """Submits tasks, a bounded number live at once, and sees their outcomes in the log."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, agent: str = "default") -> None:
+        tasks = deployment.recipe.tasks.model_copy(update={"agent": agent})
+        recipe = deployment.recipe.model_copy(update={"tasks": tasks})
         self._log = deployment.log
-        self._maker = TaskMaker(deployment.recipe, "bench")
+        self._maker = TaskMaker(recipe, f"bench-{agent}")
         self._submitted = 0
 
     async def run(

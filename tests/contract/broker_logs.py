@@ -44,7 +44,7 @@ class OtherMember(Protocol):
 class Log(Protocol):
     """A log under test."""
 
-    def client(self, name: str) -> Broker:
+    def client(self, name: str, session_s: float) -> Broker:
         """The log as one more process sees it. The test closes it."""
 
     def member(self, topic: str, group: str) -> AbstractAsyncContextManager[OtherMember]:
@@ -82,7 +82,8 @@ class MemoryLog:
     def __init__(self) -> None:
         self._cluster = MemoryCluster(session_s=SESSION_S)
 
-    def client(self, name: str) -> Broker:
+    def client(self, name: str, session_s: float) -> Broker:
+        self._cluster.session_s = session_s
         return self._cluster.client(name)
 
     @asynccontextmanager
@@ -135,8 +136,8 @@ class KafkaLog:
         self._servers = servers
         self._left_open: list[Producer] = []
 
-    def client(self, name: str) -> Broker:
-        return KafkaBroker(KafkaSettings(self._servers, name, session_timeout_s=SESSION_S))
+    def client(self, name: str, session_s: float) -> Broker:
+        return KafkaBroker(KafkaSettings(self._servers, name, session_timeout_s=session_s))
 
     @asynccontextmanager
     async def member(self, topic: str, group: str) -> AsyncIterator[OtherMember]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import DependencyError, Fenced, HeadraceError, RecordsLost, UsageError
-from headrace.services.kafka import fetcher
+from headrace.services.kafka import admin, fetcher
 from headrace.services.kafka.broker import (
     METADATA_LIMIT,
     Broker,
@@ -66,9 +66,14 @@ class Bench:
 
 @asynccontextmanager
 async def a_bench(
-    log: Log, namespace: str, *, partitions: int = 1, clients: int = 1
+    log: Log,
+    namespace: str,
+    *,
+    partitions: int = 1,
+    clients: int = 1,
+    session_s: float = SESSION_S,
 ) -> AsyncIterator[Bench]:
-    brokers = [log.client(f"client-{number}") for number in range(clients)]
+    brokers = [log.client(f"client-{number}", session_s) for number in range(clients)]
     bench = Bench(log, brokers, f"{namespace}.topic", f"{namespace}.{GROUP}")
     try:
         await bench.broker.create_topics({bench.topic: (partitions, {})})
@@ -329,7 +334,11 @@ def test_reading_begins_at_the_offset_asked(log: Log, namespace: str) -> None:
     run(main)
 
 
-def test_what_is_gone_can_not_be_read(log: Log, namespace: str) -> None:
+def test_what_is_gone_can_not_be_read(
+    log: Log, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "UNKNOWN_S", 0.5)
+
     async def main() -> None:
         async with a_bench(log, namespace) as bench:
             await bench.send("a", "b", "c")
@@ -571,7 +580,7 @@ def test_a_hand_over_waits_for_the_last_words_and_keeps_them(log: Log, namespace
 
 def test_closing_a_subscription_hands_over_at_once(log: Log, namespace: str) -> None:
     async def main() -> None:
-        async with a_bench(log, namespace, partitions=2, clients=2) as bench:
+        async with a_bench(log, namespace, partitions=2, clients=2, session_s=60) as bench:
             every = [bench.at(0), bench.at(1)]
             one = bench.subscribe(last_words=dict.fromkeys(every, Committed(0, "bye")))
             await one.until(lambda: len(one.held) == 2)
@@ -582,9 +591,7 @@ def test_closing_a_subscription_hands_over_at_once(log: Log, namespace: str) -> 
                 every, Committed(0, "bye")
             )
             other = bench.subscribe(bench.brokers[1])
-            await other.until(
-                lambda: len(other.held) == 2, SESSION_S
-            )  # It left: none is waited for.
+            await other.until(lambda: len(other.held) == 2)  # It left: none is waited for.
             with pytest.raises(DependencyError):
                 await one.subscription.read()
             await other.close()
@@ -883,9 +890,9 @@ def test_offsets_are_found_by_time(log: Log, namespace: str) -> None:
 def test_what_is_not_there_is_an_error(log: Log, namespace: str) -> None:
     async def main() -> None:
         async with a_bench(log, namespace) as bench:
-            with pytest.raises(DependencyError):
-                await bench.broker.ends([Partition(f"{namespace}.absent", 0)])
-            with pytest.raises(DependencyError):
-                await bench.broker.send(Outgoing(f"{namespace}.absent", b"key", b""))
+            asked = bench.broker.ends([Partition(f"{namespace}.absent", 0)])
+            sent = bench.broker.send(Outgoing(f"{namespace}.absent", b"key", b""))
+            for error in await asyncio.gather(asked, sent, return_exceptions=True):
+                assert isinstance(error, DependencyError)
 
     run(main)

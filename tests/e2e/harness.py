@@ -28,8 +28,10 @@ from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.following import Follower
 
-LIMIT_S = 240.0
+LIMIT_S = 400.0
 """No test takes longer, whatever happens."""
+BOUND_S = 120.0
+"""How long a test waits for one thing. On a quiet machine all come within seconds."""
 ENDED_S = 15.0
 """What a run leaves behind must have ended by itself within this time."""
 RECIPES = Path(__file__).parent / "recipes"
@@ -78,21 +80,21 @@ class LogWatch(Follower):
         """Keeps who wrote it."""
         self.written.append(_written(record, self.namespace))
 
-    async def until(self, holds: Callable[[], bool], what: str, bound_s: float = 60.0) -> None:
+    async def until(self, holds: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
         """Waits until `holds`, which is asked after every read. AssertionError after `bound_s`."""
         assert await self.comes_true(holds, bound_s), f"not within {bound_s:g} s: {what}"
 
-    async def count(self, topic: str, number: int, bound_s: float = 60.0) -> None:
+    async def count(self, topic: str, number: int, bound_s: float = BOUND_S) -> None:
         """Waits until a topic holds `number` records."""
         await self.until(
             lambda: self.counted(topic) >= number, f"{number} records in {topic}", bound_s
         )
 
-    async def more(self, topic: str, number: int, bound_s: float = 60.0) -> None:
+    async def more(self, topic: str, number: int, bound_s: float = BOUND_S) -> None:
         """Waits until a topic holds `number` records more than now."""
         await self.count(topic, self.counted(topic) + number, bound_s)
 
-    async def first_by(self, service: str, pids: set[int], bound_s: float = 60.0) -> Written:
+    async def first_by(self, service: str, pids: set[int], bound_s: float = BOUND_S) -> Written:
         """Waits for the first record of a service's process that is none of `pids`."""
 
         def found() -> Written | None:
@@ -107,7 +109,7 @@ class LogWatch(Follower):
         assert first is not None
         return first
 
-    async def at_work(self, service: str, processes: int, bound_s: float = 60.0) -> None:
+    async def at_work(self, service: str, processes: int, bound_s: float = BOUND_S) -> None:
         """Waits until so many processes of a service have written something."""
 
         def holds() -> bool:
@@ -168,7 +170,7 @@ class Command:
     lines: list[str] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def says(self, text: str, bound_s: float = 60.0) -> None:
+    async def says(self, text: str, bound_s: float = BOUND_S) -> None:
         """Waits for a line that holds `text`."""
         async with asyncio.timeout(bound_s):
             while not any(text in line for line in self.lines):
@@ -236,7 +238,7 @@ def print_logs(state: Path, lines: int = 20) -> None:
         print(f"--- {log.relative_to(state)}", *(line[:400] for line in last), sep="\n")
 
 
-async def headrace_done(*arguments: str, bound_s: float = 60.0) -> None:
+async def headrace_done(*arguments: str, bound_s: float = BOUND_S) -> None:
     """Runs a command to its end, which must be exit code 0."""
     async with headrace(*arguments) as command:
         assert await command.ends(bound_s) == 0, command.said

@@ -121,6 +121,9 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
                 harness.child_of(tmp_path, "agent").kill()
                 assert not psutil.wait_procs(doomed, timeout=60)[1]
                 assert await run.ends(BOUND_S) == 0, run.said
+        logs = [path.read_text() for path in tmp_path.rglob("agent*.log")]
+        # That of the worker that was killed, and that of the next one.
+        assert sum(log.count("attempts are forks of process") for log in logs) == 2
         facts = await whole(cluster)
         trained = [
             trajectory

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from headrace.infra import local
 from headrace.infra.local import stack_record as record
-from headrace.infra.local.detached import free_port
 from headrace.schemas.topics import Topics
 from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.checker import Report, check_namespace
@@ -30,7 +29,7 @@ def bootstrap_servers(state: Path) -> str:
 
 def check(state: Path, *, drained: bool = True) -> Report:
     """Starts the stack again, on the log that is there, and checks that."""
-    stack = local.up(state, kafka_port=free_port(), registry_port=free_port())
+    stack = local.up(state, kafka_port=0, registry_port=0)
     try:
         place = ClusterConfig(
             state, stack.bootstrap_servers, stack.registry_url, namespace=NAMESPACE

@@ -54,9 +54,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[s
 
     monkeypatch.setattr(kafka_server, "render_properties", with_authorizer)
     state = tmp_path / "stack"
-    stack = local.up(
-        state, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
-    )
+    stack = local.up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
     yield stack.bootstrap_servers, f"127.0.0.1:{port}"
     local.down(state, wipe=True)
 

@@ -1,7 +1,4 @@
-"""The two stream jobs on a real Kafka: Faust's reading and commits, kill -9, fencing.
-
-`HEADRACE_TEST_BOOTSTRAP_SERVERS` names a broker to use; without it a local stack is started.
-"""
+"""The two stream jobs on a real Kafka: Faust's reading and commits, kill -9, fencing."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +34,6 @@ from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def bootstrap_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    servers = os.environ.get("HEADRACE_TEST_BOOTSTRAP_SERVERS")
-    if servers:
-        yield servers
-        return
-    from headrace.infra.local import down, up
-
-    state = tmp_path_factory.mktemp("stack")
-    yield up(state, owner_pid=os.getpid()).bootstrap_servers
-    down(state, wipe=True)
-
-
-@pytest.fixture
-def namespace(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name[:40].replace('_', '-')}-{time.time_ns():x}"
 
 
 def a_kafka_context(servers: str, namespace: str, state: Path) -> ServiceContext:
@@ -109,16 +86,16 @@ async def wait_for_commit(log: EventLog) -> None:
 
 
 def test_every_result_becomes_a_group_and_what_is_none_is_parked(
-    bootstrap_servers: str, namespace: str, tmp_path: Path
+    kafka: str, namespace: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        context = a_kafka_context(bootstrap_servers, namespace, tmp_path)
+        context = a_kafka_context(kafka, namespace, tmp_path)
         log = context.log
         await apply(log)
         await send_results(log, 0, 20)
         for value in (b"garbage", b""):
             await log.broker.send(Outgoing(log.topics.name(RESULTS), b"0", value))
-        job = asyncio.ensure_future(assemble_groups.run(context, bootstrap_servers))
+        job = asyncio.ensure_future(assemble_groups.run(context, kafka))
         await send_results(log, 20, 20)
         assert sorted(await read_groups(log, 40)) == list(range(40))
         context.stopping.set()
@@ -132,7 +109,7 @@ def test_every_result_becomes_a_group_and_what_is_none_is_parked(
 
 
 def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
-    bootstrap_servers: str,
+    kafka: str,
     namespace: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -168,7 +145,7 @@ def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
         return await fetch(self, active_partitions, timeout)
 
     async def main() -> None:
-        context = a_kafka_context(bootstrap_servers, namespace, tmp_path)
+        context = a_kafka_context(kafka, namespace, tmp_path)
         log = context.log
         await apply(log)
         await send_results(log, 0, 20)
@@ -176,7 +153,7 @@ def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
         monkeypatch.setattr(Consumer, "_getmany", getmany)
         monkeypatch.setattr(ClusterMetadata, "partitions_for_topic", partitions_for_topic)
         monkeypatch.setattr(ClusterMetadata, "update_metadata", update_metadata)
-        job = asyncio.ensure_future(assemble_groups.run(context, bootstrap_servers))
+        job = asyncio.ensure_future(assemble_groups.run(context, kafka))
         try:
             assert sorted(await read_groups(log, 20)) == list(range(20))
             assert "missing topic" in caplog.text
@@ -189,15 +166,13 @@ def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
     asyncio.run(main())
 
 
-def test_a_killed_job_loses_no_result(
-    bootstrap_servers: str, namespace: str, tmp_path: Path
-) -> None:
+def test_a_killed_job_loses_no_result(kafka: str, namespace: str, tmp_path: Path) -> None:
     def start() -> subprocess.Popen[bytes]:
-        command = [sys.executable, __file__, bootstrap_servers, namespace, str(tmp_path)]
+        command = [sys.executable, __file__, kafka, namespace, str(tmp_path)]
         return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
     async def main() -> None:
-        log = a_kafka_context(bootstrap_servers, namespace, tmp_path).log
+        log = a_kafka_context(kafka, namespace, tmp_path).log
         await apply(log)
         await send_results(log, 0, 2_000)
         process = start()
@@ -220,21 +195,19 @@ def test_a_killed_job_loses_no_result(
 
 
 def test_batches_are_made_as_groups_come_and_go_on_after_a_restart(
-    bootstrap_servers: str, namespace: str, tmp_path: Path
+    kafka: str, namespace: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        context = a_kafka_context(bootstrap_servers, namespace, tmp_path)
+        context = a_kafka_context(kafka, namespace, tmp_path)
         await follow_and_recover(context)
         await context.log.broker.close()
 
     asyncio.run(main())
 
 
-def test_a_new_job_fences_its_predecessor(
-    bootstrap_servers: str, namespace: str, tmp_path: Path
-) -> None:
+def test_a_new_job_fences_its_predecessor(kafka: str, namespace: str, tmp_path: Path) -> None:
     async def main() -> None:
-        contexts = [a_kafka_context(bootstrap_servers, namespace, tmp_path) for _ in range(2)]
+        contexts = [a_kafka_context(kafka, namespace, tmp_path) for _ in range(2)]
         await give_way_to_a_successor(*contexts)
         for context in contexts:
             await context.log.broker.close()

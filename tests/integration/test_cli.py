@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from headrace.infra import local
 from headrace.services.models.blobs import LocalBlobStore
+from tests.commands import run_command
 
 HEADRACE = (sys.executable, "-m", "headrace")
 BOUND_S = 120
@@ -38,10 +39,7 @@ class Operator:
         self, *arguments: str, code: int = 0, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Runs a whole command. Fails the test if it has another exit code."""
-        done = subprocess.run(
-            [*HEADRACE, *arguments], env=self._environment, input=stdin,
-            capture_output=True, text=True, timeout=BOUND_S, check=False,
-        )  # fmt: skip
+        done = run_command(arguments, self._environment, stdin=stdin, timeout_s=BOUND_S)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         return done

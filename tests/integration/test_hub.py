@@ -170,7 +170,7 @@ def test_a_model_is_fetched_once_and_its_weights_when_they_are_wanted(
 
 def test_what_can_not_be_fetched_is_said(hub: tuple[Hub, str], tmp_path: Path) -> None:
     other = find(tmp_path, hub[1], "team/other")
-    assert other.stderr.startswith("UsageError: the Hugging Face Hub has no model team/other")
+    assert other.stderr.startswith("UsageError: can't fetch model team/other: the Hugging Face")
 
     hub[0].files = {name: data for name, data in hub[0].files.items() if name.endswith(".json")}
     bare = find(tmp_path, hub[1], REPOSITORY, "weights")
@@ -179,7 +179,7 @@ def test_what_can_not_be_fetched_is_said(hub: tuple[Hub, str], tmp_path: Path) -
     )
 
     nowhere = find(tmp_path / "empty", "http://127.0.0.1:9", REPOSITORY)
-    assert nowhere.stderr.startswith("DependencyError: model team/tiny is not in the Hugging Face")
+    assert nowhere.stderr.startswith("DependencyError: can't fetch model team/tiny: the Hugging")
     assert "give its path" in nowhere.stderr
 
 
@@ -206,7 +206,7 @@ def test_a_folder_is_pushed_to_a_private_repository(hub: tuple[Hub, str], tmp_pa
     assert created.get("private") or created.get("visibility") == "private"
 
     refused = push(tmp_path, hub[1], "hf_other", str(folder), "team/new")
-    assert refused.stderr.startswith("UsageError: the Hugging Face Hub refuses team/new")
+    assert refused.stderr.startswith("UsageError: can't push team/new: the Hugging Face")
     nowhere = push(tmp_path, "http://127.0.0.1:9", "hf_writer", str(folder), "team/new")
     assert nowhere.stderr.startswith("DependencyError: "), nowhere.stderr
 

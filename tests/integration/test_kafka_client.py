@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.errors import DependencyError, HeadraceError, RecordsLost, UsageError
 from headrace.infra import local
 from headrace.infra.local.detached import ProcessId, free_port, wait_for_exit
+from headrace.services.kafka import admin
 from headrace.services.kafka.broker import (
     Committed,
     End,
@@ -80,8 +81,10 @@ class Member:
 
 
 def test_ends_wait_for_a_broker_that_does_not_know_its_partition_yet(
-    kafka: str, namespace: str
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(admin, "UNKNOWN_S", LIMIT_S)
+
     async def main() -> None:
         broker = KafkaBroker(KafkaSettings(kafka, "test"))
         try:
@@ -164,8 +167,11 @@ def test_a_record_too_large_and_an_unknown_topic_are_refused(kafka: str, namespa
         [partition] = await topic(broker, namespace)
         with pytest.raises(HeadraceError, match="9000000 bytes"):
             await broker.send(Outgoing(partition.topic, b"k", bytes(9_000_000)))
+        soon = {"topic.metadata.propagation.max.ms": "500"}
+        hasty = KafkaBroker(KafkaSettings(kafka, "test", soon))
         with pytest.raises(DependencyError, match="apply the recipe"):
-            await broker.send(Outgoing(f"{namespace}.absent", b"k", b"v"))
+            await hasty.send(Outgoing(f"{namespace}.absent", b"k", b"v"))
+        await hasty.close()
         await broker.close()
 
     drive(main)
@@ -367,9 +373,7 @@ def kill(pid: int) -> None:
 @pytest.fixture
 def own_stack(tmp_path: Path) -> Iterator[local.LocalStack]:
     """A stack that a test may kill."""
-    yield local.up(
-        tmp_path, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
-    )
+    yield local.up(tmp_path, kafka_port=0, registry_port=0, owner_pid=os.getpid())
     local.down(tmp_path, wipe=True)
 
 

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from headrace.errors import DependencyError, UsageError
-from headrace.infra.local import LocalStack, down, find, jars, up
+from headrace.infra.local import LocalStack, detached, down, find, jars, up
 from headrace.infra.local import stack_record as record
 from headrace.infra.local.detached import ProcessId, free_port, wait_for_exit
 
@@ -27,15 +27,14 @@ OWNER = """
 import os, signal, sys, time
 from pathlib import Path
 from headrace.infra.local import up
-from headrace.infra.local.detached import free_port
 
 # A test run in the background ignores SIGINT, and what it starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 up(
     Path(sys.argv[1]),
     on_progress=lambda line: print(line, flush=True),
-    kafka_port=free_port(),
-    registry_port=free_port(),
+    kafka_port=0,
+    registry_port=0,
     owner_pid=os.getpid(),
 )
 print("up", flush=True)
@@ -58,7 +57,6 @@ CTRL_C_AS_IT_IS_UP = """
 import signal, sys
 from pathlib import Path
 from headrace.infra.local import stack
-from headrace.infra.local.detached import free_port
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 describe = stack._describe
@@ -69,7 +67,7 @@ def ctrl_c_then_describe(*arguments):
     return describe(*arguments)
 
 stack._describe = ctrl_c_then_describe
-stack.up(Path(sys.argv[1]), kafka_port=free_port(), registry_port=free_port())
+stack.up(Path(sys.argv[1]), kafka_port=0, registry_port=0)
 """
 
 
@@ -99,7 +97,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
 
 
 def up_on_free_ports(state: Path) -> LocalStack:
-    return up(state, kafka_port=free_port(), registry_port=free_port())
+    return up(state, kafka_port=0, registry_port=0)
 
 
 def kill_9(pid: int) -> None:
@@ -144,6 +142,7 @@ def test_second_up_finds_the_first_and_down_leaves_only_data(state: Path) -> Non
         up(state, kafka_port=free_port())
     processes = [ProcessId.of(pid) for pid in (stack.kafka_pid, stack.registry_pid)]
     make_topic(stack, "kept")
+    assert "Unrecognized configuration" not in (state / "logs/registry.log").read_text()
 
     assert down(state)
 
@@ -218,6 +217,20 @@ def test_taken_port_is_named_and_nothing_is_left(state: Path) -> None:
 
     assert find(state) is None
     assert not (state / record.FILE).exists()
+
+
+def test_ports_that_are_taken_as_the_servers_start_are_replaced(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        chosen = iter([port, port])
+        monkeypatch.setattr(detached, "free_port", lambda: next(chosen, None) or free_port())
+        stack = up(state, kafka_port=0, registry_port=0)
+
+    assert next(chosen, None) is None
+    make_topic(stack, "served")
+    assert str(port) not in stack.bootstrap_servers + stack.registry_url
 
 
 def test_failing_start_shows_the_log_and_leaves_nothing(state: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,12 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from headrace.infra import local
 from headrace.schemas.topics import DEAD_LETTERS, INSTANCES, MAX_RECORD_BYTES, TOPICS
 from headrace.schemas.topics import Topic as TopicRow
+from tests.commands import run_command
 
-RECIPE = ("quickstart", "--set", "stop.versions=3", "--set", "stop.reward=9")
+RECIPE = (
+    *("quickstart", "--set", "stop.versions=3", "--set", "stop.reward=9"),
+    *("--set", "policies.default.batches.groups=1"),
+)
 UNKNOWN_ID = b"\x00\x7f\xff\xff\xff"
 GARBAGE = {
     "bytes": b"\xffgarbage",
@@ -30,14 +31,7 @@ GARBAGE = {
 
 
 def headrace(arguments: tuple[str, ...], environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = run_command(arguments, environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker
 from headrace.trainer import service
+from tests.commands import run_command
 from tests.integration.test_trainer import Bench, facts
 
 BOUND_S = 60.0
@@ -54,7 +53,6 @@ def headrace(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     environment = {
-        **os.environ,
         "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
         "HEADRACE_REGISTRY_URL": local_stack.registry_url,
         "HEADRACE_NAMESPACE": namespace,
@@ -62,10 +60,7 @@ def headrace(
     }
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "headrace", *arguments],
-            env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False,
-        )  # fmt: skip
+        return run_command(arguments, environment, timeout_s=BOUND_S)
 
     return run
 

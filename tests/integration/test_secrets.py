@@ -37,6 +37,8 @@ NAMES = (
 )
 CONTROL = f"control-{uuid.uuid4().hex}"
 """No secret, but a text of the recipe: everything that must hold no secret holds this one."""
+SEEN = "seen"
+"""A file that the test makes once it has read the program's command line."""
 SAMPLE_S = 0.1
 PROCESSES = 12
 """At least as many ports as the run has processes."""
@@ -48,7 +50,7 @@ def canary(name: str) -> str:
 
 
 def recipe(files: Path, url: str) -> str:
-    agent = json.dumps([sys.executable, PROGRAM, "agent", CONTROL])
+    agent = json.dumps([sys.executable, PROGRAM, "agent", CONTROL, str(files / SEEN)])
     server = json.dumps([sys.executable, PROGRAM, "mcp"])
     token = '{ token = { env = "TOKEN_NAME" }'
     return f"""
@@ -143,10 +145,10 @@ def echo() -> Iterator[str]:
 class Sampler:
     """Collects the command lines and the metrics of all processes of a run while it lives."""
 
-    def __init__(self, pid: int, port: int) -> None:
+    def __init__(self, pid: int, port: int, seen: Path) -> None:
         self.arguments: set[str] = set()
         self.metrics: dict[int, str] = {}
-        self._run, self._port = psutil.Process(pid), port
+        self._run, self._port, self._seen = psutil.Process(pid), port, seen
         self._over = threading.Event()
         works = (self._read_arguments, self._read_metrics)
         self._threads = [threading.Thread(target=self._repeat, args=(work,)) for work in works]
@@ -168,6 +170,8 @@ class Sampler:
         for process in [self._run, *self._run.children(recursive=True)]:
             with suppress(psutil.Error):
                 self.arguments.add("\0".join(process.cmdline()))
+        if any(CONTROL in line for line in self.arguments):
+            self._seen.touch()
 
     def _read_metrics(self) -> None:
         for port in range(self._port, self._port + PROCESSES):
@@ -248,7 +252,7 @@ def test_no_secret_is_left_behind_or_shown(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as running:
-            sampler = Sampler(running.pid, port)
+            sampler = Sampler(running.pid, port, files / SEEN)
             late = threading.Timer(BOUND_S, running.kill)
             late.start()
             output, errors = running.communicate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,5 +15,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The DOCKER_HOST of an engine that has IMAGE."""
     if reason := why_not():
         pytest.skip(reason)
-    with docker_engine(tmp_path_factory.mktemp("docker")) as host:
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # all workers use one
+        folder = folder.parent
+    with docker_engine(tmp_path_factory.mktemp("docker"), folder / "docker-engine") as host:
         yield host

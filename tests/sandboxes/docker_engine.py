@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from headrace.infra.local.detached import locked
+
 ENGINE = ("docker.io", "containerd", "runc", "tini")
 PYTHON = (
     "busybox-static", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib",
@@ -34,6 +36,7 @@ WRAPPED = "wrapped"
 REMAPPED = "daemon", 300_000
 """The user of an engine with user namespaces, and the host's id of root in its containers."""
 START_S = 90.0
+UNPACK_S = 300.0
 
 
 def why_not() -> str:
@@ -46,17 +49,31 @@ def why_not() -> str:
 
 
 @contextmanager
-def docker_engine(folder: Path) -> Iterator[str]:
-    """A running engine that has IMAGE; its DOCKER_HOST."""
+def docker_engine(folder: Path, shared: Path) -> Iterator[str]:
+    """A running engine that has IMAGE; its DOCKER_HOST.
+
+    What it is unpacked from is in the folder `shared`, and made if that does not exist.
+    """
+    # One at a time: apt-get refuses to update its lists twice at once.
+    with locked(shared.with_suffix(".lock"), UNPACK_S):
+        if not shared.exists():
+            _make(shared.with_suffix(".unfinished")).rename(shared)
+    for name in ("engine", "root.tar"):
+        (folder / name).symlink_to(shared / name)
+    with _running(folder, folder) as host:
+        yield host
+
+
+def _make(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
     packages = folder / "packages"
-    packages.mkdir()
+    packages.mkdir(parents=True)
     _download(packages, [*ENGINE, *PYTHON])
     _unpack(packages, ENGINE, folder / "engine")
     _unpack(packages, PYTHON, folder / "root")
-    shutil.rmtree(packages)
     _pack(folder / "root", folder / "root.tar")
-    with _running(folder, folder) as host:
-        yield host
+    shutil.rmtree(packages)
+    return folder
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from headrace.services.processes.allowed_environment import (
     allowed_environment,
     check_names_of_variables,
 )
+from headrace.services.processes.program_starter import ProgramStarter
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,9 @@ class Command:
     payload: Sequence[str] | None = None
     """The keys of the task's payload that the program gets. By default it gets all, and in a
     container `prompt` alone."""
+    preload: bool = True
+    """Whether the packages that a Python program imports at its top are imported once for all
+    attempts, if that is safe. A program in a container is always started from the beginning."""
 
     def __post_init__(self) -> None:
         command = self.command
@@ -121,11 +125,18 @@ class Command:
         if self.payload is None and self.container is not None:
             self.payload = SHOWN
         check_payload_keys(self.payload)
+        self._program = ProgramStarter(self.command, self.folder)
 
     async def open(self, deadline_s: int) -> None:
         """Gets ready before the first episode, as `AgentContainers.open` says."""
         if self._container is not None:
             await self._container.open(deadline_s)
+        elif self.preload:
+            self._program.open()
+
+    async def aclose(self) -> None:
+        """Ends what `open` and the episodes started."""
+        await self._program.aclose()
 
     async def __call__(self, episode: Episode) -> None:
         """Runs the program until it ends, and takes its report."""
@@ -208,7 +219,7 @@ class Command:
             **about,
         }
         try:
-            async with running(self.command, environment, self.folder, given) as program:
+            async with running(self._program, environment, given) as program:
                 yield program
         except OSError as error:
             raise CommandFailed(f"can't run {self.command[0]}: {error.strerror}") from error

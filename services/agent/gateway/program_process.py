@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from headrace.services.processes.child_process import CHUNK_BYTES, ChildProcess
+from headrace.services.processes.program_starter import ProgramStarter
 
 TAIL_BYTES = 1 << 16
 """Bytes that are kept from the end of each output. The rest is read and dropped."""
@@ -26,15 +27,13 @@ class Ended:
 
 @asynccontextmanager
 async def running(
-    command: Sequence[str], environment: Mapping[str, str], folder: str | None, given: bytes
+    program: ProgramStarter, environment: Mapping[str, str], given: bytes
 ) -> AsyncIterator[asyncio.Task[Ended]]:
-    """Runs a command with `given` at its stdin, and with exactly the variables of `environment`.
+    """Runs a program with `given` at its stdin, and with exactly the variables of `environment`.
 
-    At the end, kills it and all that it started.
+    At the end, kills it and all that it started. Raises OSError if it can't be started.
     """
-    started = await ChildProcess.start(
-        command, environment, folder=folder, stderr=asyncio.subprocess.PIPE
-    )
+    started = await program.start(environment)
     async with aclosing(started) as process:
         watching = asyncio.create_task(_watch(process, given))
         try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from headrace.services.env.setup import Setup
 from headrace.services.inference.service import prepare
 from headrace.services.models.weights import model_folder
 from headrace.services.operate.check.checking import TRYING
+from headrace.services.operate.serve.loop_watch import LoopWatch
 from headrace.services.tasks.data_sets import items_by_epoch, items_of
 from headrace.services.tasks.evaluation_source import data_set_of
 from headrace.services.tasks.source import SOURCE
@@ -44,8 +45,9 @@ from headrace.services.tasks.warm_start import demonstrations
 
 DEADLINE_S = 600
 """The deadline that environments get, in seconds from now."""
-OURS = Path(__file__).resolve().parents[2]
-"""The folder of the services."""
+_ROOT = Path(__file__).resolve().parents[3]
+OURS = [_ROOT / "services", _ROOT / "stream_jobs", _ROOT / "trainer"]
+"""The folders of our code that calls a user's."""
 REWARDS = (0.0, 1.0, 0.0, 0.5)
 """The rewards of the group that advantages and filters are tried with."""
 
@@ -67,6 +69,8 @@ async def try_recipe(recipe: Recipe, announce: Callable[[str], None]) -> None:
 class _Trial:
     recipe: Recipe
     announce: Callable[[str], None]
+    reasons: set[str] = field(default_factory=set)
+    """Why parts could not be tried."""
 
     def policies(self) -> None:
         for name, policy in self.recipe.policies.items():
@@ -122,7 +126,8 @@ class _Trial:
                 continue
             try:
                 if key == self.recipe.tasks.environment and item is not None:
-                    await self._play(key, setup, environment, item)
+                    with closing(LoopWatch()):
+                        await self._play(key, setup, environment, item)
             finally:
                 await setup.give_back(use, environment, fit=False)
                 await setup.close_pool()
@@ -164,9 +169,13 @@ class _Trial:
         try:
             yield
         except (InfrastructureError, DependencyError) as error:
-            self.announce(f"{part} can't be tried now: {error}")
+            reason = str(error)
+            again = reason in self.reasons
+            self.reasons.add(reason)
+            self.announce(f"{part} can't be tried now{', either' if again else f': {reason}'}")
         except EnvironmentFailed as error:
-            raise UsageError(f"{part}: {error.message}") from error
+            method = part.rpartition(": ")[2]
+            raise UsageError(f"{part} {error.message.removeprefix(method).lstrip(': ')}") from error
         except HeadraceError as error:
             raise UsageError(f"{part}: {error}") from error
         except Exception as error:  # a part is a user's code, and may raise anything
@@ -179,7 +188,7 @@ def describe(error: BaseException) -> str:
     The line is left out if it is our own, for example the call of a class with a wrong option.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    if frames and Path(frames[-1].filename).resolve().is_relative_to(OURS):
+    if frames and any(map(Path(frames[-1].filename).resolve().is_relative_to, OURS)):
         frames.clear()
     where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -240,5 +240,6 @@ def _require_ended(namespaces: Sequence[Namespace], forget: Collection[str], now
         if name in known and not known[name].ended(now_s):
             raise UsageError(
                 f"--forget {name}: its run is {known[name].life.state}. Only a namespace whose run "
-                f"ended at least {ENDED_S:.0f} s ago can be removed"
+                f"ended at least {ENDED_S:.0f} s ago can be removed. "
+                f"`headrace end --namespace {name}` ends it for good"
             )

@@ -86,7 +86,7 @@ async def replay_batches(
     batches = batches[:last]
     skipped = {number for number, one in published.items() if one.status == "skipped"}
     _require_trajectories(batches, skipped)
-    verdicts = await _rebuild(recording, policy, batches)
+    verdicts = await _rebuild(recording, policy, batches, skipped)
     recipe = reading_recorded(recording, recording.recipe)
     log = await make_fresh(recording, into, recipe)
     versions = [
@@ -185,7 +185,7 @@ async def _copy(
 
 
 async def _rebuild(
-    recording: Recording, policy: str, batches: Sequence[BatchLocation]
+    recording: Recording, policy: str, batches: Sequence[BatchLocation], skipped: Collection[int]
 ) -> list[str]:
     """Assembles each batch again from the recorded results: `same`, `differs` or `unknown`."""
     results = await read_results(recording.log)
@@ -196,7 +196,7 @@ async def _rebuild(
             offsets.setdefault(group.event.task, group.offset)
             positions.append(Position(group.partition, group.offset))
     end = positions[-1].offset + 1 if positions else 0
-    rebuilder = Rebuilder(recording.recipe, policy, offsets, end)
+    rebuilder = Rebuilder(recording.recipe, policy, offsets, end, skipped)
     verdicts: list[str] = []
     async with (
         aclosing(_groups(recording, policy, positions, results)) as groups,

@@ -42,7 +42,9 @@ from headrace.services.operate.run.run_stack import RunStack
 from headrace.services.operate.run.supervisor import Supervisor
 from headrace.services.operate.run.watch import follow_progress
 
-END_S = 30.0
+QUIET_END_S = 30.0
+"""Seconds in which no task ends, after which an ending run no longer waits for the open ones."""
+END_S = 300.0
 """Most seconds from `ending` to `ended`."""
 INTERRUPTED_END_S = 5.0
 """The same after Ctrl-C."""
@@ -279,10 +281,14 @@ class LocalRun:
         self._phase(f"ending: {reason}")
         if self._life.ending is None:
             await enter(log, "ending", self._recipe, reason)
-        began = time.monotonic()
+        began = changed = time.monotonic()
+        ended = self.progress.tasks_ended
         while not self.progress.drained:
             interrupted = self.interrupted.is_set()
-            left_s = began + (INTERRUPTED_END_S if interrupted else END_S) - time.monotonic()
+            if self.progress.tasks_ended != ended:
+                ended, changed = self.progress.tasks_ended, time.monotonic()
+            until = began + (INTERRUPTED_END_S if interrupted else END_S)
+            left_s = min(until, changed + QUIET_END_S) - time.monotonic()
             if left_s <= 0:
                 open_tasks = self.progress.submitted - self.progress.tasks_ended
                 self._view.note(f"{open_tasks} tasks did not end in time: ending without them")

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def topics(as_json: bool, **options: Any) -> None:
     """List the topics of a namespace.
 
-    Prints each topic's event, partitions, records, only writer and retention. The number of records
-    includes the markers that Kafka writes at the end of each transaction.
+    Prints each topic's event, partitions, records, only writer, and retention in a new namespace.
+    The number of records includes the markers that Kafka writes at the end of each transaction.
 
     \b
     Examples:
@@ -43,8 +43,11 @@ def topics(as_json: bool, **options: Any) -> None:
 
 async def _list_topics(log: EventLog, _: RunLife) -> list[dict[str, Any]]:
     """Returns every topic of a namespace as JSON values, in the order of the data flow."""
+    from headrace.schemas.topics import DAY_MS, RETENTION_MS
+
     rows = []
     for topic in log.topics:
+        kept_ms = RETENTION_MS[topic.topic.kept]
         bounds = (await log.broker.ends(topic.all_partitions())).values()
         rows.append(
             {
@@ -54,7 +57,7 @@ async def _list_topics(log: EventLog, _: RunLife) -> list[dict[str, Any]]:
                 "records": sum(end - first for first, end in bounds),
                 "ends": [end for _, end in bounds],
                 "writer": topic.topic.writer,
-                "kept": topic.topic.kept,
+                "kept": f"{kept_ms // DAY_MS} days" if kept_ms >= 0 else "forever",
             }
         )
     return rows

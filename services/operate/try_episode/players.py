@@ -18,7 +18,6 @@ from headrace.services.inference.service import make_engines
 from headrace.services.inference.serving import ServedPolicy, Slots
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
-from headrace.services.operate.chat.terminal_chat import model_of_folder
 from headrace.services.operate.options import explain
 
 Player = Callable[[GenerationRequested], Awaitable[GenerationCompleted | None]]
@@ -32,12 +31,30 @@ async def open_player(recipe: Recipe, by: str, scratch: str) -> Player:
     if by == "model":
         served = await _with_models(recipe, Path(scratch))
         return lambda request: _complete(served, request)
-    served = {
+    served = _without_models(recipe)
+    texts = _chosen(recipe) if by == "random" else _entered
+    return lambda request: _dictated(served, request, texts)
+
+
+def scripted_player(recipe: Recipe, answer: Callable[[str], str]) -> Player:
+    """Returns a player that answers with a function from a prompt's new text to the answer.
+
+    The player raises UsageError if the policy can't give an answer of the function.
+    """
+    served = _without_models(recipe)
+
+    async def choose(request: GenerationRequested) -> str:
+        return answer(request.chat or request.text)
+
+    return lambda request: _dictated(served, request, choose, _refuse)
+
+
+def _without_models(recipe: Recipe) -> dict[str, ServedPolicy]:
+    """Serves every policy with answers that it is given."""
+    return {
         name: _serve(policy.model, name, _without_weights(policy))
         for name, policy in recipe.policies.items()
     }
-    texts = _chosen(recipe) if by == "random" else _entered
-    return lambda request: _dictated(served, request, texts)
 
 
 async def _with_models(recipe: Recipe, scratch: Path) -> dict[str, ServedPolicy]:
@@ -67,6 +84,7 @@ async def _dictated(
     served: dict[str, ServedPolicy],
     request: GenerationRequested,
     texts: Callable[[GenerationRequested], Awaitable[str | None]],
+    on_impossible: Callable[[str], None] = explain,
 ) -> GenerationCompleted | None:
     """Answers with a text, as agents demonstrate, until one is possible."""
     while request.demonstration is None:
@@ -76,8 +94,12 @@ async def _dictated(
         answer = await _complete(served, request.model_copy(update={"demonstration": text}))
         if answer is None or answer.failure is None or answer.failure.code != "bad_tokens":
             return answer
-        explain(f"the policy can't answer this: {answer.failure.message}")
+        on_impossible(f"the policy can't answer this: {answer.failure.message}")
     return await _complete(served, request)
+
+
+def _refuse(message: str) -> None:
+    raise UsageError(message)
 
 
 async def _entered(request: GenerationRequested) -> str | None:
@@ -115,6 +137,9 @@ def _without_weights(policy: Policy) -> Engine:
 
 def _open(name: str, policy: Policy, scratch: Path) -> tuple[Policy, Weights]:
     """Returns a policy without its adapter, and the weights before its training. Blocks."""
+    # It imports torch, which takes seconds: only a model needs it.
+    from headrace.services.operate.chat.terminal_chat import model_of_folder
+
     folder = model_folder(policy.model, weights=True)
     if any(folder.glob("*.safetensors")):
         model = model_of_folder(folder, scratch)

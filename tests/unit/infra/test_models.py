@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from headrace.errors import UsageError
 from headrace.infra.models.make import SIZES, byte_tokenizer, files
+from headrace.services.models.tokens import token_ids
 from headrace.services.models.weights import model_folder
 
 
@@ -37,3 +39,10 @@ def test_an_action_is_one_token_and_the_end_is_the_configurations() -> None:
     assert [tokenizer.token_to_id(action) for action in "LDRU"] == list(b"LDRU")
     assert tokenizer.token_to_id("<end>") == configuration["eos_token_id"]
     assert tokenizer.get_vocab_size() == configuration["vocab_size"]
+
+
+def test_tokens_are_named_by_their_spellings() -> None:
+    folder = model_folder("tiny-llama")
+    assert token_ids(folder, ["5", "Ġ", "Ċ", "Ã", "©", "<end>"]) == [*b"5 \n", *"é".encode(), 257]
+    with pytest.raises(UsageError, match=r"no token '10'. Write single tokens, .* a space as Ġ"):
+        token_ids(folder, ["1", "0", "10", " "])

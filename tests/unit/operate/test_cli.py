@@ -16,8 +16,8 @@ from headrace.services.namespace.cluster_config import RECIPES, ClusterConfig
 from headrace.services.operate import cli
 
 COMMANDS = (
-    "run", "check", "try", "end", "serve", "up", "down", "apply", "submit", "cancel", "evaluate",
-    "export", "chat", "replay", "compare",
+    "new", "run", "check", "try", "end", "serve", "up", "down", "apply", "submit", "cancel",
+    "evaluate", "export", "chat", "replay", "compare",
     "status", "show", "tail", "topics", "dead-letters", "prune", "recipe",
 )  # fmt: skip
 

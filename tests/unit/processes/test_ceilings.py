@@ -217,7 +217,7 @@ def test_a_lifetime_is_shortened_only_by_what_clocks_differ(ceiling: int, wanted
 def test_the_documentation_has_all_keys_and_a_file_that_works(host: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "sandboxes.md").read_text()
     section = page.partition("## Ceilings of a host")[2].partition("\n## ")[0]
-    host.write_text(section.partition("```toml\n")[2].partition("```")[0])
+    host.write_text(section.partition("```toml file=ceilings.toml\n")[2].partition("```")[0])
     assert read_ceilings().digests_only
     table = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     assert sorted(re.findall("`([a-z_]+)`", "".join(table))) == sorted(Ceilings.model_fields)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -14,6 +16,7 @@ import psutil
 import pytest
 
 from headrace.services.base.redactor import REDACTOR
+from headrace.services.processes import guard
 from headrace.services.processes.child_process import ChildProcess, LineTooLong
 
 BOUND_S = 60.0
@@ -115,6 +118,20 @@ def test_what_left_the_process_group_ends_too() -> None:
 
     left = shell("trap '' TERM; setsid sh -c 'echo $$; exec sleep 600'", test)
     assert not left.is_running()
+
+
+def test_a_lifeline_that_has_ended_already_ends_the_command() -> None:
+    for _ in range(10):
+        reading, writing = os.pipe()
+        os.close(writing)
+        command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "sleep", "600"]
+        process = subprocess.Popen(command, pass_fds=(reading,), start_new_session=True)
+        os.close(reading)
+        try:
+            assert process.wait(BOUND_S / 6) == 128 + signal.SIGKILL
+        finally:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed there")

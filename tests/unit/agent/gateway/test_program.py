@@ -25,6 +25,7 @@ from headrace.schemas.events import (
     ObservationRecorded,
     TrajectoryRecorded,
 )
+from headrace.services.agent.episode import Episode
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.gateway.program import Command
 from tests.unit.agent.test_episode_run import World, end, task
@@ -49,13 +50,27 @@ class Chatting(World):
         return found
 
 
-def program(**options: Any) -> Command:
-    return Command([sys.executable, str(TALKING)], **options)
+class Forking(Command):
+    """Gets ready before its episode, as in an agent worker, and ends after it."""
+
+    async def __call__(self, episode: Episode) -> None:
+        await self.open(60)
+        try:
+            await super().__call__(episode)
+        finally:
+            await self.aclose()
+
+
+FORKS = [
+    False,
+    pytest.param(True, marks=pytest.mark.skipif(sys.platform != "linux", reason="no forks here")),
+]
 
 
 def play(how: str, world: Chatting | None = None, **changes: Any) -> EpisodeEnded:
     payload = json.dumps({"how": how, **changes.pop("payload", {})})
-    agent = program(**changes.pop("options", {}))
+    kind = Forking if changes.pop("forks", False) else Command
+    agent = kind([sys.executable, str(TALKING)], **changes.pop("options", {}))
     meanwhile = changes.pop("meanwhile", None)
     answers = changes.pop("answers", None)
     left_s = changes.pop("left_s", 60.0)
@@ -85,9 +100,10 @@ def gone(mark: str) -> bool:
     return not psutil.wait_procs(alive(mark), timeout=BOUND_S)[1] and not alive(mark)
 
 
-def test_a_program_s_calls_are_turns_of_one_context() -> None:
+@pytest.mark.parametrize("forks", FORKS)
+def test_a_program_s_calls_are_turns_of_one_context(forks: bool) -> None:
     world = Chatting()
-    outcome = play("talk", world)
+    outcome = play("talk", world, forks=forks)
     assert (outcome.ending, outcome.reward, outcome.rewards) == ("finished", 0.5, {"form": 1.0})
     first, second = world.of(GenerationRequested)
     turns = world.trajectory().turns
@@ -132,13 +148,14 @@ def test_who_has_no_token_is_nobody() -> None:
     assert play("stranger").reward == 402
 
 
+@pytest.mark.parametrize("forks", FORKS)
 def test_a_program_gets_only_the_variables_that_the_recipe_lists(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, forks: bool
 ) -> None:
     monkeypatch.setenv("HEADRACE_KAFKA_PROPERTIES", "sasl.password=x")
     monkeypatch.setenv("A_CLOUDS_TOKEN", "x")
     monkeypatch.setenv("LISTED_TOKEN", "x")
-    assert play("secrets", options={"inherit": ["LISTED_TOKEN"]}).reward == 0
+    assert play("secrets", forks=forks, options={"inherit": ["LISTED_TOKEN"]}).reward == 0
 
 
 def test_only_the_report_key_sets_a_reward() -> None:
@@ -171,9 +188,10 @@ def test_a_judge_s_word_stands_over_the_program_s_own() -> None:
     assert "noise" in json.loads(asked.payload)["output"]
 
 
-def test_all_that_a_program_began_ends_with_it() -> None:
+@pytest.mark.parametrize("forks", FORKS)
+def test_all_that_a_program_began_ends_with_it(forks: bool) -> None:
     mark = uuid.uuid4().hex
-    outcome = play("leave children", payload={"mark": mark})
+    outcome = play("leave children", payload={"mark": mark}, forks=forks)
     assert outcome.ending == "finished"
     assert gone(mark)
 
@@ -199,17 +217,22 @@ def test_all_that_a_program_began_ends_at_the_deadline_and_with_a_cancellation()
         assert gone(mark)
 
 
-def test_kill_9_of_the_worker_leaves_no_child() -> None:
+@pytest.mark.parametrize("forks", FORKS)
+def test_kill_9_of_the_worker_leaves_no_child(tmp_path: Path, forks: bool) -> None:
     mark = uuid.uuid4().hex
     worker = (
         "import asyncio, sys\n"
         "from headrace.services.agent.gateway.program_process import running\n"
+        "from headrace.services.processes.program_starter import ProgramStarter\n"
         "async def main():\n"
-        "    async with running(sys.argv[1:], {}, None, b''):\n"
+        "    program = ProgramStarter(sys.argv[1:], None)\n"
+        f"    if {forks}: program.open()\n"
+        "    async with running(program, {}, b''):\n"
         "        await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
-    family = (
+    family = tmp_path / "family.py"
+    family.write_text(
         "import subprocess, sys, time\n"
         "command = [sys.executable, '-c', 'import time; time.sleep(600)', sys.argv[1]]\n"
         "subprocess.Popen(command, start_new_session=True)\n"
@@ -219,13 +242,14 @@ def test_kill_9_of_the_worker_leaves_no_child() -> None:
 
     async def main() -> None:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", worker, sys.executable, "-c", family, mark),
+            *(sys.executable, "-c", worker, sys.executable, str(family), mark),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         try:
             async with asyncio.timeout(BOUND_S):
-                # The worker, the guard, the program, and its two children.
-                while len(alive(mark)) < 5:
+                # The worker, the guard, the program, and its two children. The fork server has a
+                # guard, too.
+                while len(alive(mark)) < (7 if forks else 5):
                     await asyncio.sleep(0.02)
             process.kill()
             await process.wait()

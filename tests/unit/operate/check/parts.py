@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +75,12 @@ class RaisesInStep(World):
 class NoneFromStep(World):
     async def step(self, action: str) -> Any:
         return None
+
+
+class BlocksInStep(World):
+    async def step(self, action: str) -> Any:
+        time.sleep(1.0)
+        return Observation("end")
 
 
 class TextFromReset(World):
@@ -161,6 +168,10 @@ def advantage_raises(rewards: Any) -> list[float]:
 
 def filter_raises(group: Any) -> str | None:
     return str(group.reward)
+
+
+def filter_of_bool(group: Any) -> Any:
+    return True
 
 
 def detached(batch: Any, logprobs: Tensor) -> Any:

@@ -17,6 +17,7 @@ from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.services.operate.check import checking
 from headrace.services.operate.check.check import try_recipe
 from headrace.services.operate.run.processes import NEVER_BORN, Process, spawn
+from headrace.services.operate.serve import loop_watch
 
 PARTS = f"{__name__.rpartition('.')[0]}.parts"
 
@@ -122,7 +123,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"environments__default__use": ":RaisesInStep"}, r"step: ValueError: .*, in step\)"),
     (
         {"environments__default__use": ":NoneFromStep"},
-        "NoneFromStep.step returned None, but it",
+        "environments.default: NoneFromStep.step returned None, but it",
     ),
     (
         {"environments__default__use": ":TextFromReset"},
@@ -138,6 +139,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"policies__default__groups": {"advantage": ":advantage_raises"}}, "AttributeError: 'tuple' "),
     ({"policies__default__groups": {"filters": ["zero"]}}, "no filter 'zero'. Use zero_advantage"),
     ({"policies__default__groups": {"filters": [":filter"]}}, "has no 'filter'|no filter"),
+    ({"policies__default__groups": {"filters": [":filter_of_bool"]}}, "bool' returned True for"),
+    ({"policies__default__training__loss": ":few"}, r"TypeError: few\(\) takes 1 .* were given$"),
     ({"policies__default__training__loss": "gspo"}, "loss 'gspo': no loss 'gspo'. Use grpo"),
     ({"policies__default__training__loss": ":detached"}, "its value has no gradient"),
     ({"policies__default__training__loss": ":of_each"}, r"it returned \(4,\): return a scalar"),
@@ -156,6 +159,23 @@ def test_a_mistake_is_named(changes: dict[str, Any], match: str) -> None:
 def test_what_is_not_there_yet_is_left_out() -> None:
     announced = tried(environments__default__use=":NotThereYet")
     assert "NotThereYet.reset can't be tried now: unreachable: the server" in "\n".join(announced)
+
+
+def test_a_reason_that_parts_share_is_said_once() -> None:
+    announced = tried(
+        environments__default__use=":UnreachableWorld", environments__other__use=":UnreachableWorld"
+    )
+    (reason,) = (line for line in announced if "unreachable" in line)
+    assert f"{reason.partition(':')[0].replace('default', 'other')}, either" in announced
+
+
+def test_a_step_that_blocks_the_event_loop_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_watch, "LIMIT_S", 0.2)
+    monkeypatch.setattr(loop_watch, "SAMPLE_S", 0.02)
+    tried(environments__default__use=":BlocksInStep")
+    assert "BlocksInStep.step" in caplog.text
 
 
 def check_in_child(folder: Path, **changes: Any) -> None:

@@ -1,0 +1,1 @@
+"""`headrace new`: makes a folder to start from."""
