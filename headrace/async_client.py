@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import RecordsLost, UsageError
-from headrace.schemas.events import EpisodeEnded, Ref, TaskEnded, TrajectoryRecorded
+from headrace.schemas.events import (
+    EpisodeEnded,
+    PolicyPublished,
+    Ref,
+    TaskEnded,
+    TrajectoryRecorded,
+)
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import RESULTS
 from headrace.services.kafka.broker import Partition
@@ -23,6 +29,7 @@ from headrace.services.log.log_reader import CaughtUp, Start, follow_events
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.lookup import find_namespace
+from headrace.services.operate.find_versions import read_versions
 from headrace.services.operate.run_references import fetch_models
 from headrace.services.operate.show.unpacked import Texts
 from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
@@ -193,6 +200,19 @@ class AsyncClient:
         if outcome.trajectory is None:
             return None
         return (await self._fetch([outcome.trajectory]))[0]
+
+    async def versions(self, policy: str = "default") -> list[PolicyPublished]:
+        """Returns the versions of a policy that are published so far, ascending.
+
+        `metrics` of a version has what its training measured, such as `reward_mean`, `loss` and
+        `staleness_mean`. Version 0 has none. Raises UsageError if the run has no such policy.
+        """
+        session = self._connected()
+        if policy not in session.recipe.policies:
+            raise UsageError(
+                f"the run has no policy {policy!r}: it has {', '.join(session.recipe.policies)}"
+            )
+        return list((await read_versions(session.log, policy)).values())
 
     async def _fetch(self, refs: list[Ref]) -> list[Trajectory]:
         session, trajectories = self._connected(), []

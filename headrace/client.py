@@ -117,6 +117,7 @@ class Client:
     results = _iterating(AsyncClient.results)
     trajectories = _iterating(AsyncClient.trajectories)
     trajectory = _waiting(AsyncClient.trajectory)
+    versions = _waiting(AsyncClient.versions)
 
     def _wait(self, work: Awaitable[T]) -> T:
         if self._loop.is_closed():

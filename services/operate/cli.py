@@ -19,6 +19,7 @@ from headrace.services.operate.apply.command import apply
 from headrace.services.operate.cancel.command import cancel
 from headrace.services.operate.chat.command import chat
 from headrace.services.operate.check.command import check
+from headrace.services.operate.compare.command import compare
 from headrace.services.operate.dead_letters.command import dead_letters
 from headrace.services.operate.end.command import end
 from headrace.services.operate.evaluate.command import evaluate
@@ -79,7 +80,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 COMMANDS = (
     new, run, check, try_episode, end, serve, up, down, apply, submit, cancel, evaluate, export,
-    chat, replay,
+    chat, replay, compare,
     status, show, tail, topics, dead_letters, prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:

@@ -79,8 +79,8 @@ class EvaluationResult:
 
     passing: float = 1.0
     """The lowest reward with which a sample passes."""
-    rewards: list[tuple[float, ...]] = field(default_factory=list)
-    """The rewards of each item's samples that count."""
+    rewards: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+    """The rewards of each item's samples that count, by the source and the id of its task."""
     asked: int = 0
     """The most samples of one item, which is the requested k."""
     failed: int = 0
@@ -93,21 +93,35 @@ class EvaluationResult:
         self.asked = max(self.asked, len(rewards))
         self.failed += len(rewards) - len(counted)
         if counted:
-            self.rewards.append(counted)
+            self.rewards[ended.source, ended.task_id] = counted
 
     @property
     def average(self) -> Estimate | None:
         """avg@k; None if no sample counts."""
-        return clustered([fmean(item) for item in self.rewards]) if self.rewards else None
+        return clustered([fmean(item) for item in self.rewards.values()]) if self.rewards else None
 
     def passes(self, k: int) -> Estimate | None:
         """Returns pass@k over the items with at least k samples; None if no item has so many."""
         values = [
             pass_at_k(len(item), sum(reward >= self.passing for reward in item), k)
-            for item in self.rewards
+            for item in self.rewards.values()
             if len(item) >= k
         ]
         return wilson(fmean(values), len(values)) if values else None
+
+    def minus(self, other: EvaluationResult) -> Estimate | None:
+        """Returns this avg@k minus another one, over the tasks that both have measured.
+
+        The differences are taken within each task. Hard and easy tasks then cancel out, which
+        usually makes the interval narrower. Tasks are the same if their source and their id are.
+        None if there is no such task.
+        """
+        differences = [
+            fmean(rewards) - fmean(other.rewards[task])
+            for task, rewards in self.rewards.items()
+            if task in other.rewards
+        ]
+        return clustered(differences) if differences else None
 
     def powers(self) -> Iterator[int]:
         """Yields 1, 2, 4, … and the requested k."""

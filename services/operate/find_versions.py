@@ -66,6 +66,26 @@ async def _versions(
     }
 
 
+async def read_versions(log: EventLog, policy: str) -> dict[int, PolicyPublished]:
+    """Reads a policy's versions, ascending. The last record of a version counts.
+
+    A version that was skipped once stays skipped. A version that was published again, after a
+    restart, keeps the metrics of its training.
+    """
+    found: dict[int, PolicyPublished] = {}
+    async with aclosing(read_events(log, {log.topics.partition(POLICIES): WHOLE})) as deliveries:
+        async for delivery in deliveries:
+            one = delivery.event
+            if not isinstance(one, PolicyPublished) or one.policy != policy:
+                continue
+            if (before := found.get(one.version)) is not None:
+                status = "skipped" if before.status == "skipped" else one.status
+                metrics = one.metrics or before.metrics
+                one = one.model_copy(update={"status": status, "metrics": metrics})
+            found[one.version] = one
+    return dict(sorted(found.items()))
+
+
 async def publications(log: EventLog, version: int | None) -> dict[str, PolicyPublished]:
     """Returns each policy's publication of a version, or its newest publication."""
     found: dict[str, PolicyPublished] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -24,7 +25,7 @@ from headrace.services.log.log_reader import WHOLE, read_records
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.replay.recording import read_topic
-from tests.e2e import harness
+from tests.e2e import harness, notebook
 
 RECIPE = harness.RECIPES / "frozen-lake.toml"
 VERSIONS = 6
@@ -61,8 +62,12 @@ class Recorded:
 
     def replay(self, *arguments: str, code: int = 0) -> Any:
         """What `headrace replay … --json` prints."""
+        return self.headrace("replay", *arguments, code=code)
+
+    def headrace(self, *arguments: str, code: int = 0) -> Any:
+        """What a command prints with `--json`, or its message if it fails."""
         done = subprocess.run(
-            [sys.executable, "-m", "headrace", "replay", *arguments, "--json"],
+            [sys.executable, "-m", "headrace", *arguments, "--json"],
             env={**os.environ, **self.environment, "PYTHONPATH": f"{os.getcwd()}:{self.state}"},
             capture_output=True, text=True, timeout=COMMAND_S, check=False,
         )  # fmt: skip
@@ -86,6 +91,12 @@ def recorded(
         for name in run.environment:
             del os.environ[name]
         harness.end_all_of(state)
+
+
+@pytest.fixture(scope="module")
+def rloo(recorded: Recorded) -> Any:
+    """What a replay of the run's trajectories with another estimator printed."""
+    return recorded.replay("trajectories", "--set", "policies.default.groups.advantage=rloo")
 
 
 async def _record(run: Recorded) -> None:
@@ -159,12 +170,10 @@ def test_the_same_batches_give_the_same_weights_in_one_go(recorded: Recorded) ->
 
 
 def test_another_estimator_gives_other_batches_of_the_same_trajectories(
-    recorded: Recorded,
+    recorded: Recorded, rloo: Any
 ) -> None:
-    replayed = recorded.replay("trajectories", "--set", "policies.default.groups.advantage=rloo")
-
-    name = replayed["namespace"]
-    versions = replayed["policies"]["default"]["versions"]
+    name = rloo["namespace"]
+    versions = rloo["policies"]["default"]["versions"]
     assert [row["version"] for row in versions] == list(range(len(versions)))
     assert {row["status"] for row in versions} == {"initial", "trained"}
     old = {one.task: one for one in events(recorded, recorded.namespace, GROUPS, GroupClosed)}
@@ -182,6 +191,60 @@ def test_another_estimator_gives_other_batches_of_the_same_trajectories(
     assert all(batch.samples for batch in batches[:-1]), "the last one may decide what is left"
     samples = [(one.task, one.sample) for batch in batches for one in batch.samples]
     assert len(samples) == len(set(samples)), "each sample is trained once"
+
+
+def test_a_replay_is_compared_with_its_run(recorded: Recorded, rloo: Any) -> None:
+    plot = recorded.state / "compared.svg"
+    compared = recorded.headrace("compare", "--plot", str(plot))
+    first, replay = compared["runs"]
+
+    assert (first["namespace"], replay["replay_of"]) == (recorded.namespace,) * 2
+    assert replay["namespace"] == rloo["namespace"], "the newest replay of this run"
+    assert replay["changes"] == ["policies.default.groups.advantage: 'grpo' -> 'rloo'"]
+    replayed = rloo["policies"]["default"]["versions"]
+    assert [(one["version"], one["digest"], one["metrics"]) for one in replay["versions"]] == [
+        (one["version"], one["digest"], one["metrics"]) for one in replayed
+    ]
+    assert len(first["versions"]) >= VERSIONS + 1
+    trained = [one for one in first["versions"][1:] if one["status"] != "skipped"]
+    assert all("loss" in one["metrics"] for one in trained), "also after the trainer's death"
+    pairs = zip(first["versions"], replay["versions"], strict=False)
+    others = [a["version"] for a, b in pairs if a["digest"] != b["digest"]]
+    assert replay["first_other_weights"] == others[0] > 0
+    assert "grad_norm" in plot.read_text()
+
+    message = recorded.headrace("compare", recorded.namespace, code=2)
+    assert "compare different runs" in message
+    none = recorded.headrace("compare", "--namespace", rloo["namespace"], code=2)
+    assert f"{rloo['namespace']} has no replay to compare with" in none
+
+
+@pytest.mark.long
+def test_a_comparison_evaluates_the_run_and_its_replay(recorded: Recorded, rloo: Any) -> None:
+    compared = recorded.headrace("compare", rloo["namespace"], "--evaluate")
+    first, replay = (run["evaluation"] for run in compared["runs"])
+    versions = [{one["version"] for one in run["versions"]} for run in compared["runs"]]
+    assert first["version"] == replay["version"] == max(versions[0] & versions[1])
+    whole = {"items": 64, "samples": 8, "failed": 0}
+    assert all({name: one[name] for name in whole} == whole for one in (first, replay))
+    difference = replay["avg"]["value"] - first["avg"]["value"]
+    assert replay["minus_first"]["value"] == pytest.approx(difference), "the same tasks"
+    assert first["minus_first"] is None
+    assert not any("lets both policies play" in note for note in compared["notes"])
+
+
+def test_the_notebook_reads_a_run(recorded: Recorded, tmp_path: Path) -> None:
+    cluster = recorded.cluster
+    assert cluster.bootstrap_servers is not None
+    assert cluster.registry_url is not None
+    cells = notebook.execute(
+        tmp_path, cluster.bootstrap_servers, cluster.registry_url, recorded.namespace
+    )
+    printed = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
+    assert "recipe frozen-lake:" in printed
+    assert re.search(r"'\w' -> '[LDRU]'\n  id \d+ +logprob +-?\d+\.\d+  version \d", printed)
+    pictures = [output for cell in cells for output in cell.outputs if "data" in output]
+    assert sum("image/png" in picture.data for picture in pictures) == 3
 
 
 def test_an_agent_that_has_not_changed_asks_the_same(recorded: Recorded) -> None:

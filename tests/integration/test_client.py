@@ -85,6 +85,9 @@ def test_submitted_tasks_come_back_as_results_and_trajectories(
         assert first is not None
         assert first.task == results[0].task
         assert list(client.results([])) == []
+        assert [(one.version, one.status) for one in client.versions()] == [(0, "initial")]
+        with pytest.raises(UsageError, match="no policy 'other': it has default"):
+            client.versions("other")
 
 
 def test_the_asynchronous_client_reads_all_that_the_log_holds(

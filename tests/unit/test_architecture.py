@@ -53,6 +53,7 @@ SOLE_IMPORTERS = {
     "docker": ("services.processes.docker",),
     "faust": ("stream_jobs",),
     "marshal": (),
+    "matplotlib": ("services.operate.compare",),
     "mcp": ("services.env.mcp",),
     "mode": ("stream_jobs",),
     "pickle": (),

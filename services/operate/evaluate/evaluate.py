@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.errors import Interrupted, UsageError
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Evaluation, Recipe
+from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate.evaluation import Evaluations
 from headrace.services.operate.find_versions import find_versions, pick
 from headrace.services.operate.options import explain_unless
 from headrace.services.operate.run.run import LocalRun
-from headrace.services.operate.run_versions import VersionWriter
+from headrace.services.operate.run_versions import RunVersion, VersionWriter
 
 
 def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
@@ -42,26 +43,6 @@ def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     return parse_recipe(tree, "the recipe's evaluation")
 
 
-async def write_models(
-    cluster: ClusterConfig, version: int | None, folder: Path, say: Callable[[str], None]
-) -> dict[str, str]:
-    """Writes each policy of a run, at a version or its newest, as a model folder under `folder`.
-
-    Returns each policy's model folder. Raises UsageError if there is no such run or version, and
-    BlobError if its weights are gone.
-    """
-    found = await find_versions(cluster, version, say)
-    blobs = cluster.open_blobs(None)
-    models = {}
-    for name in found:
-        made = folder / name
-        made.mkdir(parents=True)
-        writer = VersionWriter(pick(found, name, version), blobs, folder / "scratch" / name)
-        await asyncio.to_thread(writer.write, made, "trainer")
-        models[name] = str(made)
-    return models
-
-
 async def evaluate(
     recipe: Recipe,
     cluster: ClusterConfig,
@@ -70,20 +51,45 @@ async def evaluate(
     *,
     quiet: bool,
 ) -> Evaluations:
-    """Runs the evaluation and deletes everything that it wrote, also if it fails."""
+    """Evaluates a version of a run, or the model folder `weights`.
+
+    Raises UsageError if there is no such run or version, and BlobError if its weights are gone.
+    """
+    if weights is None:
+        found = await find_versions(cluster, version, explain_unless(quiet))
+        versions = {name: pick(found, name, version) for name in found}
+        return await evaluate_versions(recipe, cluster.open_blobs(None), versions, quiet=quiet)
+    if len(recipe.policies) > 1:
+        raise UsageError(
+            f"--weights is the model of one policy, but {recipe.name} has "
+            f"{len(recipe.policies)}: leave it out, or use a recipe with one policy"
+        )
+    models = dict.fromkeys(recipe.policies, str(weights.absolute()))
+    return await _evaluate_models(recipe, models, quiet=quiet)
+
+
+async def evaluate_versions(
+    recipe: Recipe, blobs: BlobStore, versions: Mapping[str, RunVersion], *, quiet: bool
+) -> Evaluations:
+    """Evaluates one version of each policy. Raises BlobError if weights are gone."""
     with tempfile.TemporaryDirectory(prefix="headrace-evaluate-") as name:
-        folder = Path(name)
-        if weights is None:
-            models = await write_models(cluster, version, folder / "models", explain_unless(quiet))
-        elif len(recipe.policies) > 1:
-            raise UsageError(
-                f"--weights is the model of one policy, but {recipe.name} has "
-                f"{len(recipe.policies)}: leave it out, or use a recipe with one policy"
-            )
-        else:
-            models = dict.fromkeys(recipe.policies, str(weights.absolute()))
-        derived = evaluation_recipe(recipe, models)
-        temporary = ClusterConfig(state=folder / "state", namespace=recipe.name)
+        folder, models = Path(name), {}
+        for policy, version in versions.items():
+            made = folder / policy
+            made.mkdir()
+            writer = VersionWriter(version, blobs, folder / f"scratch.{policy}")
+            await asyncio.to_thread(writer.write, made, "trainer")
+            models[policy] = str(made)
+        return await _evaluate_models(recipe, models, quiet=quiet)
+
+
+async def _evaluate_models(
+    recipe: Recipe, models: Mapping[str, str], *, quiet: bool
+) -> Evaluations:
+    """Runs the evaluation and deletes everything that it wrote, also if it fails."""
+    derived = evaluation_recipe(recipe, models)
+    with tempfile.TemporaryDirectory(prefix="headrace-evaluate-") as name:
+        temporary = ClusterConfig(state=Path(name), namespace=recipe.name)
         run = LocalRun(derived, temporary, quiet=quiet, on_interrupt="stopping the evaluation")
         await run.execute()
         if run.interrupted.is_set():

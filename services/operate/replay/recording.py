@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from headrace.errors import UsageError
-from headrace.schemas.events import Event, PolicyPublished, Ref, TaskEnded
+from headrace.schemas.events import Event, Ref, TaskEnded
 from headrace.schemas.recipe.read_recipe import change_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import RecipeError
-from headrace.schemas.topics import POLICIES, RESULTS, Topic
+from headrace.schemas.topics import RESULTS, Topic
 from headrace.services.kafka.broker import Partition, Position
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
@@ -87,6 +87,20 @@ def trained_policies(recipe: Recipe, policy: str | None) -> list[str]:
     return names if policy is None else [policy]
 
 
+def sole_policy(namespace: str, recipe: Recipe, policy: str | None) -> str:
+    """Returns `policy`, or the only policy that the recipe of a run trains.
+
+    Raises UsageError if there is no such policy, or if it is not clear which one is meant.
+    """
+    policies = trained_policies(recipe, policy)
+    if len(policies) > 1:
+        raise UsageError(
+            f"{namespace} trained several policies: name one with --policy, of "
+            f"{', '.join(policies)}"
+        )
+    return policies[0]
+
+
 @asynccontextmanager
 async def open_recording(cluster: ClusterConfig, progress: Progress) -> AsyncIterator[Recording]:
     """Opens the run in the cluster's namespace, or else the newest run that is not a replay."""
@@ -99,7 +113,13 @@ async def open_recording(cluster: ClusterConfig, progress: Progress) -> AsyncIte
 
 
 def _is_original(life: RunLife) -> bool:
-    return life.started is not None and not life.started.reason.startswith(REPLAY_OF)
+    return life.started is not None and replayed_run(life) is None
+
+
+def replayed_run(life: RunLife) -> str | None:
+    """Returns the namespace of the run that this run replays, or None if it is not a replay."""
+    reason = "" if life.started is None else life.started.reason
+    return reason.removeprefix(REPLAY_OF) if reason.startswith(REPLAY_OF) else None
 
 
 def change_recorded(
@@ -227,20 +247,3 @@ def read_topic(
 def chunks(items: Sequence[T], size: int = FETCHED) -> Iterator[Sequence[T]]:
     """Splits the items into parts of at most `size`."""
     return (items[first : first + size] for first in range(0, len(items), size))
-
-
-async def read_publications(log: EventLog, policy: str) -> dict[int, PolicyPublished]:
-    """Reads a policy's versions. The last record of a version counts.
-
-    A version that was skipped once stays skipped.
-    """
-    found: dict[int, PolicyPublished] = {}
-    async with aclosing(read_topic(log, POLICIES)) as deliveries:
-        async for delivery in deliveries:
-            one = delivery.event
-            if one.policy == policy:
-                before = found.get(one.version)
-                if before is not None and before.status == "skipped":
-                    one = one.model_copy(update={"status": "skipped"})
-                found[one.version] = one
-    return found

@@ -17,6 +17,7 @@ from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
 from headrace.schemas.topics import BATCHES, GROUPS
 from headrace.services.kafka.broker import Outgoing, Position, Record
 from headrace.services.log.event_log import EventLog
+from headrace.services.operate.find_versions import read_versions
 from headrace.services.operate.replay.rebuilder import Rebuilder
 from headrace.services.operate.replay.recording import (
     KeptRecords,
@@ -24,11 +25,10 @@ from headrace.services.operate.replay.recording import (
     Results,
     chunks,
     make_fresh,
-    read_publications,
     read_results,
     read_topic,
     reading_recorded,
-    trained_policies,
+    sole_policy,
 )
 from headrace.services.operate.replay.replay_training import ended_after, train
 from headrace.stream_jobs.groups import GroupAssembler
@@ -79,14 +79,8 @@ async def replay_batches(
     `policy` may be None if the recipe trains only one. Raises UsageError if it is not clear what
     to train, and RecordsLost if retention has removed what is needed.
     """
-    policies = trained_policies(recording.recipe, policy)
-    if len(policies) > 1:
-        raise UsageError(
-            f"{recording.namespace} trained several policies: name one with --policy, of "
-            f"{', '.join(policies)}"
-        )
-    policy = policies[0]
-    published = await read_publications(recording.log, policy)
+    policy = sole_policy(recording.namespace, recording.recipe, policy)
+    published = await read_versions(recording.log, policy)
     batches = await _find_batches(recording.log, policy)
     last = _last_version(recording.namespace, policy, published, batches, until)
     batches = batches[:last]

@@ -74,6 +74,7 @@ def print_versions(replayed: BatchesReplayed, as_json: bool) -> None:
         row["same"] = "same" if row["same"] else "differs"
     head = ("version", "batch", "recorded", "replayed", "weights")
     print_table(head, [[str(value) for value in row.values()] for row in rows])
+    _suggest_comparison(replayed.namespace)
 
 
 def print_trained(replayed: TrajectoriesReplayed, as_json: bool) -> None:
@@ -100,6 +101,11 @@ def print_trained(replayed: TrajectoriesReplayed, as_json: bool) -> None:
                 for version, samples in one.trained()
             ],
         )
+    _suggest_comparison(replayed.namespace)
+
+
+def _suggest_comparison(namespace: str) -> None:
+    explain(f"`headrace compare {namespace}` shows the metrics beside those of the recorded run")
 
 
 def print_episodes(replayed: EpisodesReplayed, as_json: bool) -> None:

@@ -25,6 +25,7 @@ from headrace.services.kafka.broker import FencedWriter
 from headrace.services.log.event_log import EventLog
 from headrace.services.models.tokens import tokenizer_digest
 from headrace.services.models.weights import model_folder
+from headrace.services.operate.find_versions import read_versions
 from headrace.services.operate.replay.rebuilder import as_published, decided_by
 from headrace.services.operate.replay.recording import (
     Recording,
@@ -32,7 +33,6 @@ from headrace.services.operate.replay.recording import (
     TaskRange,
     chunks,
     make_fresh,
-    read_publications,
     read_results,
     read_topic,
     reading_recorded,
@@ -184,7 +184,7 @@ async def _decided_at(recording: Recording, policy: str, tasks: Sequence[int]) -
 
 
 async def _skipped(recording: Recording, policy: str) -> set[int]:
-    published = await read_publications(recording.log, policy)
+    published = await read_versions(recording.log, policy)
     return {version for version, one in published.items() if one.status == "skipped"}
 
 

@@ -70,10 +70,10 @@ def test_intervals_hold_what_they_should_19_times_of_20() -> None:
 
 def test_an_evaluation_counts_what_says_something_of_the_policy() -> None:
     evaluation = EvaluationResult(passing=0.5)
-    evaluation.add(ended(1.0, 0.0, 0.6, 0.0))
-    evaluation.add(ended(0.0, 0.0, None, 0.0))
-    evaluation.add(ended(None, None))
-    cut = ended(0.0, 0.0)
+    evaluation.add(ended(1.0, 0.0, 0.6, 0.0, task_id="a"))
+    evaluation.add(ended(0.0, 0.0, None, 0.0, task_id="b"))
+    evaluation.add(ended(None, None, task_id="c"))
+    cut = ended(0.0, 0.0, task_id="d")
     limit = cut.outcomes[0].model_copy(update={"ending": "turn_limit", "reward": None})
     mute = cut.outcomes[1].model_copy(update={"reward": None})
     evaluation.add(cut.model_copy(update={"outcomes": (limit, mute)}))
@@ -83,6 +83,25 @@ def test_an_evaluation_counts_what_says_something_of_the_policy() -> None:
     assert evaluation.average.value == pytest.approx((0.4 + 0.0 + 0.0) / 3)
     by_k = {k: one.value for k in evaluation.powers() if (one := evaluation.passes(k))}
     assert by_k == pytest.approx({1: 0.5 / 3, 2: (1 - 1 / 6) / 2, 4: 1.0})
+
+
+def test_a_difference_pairs_the_same_tasks_and_so_has_a_narrower_interval() -> None:
+    ours, theirs = EvaluationResult(), EvaluationResult()
+    for number in range(8):
+        hard = number % 2
+        theirs.add(ended(0.5 * hard, 0.5 * hard, task_id=str(number)))
+        ours.add(ended(0.5 * hard + 0.1, 0.5 * hard + 0.1 * (number < 7), task_id=str(number)))
+    ours.add(ended(9.0, task_id="only ours"))
+    theirs.add(ended(9.0, task_id="0", source="another"))
+
+    difference = ours.minus(theirs)
+    assert difference is not None
+    assert difference.value == pytest.approx((7 * 0.1 + 0.05) / 8)
+    assert 0 < difference.low < difference.high < 0.2, "hard and easy tasks cancel out"
+    reverse = theirs.minus(ours)
+    assert reverse is not None
+    assert reverse.value == pytest.approx(-difference.value)
+    assert EvaluationResult().minus(theirs) is None
 
 
 def test_nothing_measured_has_no_figures() -> None:

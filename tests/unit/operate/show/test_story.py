@@ -200,7 +200,7 @@ def test_the_story_of_a_version_has_its_evaluation() -> None:
         gatherer = Gatherer(world.log, world.patience)
         found = await gatherer.evaluation("default", 2, 0.0, 1.0)
         assert found is not None
-        assert sorted(found.rewards) == [(0.0,), (1.0, 0.0)]
+        assert sorted(found.rewards.values()) == [(0.0,), (1.0, 0.0)]
         assert await gatherer.evaluation("default", 3, 0.0, 1.0) is None
         story = replace(await step_of(world, 2), evaluation=found)
         assert "  evaluation  avg@2 0.250 [" in text_of(step_page(story))

@@ -1,0 +1,1 @@
+"""`headrace compare`: shows a run and its replays side by side."""
