@@ -31,6 +31,7 @@ from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import MOST_RUNS, topics_of
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
 from headrace.services.operate.check.checking import check_in_child
+from headrace.services.operate.gateway_watch import watch_of_gateway
 from headrace.services.operate.run.children import child_specs
 from headrace.services.operate.run.choose_namespace import choose_namespace
 from headrace.services.operate.run.live_view import Status, make_view
@@ -94,7 +95,9 @@ class LocalRun:
         self._check = check
         launch = new_launch_folder(cluster.state)
         specs = child_specs(recipe, path, metrics_port, services)
-        self._status = Status(cluster.namespace or recipe.name)
+        invites = end is None and any(spec.name == "gateway" for spec in specs)
+        gateway = watch_of_gateway() if invites else None
+        self._status = Status(cluster.namespace or recipe.name, gateway=gateway)
         self._view = make_view(self._status, Console(stderr=True, quiet=quiet))
         note = self._view.note
         preloader = Preloader(path, [spec.command for spec in specs], on_change=note)
@@ -197,6 +200,8 @@ class LocalRun:
             "lags": self._follow_lags(log),
             "logs": self._follow_logs(),
         }
+        if self._status.gateway is not None:
+            work["gateway"] = self._status.gateway.follow(self._view.note)
         self._beside = [asyncio.create_task(one, name=name) for name, one in work.items()]
         try:
             yield
