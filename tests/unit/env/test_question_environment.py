@@ -18,7 +18,7 @@ HERE = __name__
 
 
 def half(answer: str, payload: Mapping[str, Any]) -> float:
-    return 0.5 * (answer == payload["answer"])
+    return 0.5 * float(answer == payload["answer"])
 
 
 async def named(answer: str, payload: Mapping[str, Any]) -> Observation:
