@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import shutil
 import signal
 import sys
 import time
@@ -40,7 +39,7 @@ from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
 from headrace.services.operate.run.report import Summary
 from headrace.services.operate.run.run_stack import RunStack
-from headrace.services.operate.run.supervisor import Supervisor
+from headrace.services.operate.run.supervisor import Supervisor, new_launch_folder
 from headrace.services.operate.run.watch import follow_progress
 
 QUIET_END_S = 30.0
@@ -336,18 +335,3 @@ def _failed(done: asyncio.Future[None]) -> bool:
 def command_line() -> str:
     """Returns this command as it is entered in a shell."""
     return shlex.join(["headrace", *sys.argv[1:]])
-
-
-def new_launch_folder(state: Path) -> Path:
-    """Creates the folder of logs until the namespace is known. Deletes those of dead processes."""
-    launches = state.absolute() / "launches"
-    for folder in launches.glob("*"):
-        try:
-            os.kill(int(folder.name), 0)
-        except ProcessLookupError:
-            shutil.rmtree(folder, ignore_errors=True)
-        except PermissionError:
-            continue  # A process of another user has this number.
-    folder = launches / str(os.getpid())
-    private_folder(folder)
-    return folder
