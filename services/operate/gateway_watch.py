@@ -29,6 +29,8 @@ class GatewayWatch:
     """Its base URL."""
     answered: bool = False
     """Whether it has answered. Before that, the numbers mean nothing."""
+    clients: int = 0
+    """Clients that play an episode or wait for one."""
     playing: int = 0
     """Episodes that a client plays."""
     waiting: int = 0
@@ -39,14 +41,14 @@ class GatewayWatch:
         while True:
             # A gateway that starts, or has much to do, answers a later question.
             with suppress(OSError, ValueError):
-                self.playing, self.waiting = await asyncio.to_thread(ask, self.url)
+                self.clients, self.playing, self.waiting = await asyncio.to_thread(ask, self.url)
                 if not self.answered:
                     note(invitation(self.url))
                 self.answered = True
             await asyncio.sleep(INTERVAL_S)
 
     def __str__(self) -> str:
-        return f"{self.playing} play   {self.waiting} episodes wait   {self.url}"
+        return f"{self.clients}   {self.playing} play   {self.waiting} episodes wait   {self.url}"
 
 
 def watch_of_gateway() -> GatewayWatch | None:
@@ -70,8 +72,8 @@ def invitation(url: str) -> str:
     )
 
 
-def ask(url: str) -> tuple[int, int]:
-    """Returns how many episodes are played, and how many wait for a client.
+def ask(url: str) -> tuple[int, int, int]:
+    """Returns how many clients there are, how many episodes are played, and how many wait.
 
     Raises OSError if the gateway does not answer, and ValueError for an answer of something else.
     """
@@ -80,6 +82,6 @@ def ask(url: str) -> tuple[int, int]:
     with build_opener(ProxyHandler({})).open(request, timeout=ANSWER_S) as answer:
         counts = json.loads(answer.read(ANSWER_BYTES))
     match counts:
-        case {"playing": int(playing), "waiting": int(waiting)}:
-            return playing, waiting
+        case {"clients": int(clients), "playing": int(playing), "waiting": int(waiting)}:
+            return clients, playing, waiting
     raise ValueError(f"{url} did not answer as a gateway")

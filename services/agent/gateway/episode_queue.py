@@ -38,12 +38,16 @@ class EpisodeQueue:
         """Why the gateway has no more episodes."""
         self._waiting: OrderedDict[PendingEpisode, None] = OrderedDict()
         self._playing = 0
+        self._asking = 0
         self._came = asyncio.Event()
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of attempts that wait for a client, and of those that a client plays."""
-        return {"waiting": len(self._waiting), "playing": self._playing}
+        """The number of attempts that wait for a client, of those that a client plays, and of
+        clients: those that play and those that wait for an attempt.
+        """
+        clients = self._playing + self._asking
+        return {"waiting": len(self._waiting), "playing": self._playing, "clients": clients}
 
     def close(self, reason: ApiError) -> None:
         """Refuses from now on whoever takes an episode, also those who wait for one."""
@@ -68,6 +72,7 @@ class EpisodeQueue:
 
         Raises the ApiError of `close`.
         """
+        self._asking += 1
         try:
             async with asyncio.timeout(wait_s):
                 while not self._waiting and self.closed is None:
@@ -75,6 +80,8 @@ class EpisodeQueue:
                     await self._came.wait()
         except TimeoutError:
             return None
+        finally:
+            self._asking -= 1
         if self.closed is not None:
             raise self.closed
         pending, _ = self._waiting.popitem(last=False)

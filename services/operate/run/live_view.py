@@ -163,7 +163,7 @@ def progress_line(status: Status) -> str:
         f"restarts {status.restarts}",
     ]
     if status.gateway is not None and status.gateway.answered:
-        parts.append(f"clients {status.gateway.playing}")
+        parts.append(f"clients {status.gateway.clients}")
     for name, policy in progress.policies.items():
         if policy.cross_entropy is not None:
             parts.append(f"cross-entropy {policy.cross_entropy:.3f}")

@@ -223,14 +223,20 @@ def test_a_gateway_says_how_many_episodes_wait_and_how_many_are_played() -> None
                 assert refused.status == 401
             with queue.waiting(pending[0]):
                 with queue.waiting(pending[1]):
-                    assert await counts() == {"waiting": 2, "playing": 0}
+                    assert await counts() == {"waiting": 2, "playing": 0, "clients": 0}
                     await queue.take(BOUND_S)
-                    assert await counts() == {"waiting": 1, "playing": 1}
+                    assert await counts() == {"waiting": 1, "playing": 1, "clients": 1}
                     queue.give_back(pending[0])
-                    assert await counts() == {"waiting": 2, "playing": 0}
+                    assert await counts() == {"waiting": 2, "playing": 0, "clients": 0}
                     await queue.take(BOUND_S)
-                assert await counts() == {"waiting": 0, "playing": 1}
-            assert await counts() == {"waiting": 0, "playing": 0}
+                assert await counts() == {"waiting": 0, "playing": 1, "clients": 1}
+            assert await counts() == {"waiting": 0, "playing": 0, "clients": 0}
+            asking = asyncio.create_task(queue.take(BOUND_S))
+            await asyncio.sleep(0)
+            assert await counts() == {"waiting": 0, "playing": 0, "clients": 1}
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            assert await counts() == {"waiting": 0, "playing": 0, "clients": 0}
         await server.aclose()
 
     asyncio.run(asyncio.wait_for(main(), BOUND_S))

@@ -67,8 +67,8 @@ def test_a_run_with_a_gateway_shows_its_clients_once_it_answers() -> None:
     gateway = GatewayWatch("http://here:8100/v1")
     status = Status("r", progress=Progress(RECIPE), gateway=gateway)
     assert "clients" not in shown(status)
-    gateway.answered, gateway.playing, gateway.waiting = True, 3, 21
-    for part in ("clients", "3 play", "21 episodes wait", "http://here:8100/v1", "clients 3"):
+    gateway.answered, gateway.clients, gateway.playing, gateway.waiting = True, 9, 3, 21
+    for part in ("clients", "3 play", "21 episodes wait", "http://here:8100/v1", "clients 9"):
         assert part in shown(status)
 
 
