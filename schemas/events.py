@@ -285,6 +285,8 @@ class EpisodeStarted(TaskEvent):
     verdict: Failure | None = None
     """Why the episode must end at once: it is refused, a duplicate, cancelled or overdue. Null if
     it shall run."""
+    versions: dict[str, Version] = {}
+    """The newest version of each policy in training when the task was started."""
 
 
 class GenerationRequested(CallEvent):

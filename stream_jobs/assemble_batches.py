@@ -2,24 +2,33 @@
 
 This job is the sole writer of `batches.<policy>`. At its start it fences its predecessor. Only then
 does it read the last batch, which holds the frontier, and follow `groups.<policy>`, from the offset
-in that batch, and `policies`. It decides nothing before it has caught up with both.
+in that batch, `policies`, and `episodes`, from where the scheduler's commit says that open tasks
+begin. It decides nothing before it has caught up with all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import aclosing
 
 from headrace.errors import UsageError
-from headrace.schemas.events import BatchAssembled, Event, GroupClosed, PolicyPublished
+from headrace.schemas.events import (
+    BatchAssembled,
+    EpisodeStarted,
+    Event,
+    GroupClosed,
+    PolicyPublished,
+)
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import BATCHES, GROUPS, POLICIES
 from headrace.services.base.clock import now
-from headrace.services.kafka.broker import FencedWriter
+from headrace.services.kafka.broker import FencedWriter, Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.log_reader import CaughtUp, follow_events, require_beginning
+from headrace.services.log.log_reader import CaughtUp, Start, follow_events, require_beginning
 from headrace.services.log.trace import enter_trace
+from headrace.services.worker.open_episodes import SCHEDULER, open_episodes
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.batches import BatchAssembler
 
@@ -49,7 +58,8 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
         logger.info(
             "%s: from batch %d, groups from %d", policy, assembler.version, assembler.groups_read
         )
-        await _follow(log, policy, assembler, writer, context.stopping)
+        starts = await open_episodes(log, context.consumer_group(SCHEDULER))
+        await _follow(context, policy, assembler, writer, starts)
     finally:
         await writer.close()
 
@@ -86,17 +96,18 @@ async def _last_batch(log: EventLog, policy: str) -> BatchAssembled | None:
 
 
 async def _follow(
-    log: EventLog,
+    context: ServiceContext,
     policy: str,
     assembler: BatchAssembler,
     writer: FencedWriter,
-    stopping: asyncio.Event,
+    starts: Mapping[Partition, Start],
 ) -> None:
-    """Reads groups and publications, and writes each batch as it becomes due."""
+    """Reads starts, groups and publications, and writes each batch as it becomes due."""
+    log, stopping = context.log, context.stopping
     groups = log.topics.partition(GROUPS, policy)
     # From the first record, because the last ones may all be of other policies.
     policies = log.topics.partition(POLICIES)
-    reader = follow_events(log, {groups: assembler.groups_read, policies: "first"})
+    reader = follow_events(log, {groups: assembler.groups_read, policies: "first", **starts})
     stopped = asyncio.ensure_future(stopping.wait())
     upcoming = asyncio.ensure_future(anext(reader))
     caught_up = False
@@ -104,7 +115,7 @@ async def _follow(
         while not stopped.done():
             await asyncio.wait(
                 {stopped, upcoming},
-                timeout=_seconds_until(assembler.due_at if caught_up else None),
+                timeout=_seconds_until(assembler.due_at(now()) if caught_up else None),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if upcoming.done():
@@ -129,6 +140,8 @@ def _add(assembler: BatchAssembler, item: Delivery[Event] | CaughtUp) -> None:
         assembler.on_group(item.event, item.offset)
     elif isinstance(item.event, PolicyPublished):
         assembler.on_policy(item.event)
+    elif isinstance(item.event, EpisodeStarted):
+        assembler.on_start(item.event, item.recorded_at)
 
 
 async def _write_due(log: EventLog, assembler: BatchAssembler, writer: FencedWriter) -> None:

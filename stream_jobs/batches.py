@@ -1,10 +1,16 @@
 """Decides which groups make batch n, and when. No I/O, no clock.
 
-Batch n trains version n, so the staleness of its samples is known exactly: n - 1 minus the version
-of a sample's oldest token. Demonstrated samples have no version and are never stale. Batch n may be
-assembled when n - 1 is at most `prefetch` ahead of the newest published version. It is due when
-enough groups are waiting, or `batch_wait_s` after the first waiting task ended; then it may be
-short, or empty. An evaluation task is decided by the next batch, but makes no batch due.
+Batch n trains version n, so the staleness of its samples is known exactly: how many versions before
+n changed the weights since the sample's oldest token. A group is trained whole or dropped whole,
+because its advantages belong together. Demonstrated samples are never stale.
+
+Batch n may be assembled when n - 1 is at most `prefetch` ahead of the newest published version. It
+takes the groups that go stale first, and it is due when it is full. It waits, however, for a live
+group (started, not closed) that could not be trained any more afterwards, for at most
+`straggler_wait_s`. Otherwise long episodes would be trained on less often than short ones. A batch
+is short only if nothing more can come: no group is live, and none was started or closed for
+`batch_wait_s`. An evaluation task is decided by the next batch, but makes no batch due.
+docs/algorithms.md has the reasons and the simulation.
 
 Every batch states which tasks it and all batches before it decided. So it is result and checkpoint
 in one record: after a crash, `on_batch` with the last batch and `on_group` with all groups from its
@@ -14,15 +20,17 @@ in one record: after a crash, `on_batch` with the last batch and `on_group` with
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from statistics import fmean
 
 from headrace.schemas.events import (
     BatchAssembled,
     BatchSample,
     Dropped,
+    EpisodeStarted,
     GroupClosed,
     GroupSample,
     PolicyPublished,
@@ -30,6 +38,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.staleness import Staleness
 from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.stream_jobs.groups import EVALUATE
 
@@ -39,6 +48,8 @@ _SAMPLE_BYTES = 96
 """Upper bound of a sample's Avro encoding in bytes, without topic name and advantages."""
 _DROPPED_BYTES = 20
 """Upper bound of a Dropped's Avro encoding in bytes, without its reason."""
+OVERDUE_S = 60.0
+"""Seconds after a group's deadline when nothing waits for it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +59,38 @@ class _WaitingGroup:
     group: GroupClosed
     offset: int
     fresh: tuple[GroupSample, ...]
-    """The samples that are not too stale for the next batch."""
+    """The samples that the next batch can train on."""
     dropped: tuple[Dropped, ...]
     """What the next batch leaves out of the group."""
+    slack: int
+    """In how many batches after the next one it can still be trained."""
     size: int
     """The most bytes that the group takes in a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LiveGroup:
+    """A group that was started and is not closed."""
+
+    version: int
+    """The newest version when it was started."""
+    overdue_s: float
+    """When its episodes should have ended, in epoch seconds: nothing waits for it after that."""
 
 
 class BatchAssembler:
     """Groups and published versions of one policy in; batch n out, with its frontier."""
 
     def __init__(
-        self, recipe: Recipe, policy: str, recorded: Mapping[int, int] | None = None
+        self,
+        recipe: Recipe,
+        policy: str,
+        recorded: Mapping[int, int] | None = None,
+        skipped: Collection[int] = (),
     ) -> None:
-        """`recorded` is for a replay: for each task, the newest batch's version when the recorded
-        run decided the task. With it, samples are as stale as they were then."""
+        """`recorded` and `skipped` are for a replay: for each task, the newest batch's version when
+        the recorded run decided the task, and the versions that the recorded run skipped. With
+        them, samples are as stale as they were then."""
         self._policy = policy
         self._recorded = recorded or {}
         self._digest = recipe.digest
@@ -70,7 +98,11 @@ class BatchAssembler:
         self._version = 0
         self._published: int | None = None
         self._frontier = Frontier()
+        self._staleness = Staleness(self._settings.prefetch, skipped)
         self._waiting: dict[int, _WaitingGroup] = {}
+        self._live: dict[int, _LiveGroup] = {}
+        self._changed_s = 0.0
+        """When a group was started or closed last, in epoch seconds."""
         self._next_offset = 0
 
     @property
@@ -84,21 +116,37 @@ class BatchAssembler:
         offsets = (waiting.offset for waiting in self._waiting.values())
         return min(offsets, default=self._next_offset)
 
-    @property
-    def due_at(self) -> float | None:
-        """When a batch is due even if it is short, in epoch seconds.
+    def due_at(self, now_s: float) -> float | None:
+        """Returns when `next_batch` may give another answer although no event came.
 
-        None if no waiting group makes a batch due, or if none may be assembled yet.
+        In epoch seconds, and later than `now_s`. None if only an event can change the answer.
         """
-        groups = [one.group for one in self._waiting.values() if one.group.reason != EVALUATE]
-        if not groups or not self._may_assemble():
+        if not self._trainable() or not self._may_assemble():
             return None
-        first = min(group.ended for group in groups) / 1000
-        return first + self._settings.batch_wait_s
+        moments = [self._changed_s + self._settings.batch_wait_s, self._patient_until()]
+        moments += [group.overdue_s for group in self._live.values()]
+        return min((moment for moment in moments if moment > now_s), default=None)
+
+    def on_start(self, started: EpisodeStarted, started_s: float) -> None:
+        """Notes that a group is live, unless it is closed already.
+
+        `started_s` is when the log recorded the event, in epoch seconds. Only the first event of a
+        task counts. Ignores tasks that are not trained on.
+        """
+        task = started.task
+        trains = started.verdict is None and started.submitted.purpose == "train"
+        if not trains or task in self._live or task in self._waiting or task in self._frontier:
+            return
+        version = started.versions.get(self._policy, self._published or 0)
+        self._live[task] = _LiveGroup(version, started.deadline / 1000 + OVERDUE_S)
+        self._changed_s = max(self._changed_s, started_s)
 
     def on_group(self, group: GroupClosed, offset: int) -> None:
         """Adds a group, unless its task is decided or has a waiting group already."""
         self._next_offset = max(self._next_offset, offset + 1)
+        self._live.pop(group.task, None)
+        if group.reason != EVALUATE:
+            self._changed_s = max(self._changed_s, group.ended / 1000)
         if group.task not in self._frontier and group.task not in self._waiting:
             self._waiting[group.task] = self._judge(group, offset)
 
@@ -106,6 +154,9 @@ class BatchAssembler:
         """Notes a published version. Ignores other policies."""
         if published.policy == self._policy:
             self._published = max(self._published or 0, published.version)
+            if published.status == "skipped":
+                self._staleness.skip(published.version)
+                self._judge_again()
 
     def on_batch(self, batch: BatchAssembled) -> None:
         """Notes what a batch decided: one that was just written, or on recovery the last one.
@@ -117,29 +168,62 @@ class BatchAssembler:
         self._version = batch.version
         self._frontier = batch.frontier()
         self._next_offset = max(self._next_offset, batch.groups_read)
-        self._waiting = {
-            task: self._judge(waiting.group, waiting.offset)
-            for task, waiting in self._waiting.items()
-            if task not in self._frontier
-        }
+        self._live = {task: one for task, one in self._live.items() if task not in self._frontier}
+        self._judge_again()
 
     def next_batch(self, now_s: float) -> BatchAssembled | None:
         """Returns the batch that is due now, or None. The state changes only with `on_batch`.
 
         `now_s` is in epoch seconds. The same inputs give the same batch, byte for byte.
         """
-        if not self._waiting or not self._may_assemble():
+        if not self._trainable() or not self._may_assemble():
             return None
-        trainable = [waiting for waiting in self._waiting.values() if waiting.fresh]
-        due_at = self.due_at
-        if len(trainable) < self._settings.groups and (due_at is None or now_s < due_at):
+        fresh = sorted((one for one in self._waiting.values() if one.fresh), key=self._order)
+        chosen = fresh[: self._settings.groups]
+        live = [one for one in self._live.values() if now_s < one.overdue_s]
+        if len(chosen) < self._settings.groups:
+            if live or now_s < self._changed_s + self._settings.batch_wait_s:
+                return None
+        elif now_s < self._patient_until() and self._strands(live, chosen):
             return None
-        trainable.sort(key=self._order)
         unfit = [waiting for waiting in self._waiting.values() if not waiting.fresh]
         unfit.sort(key=lambda waiting: waiting.offset)
-        chosen = list(_fitting(trainable[: self._settings.groups], BATCH_BYTES))
+        chosen = list(_fitting(chosen, BATCH_BYTES))
         room = BATCH_BYTES - sum(waiting.size for waiting in chosen)
         return self._assemble(chosen, list(_fitting(unfit, room)))
+
+    def _trainable(self) -> bool:
+        """Whether a task waits that makes a batch due."""
+        return any(waiting.group.reason != EVALUATE for waiting in self._waiting.values())
+
+    def _patient_until(self) -> float:
+        """Until when a full batch waits for live groups, in epoch seconds."""
+        ends = sorted(one.group.ended for one in self._waiting.values() if one.fresh)
+        if len(ends) < self._settings.groups:
+            return 0.0
+        longest_s = self._settings.straggler_wait_s
+        return math.inf if longest_s is None else ends[self._settings.groups - 1] / 1000 + longest_s
+
+    def _strands(self, live: Iterable[_LiveGroup], chosen: Iterable[_WaitingGroup]) -> bool:
+        """Whether a live group goes stale because the next batch does not wait for it.
+
+        Of the live groups, those that can be trained in at most k batches after the next one have
+        room in k batches. If they are more, and the next batch holds groups that could wait longer,
+        then it takes the live groups' room.
+        """
+        running = Counter(self._slack(group.version) for group in live)
+        taken = Counter(waiting.slack for waiting in chosen)
+        live_groups = urgent = 0
+        for slack in sorted(slack for slack in {*running, *taken} if slack >= 0):
+            live_groups += running[slack]
+            urgent += taken[slack]
+            if live_groups > slack * self._settings.groups and urgent < self._settings.groups:
+                return True
+        return False
+
+    def _slack(self, version: int) -> int:
+        behind = self._staleness.behind(version, self._version)
+        return self._settings.max_staleness - behind
 
     def _may_assemble(self) -> bool:
         return (
@@ -147,32 +231,41 @@ class BatchAssembler:
             and self._version - self._published <= self._settings.prefetch
         )
 
+    def _judge_again(self) -> None:
+        self._waiting = {
+            task: self._judge(waiting.group, waiting.offset)
+            for task, waiting in self._waiting.items()
+            if task not in self._frontier
+        }
+
     def _judge(self, group: GroupClosed, offset: int) -> _WaitingGroup:
         """Returns the group as the next batch sees it."""
-        fresh: list[GroupSample] = []
-        dropped: list[Dropped] = []
         newest = self._recorded.get(group.task, self._version)
-        for sample in group.samples:
-            behind = newest - sample.oldest_version
-            if behind > self._settings.max_staleness and sample.oldest_version >= 0:
-                dropped.append(Dropped(task=group.task, sample=sample.sample, reason="stale"))
-            else:
-                fresh.append(sample)
+        fresh, dropped = group.samples, list[Dropped]()
+        slack = self._settings.max_staleness - max(
+            (self._staleness.behind(sample.oldest_version, newest) for sample in fresh), default=0
+        )
         if group.verdict == "dropped":
-            fresh, dropped = [], [Dropped(task=group.task, reason=group.reason)]
-        elif not fresh:
-            dropped = [Dropped(task=group.task, reason="stale")]
+            fresh, dropped = (), [Dropped(task=group.task, reason=group.reason)]
+        elif slack < 0:
+            # The advantages of sampled tokens belong together. Demonstrations stand alone.
+            fresh = tuple(sample for sample in group.samples if sample.oldest_version < 0)
+            stale = [sample.sample for sample in group.samples if sample.oldest_version >= 0]
+            dropped = [Dropped(task=group.task, sample=one, reason="stale") for one in stale]
+            if not fresh:
+                dropped = [Dropped(task=group.task, reason="stale")]
         size = _size(fresh, dropped)
         if size > BATCH_BYTES:
-            fresh, dropped = [], [Dropped(task=group.task, reason="too_large")]
+            fresh, dropped = (), [Dropped(task=group.task, reason="too_large")]
             size = _size(fresh, dropped)
-        return _WaitingGroup(group, offset, tuple(fresh), tuple(dropped), size)
+        return _WaitingGroup(group, offset, fresh, tuple(dropped), slack, size)
 
     def _order(self, waiting: _WaitingGroup) -> tuple[int, int, int]:
         if self._settings.order == "fifo":
             return (waiting.offset, 0, 0)
-        oldest = min(sample.oldest_version for sample in waiting.fresh)
-        return (oldest, waiting.group.ended, waiting.offset)
+        # Demonstrations are never stale, and are to be learned first.
+        shown = any(sample.oldest_version < 0 for sample in waiting.fresh)
+        return (-1 if shown else waiting.slack, waiting.group.ended, waiting.offset)
 
     def _assemble(
         self, chosen: Sequence[_WaitingGroup], unfit: Sequence[_WaitingGroup]
@@ -190,7 +283,7 @@ class BatchAssembler:
             waiting.group.mean
             for waiting in deciding
             # The mean of a group that another program wrote may be any float.
-            if waiting.group.mean is not None and isfinite(waiting.group.mean)
+            if waiting.group.mean is not None and math.isfinite(waiting.group.mean)
         ]
         return BatchAssembled(
             policy=self._policy,

@@ -138,14 +138,20 @@ class Batches(Settings):
     groups: Positive = 16
     """Number of groups in a batch."""
     max_staleness: NotNegative = 1
-    """How many versions the oldest token of a sample in batch n may be behind version n - 1."""
+    """How many versions the oldest token of a sample in batch n may be behind version n - 1. A
+    version that did not change the weights is not counted."""
     prefetch: NotNegative = 1
     """Number of batches that are assembled ahead of the newest published version."""
     order: Literal["edf", "fifo"] = "edf"
     """Which group goes first. `edf`: the one that goes stale first. `fifo`: the one that ended
     first."""
     batch_wait_s: PositiveSeconds = 30.0
-    """Seconds that the oldest group waits. After them a batch may be short."""
+    """Seconds without any group that was started, is live or was closed. After them a batch may be
+    short."""
+    straggler_wait_s: float | None = Field(default=None, ge=0)
+    """Most seconds that a full batch waits for live groups that it would make stale. Absent: it
+    waits until their deadline. 0: it waits for none, and long episodes are trained on less often
+    than short ones."""
 
 
 class Training(Settings):

@@ -5,11 +5,6 @@ run starts at once as a single episode with a verdict, so that it ends like any 
 
 Evaluation tasks have a queue and a limit of their own. Training and evaluation never wait for each
 other; if both may start, they alternate. A role that names no version is pinned to the newest one.
-
-Freshness: for each policy in training, the room for new groups is
-(newest published - newest batch + max_staleness + 1) * groups per batch - open groups, and 0
-before version 0. A group is open from its start until it is dropped or a batch's frontier contains
-it, so filtered and dropped groups free their room.
 """
 
 from __future__ import annotations
@@ -17,12 +12,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from headrace.schemas.events import EpisodeStarted, Failure, TaskCancelled, TaskSubmitted
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.staleness import Staleness
+from headrace.services.scheduler.policy_room import PolicyRoom
 from headrace.services.tasks.admission import refusal, refused
 from headrace.services.tasks.cancellation import CancelledTasks, TaskId, id_of
 
@@ -30,27 +29,6 @@ MAX_NAME = 1_000
 """A task that is not run keeps at most so many characters of each name."""
 RUN_ENDING = "the run is ending"
 Purpose = Literal["train", "evaluate"]
-
-
-@dataclass(slots=True)
-class _Policy:
-    """The state of a policy in training."""
-
-    groups: int
-    max_staleness: int
-    published: int | None = None
-    batch: int = 0
-    decided: Frontier = field(default_factory=Frontier)
-    open: set[int] = field(default_factory=set)
-    """Tasks that were started and are not decided."""
-
-    @property
-    def room(self) -> int:
-        """How many groups may start now."""
-        if self.published is None:
-            return 0
-        ahead = self.published - self.batch + self.max_staleness + 1
-        return ahead * self.groups - len(self.open)
 
 
 @dataclass(slots=True)
@@ -96,7 +74,11 @@ class SchedulerCore:
         self._recipe = recipe
         self._limits = recipe.scheduler
         self._policies = {
-            name: _Policy(policy.batches.groups, policy.batches.max_staleness)
+            name: PolicyRoom(
+                policy.batches.groups,
+                policy.batches.max_staleness,
+                Staleness(policy.batches.prefetch),
+            )
             for name, policy in recipe.policies.items()
             if policy.training is not None
         }
@@ -182,7 +164,7 @@ class SchedulerCore:
         self._lanes[submitted.purpose].live += submitted.samples
         for policy in self._policies.values():
             if trains and started.task not in policy.decided:
-                policy.open.add(started.task)
+                policy.open[started.task] = None
 
     def on_outcome(self, number: int, sample: int) -> None:
         """Takes the end of an episode."""
@@ -191,12 +173,22 @@ class SchedulerCore:
             task.ended.add(sample)
             self._lanes[task.purpose].live -= 1
 
-    def on_group(self, policy: str, number: int, *, dropped: bool) -> None:
-        """Takes a closed group. A dropped group frees its room."""
-        if dropped and policy in self._policies:
-            self._policies[policy].open.discard(number)
+    def on_group(self, policy: str, number: int, *, oldest: int | None) -> None:
+        """Takes a closed group. `oldest` is the version of its oldest token.
+
+        It is -1 if a token is demonstrated, and None if the group is dropped. A dropped group frees
+        its room, and so does a stale one.
+        """
+        known = self._policies.get(policy)
+        if known is None:
+            return
+        if oldest is None:
+            known.open.pop(number, None)
             if number in self._started:
                 self._started[number].dropped.add(policy)
+        elif number in known.open:
+            known.open[number] = oldest
+            known.free_stale()
 
     def on_batch(self, policy: str, version: int, decided: Frontier) -> None:
         """Takes a batch: its version, and the tasks that are decided by then."""
@@ -204,13 +196,16 @@ class SchedulerCore:
         if known is not None and version > known.batch:
             known.batch = version
             known.decided = decided
-            known.open = {number for number in known.open if number not in decided}
+            known.open = {one: oldest for one, oldest in known.open.items() if one not in decided}
+            known.free_stale()
 
-    def on_policy(self, policy: str, version: int) -> None:
-        """Takes a published version."""
+    def on_policy(self, policy: str, version: int, *, skipped: bool = False) -> None:
+        """Takes a published version. `skipped`: it has the weights of the version before it."""
         self._published[policy] = max(version, self._published.get(policy, version))
         if policy in self._policies:
             self._policies[policy].published = self._published[policy]
+            if skipped:
+                self._policies[policy].staleness.skip(version)
 
     def end(self) -> None:
         """Ends the run: cancels the tasks that wait, and all that will come."""
@@ -238,9 +233,13 @@ class SchedulerCore:
             self._interval_s = submitted.samples / self._limits.starts_per_s
             self._next_start_s = now_s + self._interval_s
         return [
-            _start(number, sample, self._pinned(submitted), now_s, None)
+            _start(number, sample, self._pinned(submitted), now_s, None, self._versions())
             for sample in range(submitted.samples)
         ]
+
+    def _versions(self) -> dict[str, int]:
+        """The newest version of each policy in training."""
+        return {name: self._published[name] for name in self._policies if name in self._published}
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until `starts_per_s` allows the next start."""
@@ -265,7 +264,7 @@ class SchedulerCore:
             task = self._started.pop(old)
             self._lanes[task.purpose].live -= task.samples - len(task.ended)
             for policy in self._policies.values():
-                policy.open.discard(old)
+                policy.open.pop(old, None)
 
     def _dequeue(self, number: int) -> TaskSubmitted:
         lane = next(lane for lane in self._lanes.values() if number in lane.waiting)
@@ -316,7 +315,12 @@ def _cancelled(reason: str) -> Failure:
 
 
 def _start(
-    number: int, sample: int, submitted: TaskSubmitted, now_s: float, verdict: Failure | None
+    number: int,
+    sample: int,
+    submitted: TaskSubmitted,
+    now_s: float,
+    verdict: Failure | None,
+    versions: Mapping[str, int] = MappingProxyType({}),
 ) -> EpisodeStarted:
     return EpisodeStarted(
         task=number,
@@ -325,6 +329,7 @@ def _start(
         seed=_seed(submitted.seed, number, sample),
         deadline=int(now_s * 1000) + max(1, submitted.deadline_s) * 1000,
         verdict=verdict,
+        versions=dict(versions),
     )
 
 

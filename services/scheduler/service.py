@@ -21,9 +21,6 @@ from headrace.schemas.events import (
 from headrace.schemas.topics import (
     BATCHES,
     CANCELLATIONS,
-    EPISODES,
-    GROUPS,
-    OUTCOMES,
     POLICIES,
     TASKS,
 )
@@ -32,6 +29,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import read_events
 from headrace.services.scheduler.core import SchedulerCore
+from headrace.services.worker.open_episodes import SCHEDULER, SCHEDULER_TOPICS
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import SideStart, Worker
@@ -52,18 +50,18 @@ async def run(context: ServiceContext) -> None:
         topics.partition(POLICIES): "first",
         topics.partition(CANCELLATIONS): "first",
     }
-    for topic in (EPISODES, OUTCOMES, GROUPS):
+    for topic in SCHEDULER_TOPICS:
         starts |= dict.fromkeys(topics.partitions_of(topic), "committed")
     starts |= dict.fromkeys(topics.partitions_of(BATCHES), "tail")
 
     await Worker(
         context.log,
         topics=[topics.name(TASKS)],
-        consumer_group=context.consumer_group("scheduler"),
+        consumer_group=context.consumer_group(SCHEDULER),
         make_shard=lambda shard: SchedulerShard(shard, context),
         side_partitions=lambda _: starts,
         side_partitions_first=True,
-        fenced=context.consumer_group("scheduler"),
+        fenced=context.consumer_group(SCHEDULER),
         stopping=context.stopping,
     ).run()
 
@@ -103,7 +101,8 @@ class SchedulerShard:
         elif isinstance(event, TaskCancelled):
             self._core.on_cancelled(event)
         elif isinstance(event, PolicyPublished):
-            self._core.on_policy(event.policy, event.version)
+            skipped = event.status == "skipped"
+            self._core.on_policy(event.policy, event.version, skipped=skipped)
         self._wake.set()
 
     async def on_caught_up(self) -> None:
@@ -112,7 +111,7 @@ class SchedulerShard:
         tasks = self._shard.partition
         first = self._first
         if first is None:
-            group = self._context.consumer_group("scheduler")
+            group = self._context.consumer_group(SCHEDULER)
             first = (await self._context.log.broker.committed(group, [tasks]))[tasks].offset
         await self._recall(first)
         self._core.forget_below(first)
@@ -133,7 +132,7 @@ class SchedulerShard:
         if isinstance(event, EpisodeEnded):
             self._core.on_outcome(event.task, event.sample)
         else:
-            self._core.on_group(event.policy, event.task, dropped=event.verdict == "dropped")
+            self._core.on_group(event.policy, event.task, oldest=_oldest(event))
         self._release(event.task)
 
     async def _on_task(self, delivery: Delivery[TaskSubmitted]) -> None:
@@ -198,3 +197,10 @@ class SchedulerShard:
         await self._context.ending.wait()
         self._core.end()
         self._wake.set()
+
+
+def _oldest(group: GroupClosed) -> int | None:
+    """The version of a group's oldest token, -1 if one is demonstrated; None if it is dropped."""
+    if group.verdict == "dropped":
+        return None
+    return min((one.oldest_version for one in group.samples), default=-1)

@@ -11,11 +11,13 @@ from headrace.schemas.events import (
     BatchSample,
     Dropped,
     GroupClosed,
+    PolicyPublished,
     TaskEnded,
     TrajectoryRecorded,
 )
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.staleness import Staleness
 from headrace.services.log.event_log import Delivery
 from tests.checker.facts import Facts, Violations
 from tests.checker.trajectories import use_of
@@ -31,6 +33,9 @@ def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
 
 def _batches(facts: Facts, recipe: Recipe, policy: str, *, settled: bool) -> Violations:
     settings = recipe.policies[policy].batches
+    skipped = (one for one in facts.events(PolicyPublished) if one.status == "skipped")
+    versions = (one.version for one in skipped if one.policy == policy)
+    staleness = Staleness(settings.prefetch, versions)
     groups = _Groups(facts, policy)
     frontier = Frontier()
     batches = [event for event in facts.events(BatchAssembled) if event.policy == policy]
@@ -50,7 +55,7 @@ def _batches(facts: Facts, recipe: Recipe, policy: str, *, settled: bool) -> Vio
             yield f"I3: {name} is said to leave {after}: with what it holds it is {frontier}"
             frontier = after
         yield from groups.read(batch, deciding, frontier, name)
-        yield from _content(facts, batch, name, settings.max_staleness)
+        yield from _content(facts, batch, name, settings.max_staleness, staleness)
         yield from _sums(facts, batch, deciding, settings.groups, name)
     if settled and recipe.policies[policy].training is not None:
         for ended in facts.events(TaskEnded):
@@ -96,18 +101,26 @@ class _Groups:
         return bool(at) and at[0] not in frontier
 
 
-def _content(facts: Facts, batch: BatchAssembled, name: str, max_staleness: int) -> Violations:
-    """Every sample of the groups that a batch decides is in it once, or dropped."""
+def _content(
+    facts: Facts, batch: BatchAssembled, name: str, max_staleness: int, staleness: Staleness
+) -> Violations:
+    """Every sample of the groups that a batch decides is in it once, or dropped.
+
+    What the policy sampled of a group is trained whole or dropped whole.
+    """
     held: dict[int, list[int]] = defaultdict(list)
     for sample in batch.samples:
         held[sample.task].append(sample.sample)
         yield from _sample(facts, batch, sample, f"{name}: {sample.task}/{sample.sample}")
-        behind = _behind(facts, batch, sample.task, sample.sample)
+        behind = _behind(facts, batch, sample.task, sample.sample, staleness)
         if behind is not None and behind > max_staleness:
             yield f"I5: {name}: {sample.task}/{sample.sample} is {behind} versions behind"
     whole = set()
+    sampled = {sample.task for sample in batch.samples if sample.oldest_version >= 0}
     for drop in batch.dropped:
-        yield from _dropped(facts, batch, drop, max_staleness, name)
+        yield from _dropped(facts, batch, drop, max_staleness, name, staleness)
+        if drop.task in sampled:
+            yield f"I5: {name}: task {drop.task} is trained in part: advantages belong together"
         if drop.sample < 0:
             whole.add(drop.task)
         else:
@@ -136,7 +149,9 @@ def _sample(facts: Facts, batch: BatchAssembled, sample: BatchSample, name: str)
 _SHARED = {"advantages", "tokens", "longest", "oldest_version"}
 
 
-def _behind(facts: Facts, batch: BatchAssembled, task: int, sample: int) -> int | None:
+def _behind(
+    facts: Facts, batch: BatchAssembled, task: int, sample: int, staleness: Staleness
+) -> int | None:
     """How many versions a sample's oldest token is behind the batch's start, by its trajectory.
 
     What was demonstrated never is.
@@ -145,13 +160,16 @@ def _behind(facts: Facts, batch: BatchAssembled, task: int, sample: int) -> int 
     found = [one for one in group.samples if one.sample == sample] if group is not None else []
     trajectory = facts.resolve(found[0].trajectory) if found else None
     use = use_of(trajectory, batch.policy) if isinstance(trajectory, TrajectoryRecorded) else None
-    if use is None or use.oldest_version < 0:
-        return None if use is None else 0
-    return batch.version - 1 - use.oldest_version
+    return None if use is None else staleness.behind(use.oldest_version, batch.version - 1)
 
 
 def _dropped(
-    facts: Facts, batch: BatchAssembled, drop: Dropped, max_staleness: int, name: str
+    facts: Facts,
+    batch: BatchAssembled,
+    drop: Dropped,
+    max_staleness: int,
+    name: str,
+    staleness: Staleness,
 ) -> Violations:
     """What is left out has a reason, and the reason holds."""
     name = f"{name}: {drop.task}/{drop.sample}"
@@ -164,11 +182,10 @@ def _dropped(
         if drop.sample >= 0 or drop.reason != group.reason:
             yield f"I3: {name} is dropped as {drop.reason}, its group as {group.reason}"
     elif drop.reason == "stale":
-        samples = [one.sample for one in group.samples]
-        for sample in samples if drop.sample < 0 else [drop.sample]:
-            behind = _behind(facts, batch, drop.task, sample)
-            if behind is not None and behind <= max_staleness:
-                yield f"I5: {name} is dropped as stale, and is {behind} versions behind"
+        behind = [_behind(facts, batch, drop.task, one.sample, staleness) for one in group.samples]
+        known = [one for one in behind if one is not None]
+        if len(known) == len(behind) and max(known, default=0) <= max_staleness:
+            yield f"I5: {name} is dropped as stale, and is {max(known)} versions behind"
 
 
 def _sums(

@@ -14,6 +14,7 @@ from headrace.schemas.events import (
     PolicyPublished,
 )
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.staleness import Staleness
 from headrace.services.log.event_log import Delivery
 from tests.checker.facts import Facts, Violations
 
@@ -34,13 +35,15 @@ def check(facts: Facts, recipe: Recipe) -> Violations:
         elif isinstance(event, EpisodeEnded):
             world.live[event.purpose].discard((event.task, event.sample))
         elif isinstance(event, GroupClosed):
-            if event.verdict == "dropped" and event.policy in world.policies:
-                world.policies[event.policy].undecided.discard(event.task)
+            if event.policy in world.policies:
+                world.policies[event.policy].on_group(event)
         elif isinstance(event, BatchAssembled):
             yield from world.policies[event.policy].on_batch(event, one.recorded_at)
         elif isinstance(event, PolicyPublished) and event.policy in world.policies:
             policy = world.policies[event.policy]
             policy.published = max(policy.published, event.version)
+            if event.status == "skipped":
+                policy.staleness.skip(event.version)
 
 
 class _World:
@@ -54,7 +57,11 @@ class _World:
         self.live: dict[str, set[tuple[int, int]]] = {purpose: set() for purpose in self.limits}
         self.policies = {
             name: _Policy(
-                name, policy.batches.groups, policy.batches.max_staleness, policy.batches.prefetch
+                name,
+                policy.batches.groups,
+                policy.batches.max_staleness,
+                policy.batches.prefetch,
+                Staleness(policy.batches.prefetch),
             )
             for name, policy in recipe.policies.items()
             if policy.training is not None
@@ -76,7 +83,7 @@ class _World:
         self._tasks.add(event.task)
         if event.verdict is None and event.submitted.purpose == "train":
             for policy in self.policies.values():
-                yield from policy.on_task(event.task, at_s)
+                yield from policy.on_task(event.task, at_s, event.deadline / 1000)
 
 
 @dataclass
@@ -87,14 +94,19 @@ class _Policy:
     groups: int
     max_staleness: int
     prefetch: int
+    staleness: Staleness
     published: int = -1
     undecided: set[int] = field(default_factory=set)
     """Tasks started and not decided."""
     before: list[tuple[float, int, set[int]]] = field(default_factory=list)
     """Until when, which batch was the newest, and what it decided when it came."""
     batch: int = 0
+    live: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Tasks without a closed group, to when they were started and their deadline."""
+    closed: dict[int, int] = field(default_factory=dict)
+    """Scored groups to the version of their oldest token."""
 
-    def on_task(self, task: int, at_s: float) -> Violations:
+    def on_task(self, task: int, at_s: float, deadline_s: float) -> Violations:
         """A task that trains is started: there must be room, by what its scheduler may know."""
         if self.published < 0:
             yield f"I5: task {task} was started before {self.name} had a version"
@@ -108,9 +120,28 @@ class _Policy:
         if max(rooms) <= 0:
             yield f"I5: task {task} was started without room for {self.name}: {rooms[0]}"
         self.undecided.add(task)
+        self.live[task] = (at_s, deadline_s)
+
+    def on_group(self, event: GroupClosed) -> None:
+        """A dropped group gives its room back, and a scored one as soon as it is stale."""
+        self.live.pop(event.task, None)
+        if event.verdict == "dropped":
+            self.undecided.discard(event.task)
+        else:
+            oldest = min((one.oldest_version for one in event.samples), default=-1)
+            self.closed.setdefault(event.task, oldest)
+            self._free_stale()
+
+    def _free_stale(self) -> None:
+        for task in list(self.undecided & self.closed.keys()):
+            if self.staleness.behind(self.closed[task], self.batch) > self.max_staleness:
+                self.undecided.discard(task)
 
     def on_batch(self, event: BatchAssembled, at_s: float) -> Violations:
-        """A batch is at most `prefetch` ahead of what is published."""
+        """A batch is at most `prefetch` ahead of what is published, and not empty too soon."""
+        for task, (started_s, deadline_s) in self.live.items():
+            if not event.samples and started_s < at_s - LAG_S and at_s < deadline_s:
+                yield f"I5: batch {self.name}/{event.version} is empty, and task {task} is live"
         if event.version - 1 - self.published > self.prefetch:
             name = f"batch {self.name}/{event.version}"
             yield f"I5: {name} was assembled when version {self.published} was the newest"
@@ -119,6 +150,7 @@ class _Policy:
         self.before.append((at_s, self.batch, decided))
         self.undecided -= decided
         self.batch = event.version
+        self._free_stale()
 
     def _room(self, batch: int, hidden: set[int]) -> int:
         ahead = self.published - batch + self.max_staleness + 1

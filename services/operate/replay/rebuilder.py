@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
@@ -17,9 +17,19 @@ class Rebuilder:
     were fresh and not chosen, so they change nothing.
     """
 
-    def __init__(self, recipe: Recipe, policy: str, offsets: Mapping[int, int], end: int) -> None:
-        """`offsets` maps each task to the offset of its first group; `end` is after the last."""
-        self._assembler = BatchAssembler(recipe, policy)
+    def __init__(
+        self,
+        recipe: Recipe,
+        policy: str,
+        offsets: Mapping[int, int],
+        end: int,
+        skipped: Collection[int] = (),
+    ) -> None:
+        """`offsets` maps each task to the offset of its first group; `end` is after the last.
+
+        `skipped` are the versions that the recorded run skipped.
+        """
+        self._assembler = BatchAssembler(recipe, policy, skipped=skipped)
         self._policy = policy
         self._offsets = offsets
         self._end = end

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from headrace.errors import UsageError
-from headrace.schemas.events import Event, Ref, TaskEnded
+from headrace.schemas.events import Event, PolicyPublished, Ref, TaskEnded
 from headrace.schemas.recipe.read_recipe import change_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import RecipeError
-from headrace.schemas.topics import RESULTS, Topic
+from headrace.schemas.topics import POLICIES, RESULTS, Topic
 from headrace.services.kafka.broker import Partition, Position
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
@@ -227,3 +227,20 @@ def read_topic(
 def chunks(items: Sequence[T], size: int = FETCHED) -> Iterator[Sequence[T]]:
     """Splits the items into parts of at most `size`."""
     return (items[first : first + size] for first in range(0, len(items), size))
+
+
+async def read_publications(log: EventLog, policy: str) -> dict[int, PolicyPublished]:
+    """Reads a policy's versions. The last record of a version counts.
+
+    A version that was skipped once stays skipped.
+    """
+    found: dict[int, PolicyPublished] = {}
+    async with aclosing(read_topic(log, POLICIES)) as deliveries:
+        async for delivery in deliveries:
+            one = delivery.event
+            if one.policy == policy:
+                before = found.get(one.version)
+                if before is not None and before.status == "skipped":
+                    one = one.model_copy(update={"status": "skipped"})
+                found[one.version] = one
+    return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from headrace.errors import RecordsLost, UsageError
 from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
-from headrace.schemas.topics import BATCHES, GROUPS, POLICIES
+from headrace.schemas.topics import BATCHES, GROUPS
 from headrace.services.kafka.broker import Outgoing, Position, Record
 from headrace.services.log.event_log import EventLog
 from headrace.services.operate.replay.rebuilder import Rebuilder
@@ -24,6 +24,7 @@ from headrace.services.operate.replay.recording import (
     Results,
     chunks,
     make_fresh,
+    read_publications,
     read_results,
     read_topic,
     reading_recorded,
@@ -85,13 +86,13 @@ async def replay_batches(
             f"{', '.join(policies)}"
         )
     policy = policies[0]
-    published = await _publications(recording.log, policy)
+    published = await read_publications(recording.log, policy)
     batches = await _find_batches(recording.log, policy)
     last = _last_version(recording.namespace, policy, published, batches, until)
     batches = batches[:last]
     skipped = {number for number, one in published.items() if one.status == "skipped"}
     _require_trajectories(batches, skipped)
-    verdicts = await _rebuild(recording, policy, batches)
+    verdicts = await _rebuild(recording, policy, batches, skipped)
     recipe = reading_recorded(recording, recording.recipe)
     log = await make_fresh(recording, into, recipe)
     versions = [
@@ -104,23 +105,6 @@ async def replay_batches(
         for version in await train(recording, log, recipe, policy, until=last, skipped=skipped):
             versions[version.version].replayed = version
     return BatchesReplayed(log.topics.namespace, policy, versions)
-
-
-async def _publications(log: EventLog, policy: str) -> dict[int, PolicyPublished]:
-    """Reads the policy's versions. The last record of a version counts.
-
-    A version that was skipped once stays skipped.
-    """
-    found: dict[int, PolicyPublished] = {}
-    async with aclosing(read_topic(log, POLICIES)) as deliveries:
-        async for delivery in deliveries:
-            one = delivery.event
-            if one.policy == policy:
-                before = found.get(one.version)
-                if before is not None and before.status == "skipped":
-                    one = one.model_copy(update={"status": "skipped"})
-                found[one.version] = one
-    return found
 
 
 async def _find_batches(log: EventLog, policy: str) -> list[BatchLocation]:
@@ -207,7 +191,7 @@ async def _copy(
 
 
 async def _rebuild(
-    recording: Recording, policy: str, batches: Sequence[BatchLocation]
+    recording: Recording, policy: str, batches: Sequence[BatchLocation], skipped: Collection[int]
 ) -> list[str]:
     """Assembles each batch again from the recorded results: `same`, `differs` or `unknown`."""
     results = await read_results(recording.log)
@@ -218,7 +202,7 @@ async def _rebuild(
             offsets.setdefault(group.event.task, group.offset)
             positions.append(Position(group.partition, group.offset))
     end = positions[-1].offset + 1 if positions else 0
-    rebuilder = Rebuilder(recording.recipe, policy, offsets, end)
+    rebuilder = Rebuilder(recording.recipe, policy, offsets, end, skipped)
     verdicts: list[str] = []
     async with (
         aclosing(_groups(recording, policy, positions, results)) as groups,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ from headrace.services.operate.replay.recording import (
     TaskRange,
     chunks,
     make_fresh,
+    read_publications,
     read_results,
     read_topic,
     reading_recorded,
@@ -127,10 +128,11 @@ async def replay_trajectories(
     results = await read_results(recording.log)
     order = _choose(recording.namespace, results, tasks)
     decided_at = {name: await _decided_at(recording, name, order) for name in chosen}
+    skipped = {name: await _skipped(recording, name) for name in chosen}
     log = await make_fresh(recording, into, recipe)
     reason = f"trajectories of {len(order)} tasks replayed"
     async with ended_after(log, recipe, reason):
-        assembled = await assemble(recording, log, recipe, results, order, decided_at)
+        assembled = await assemble(recording, log, recipe, results, order, decided_at, skipped)
         for name, one in assembled.items():
             if not one.sizes:
                 dropped = ", ".join(f"{reason} {n}" for reason, n in one.dropped.most_common())
@@ -181,6 +183,11 @@ async def _decided_at(recording: Recording, policy: str, tasks: Sequence[int]) -
     return {task: found.get(task, newest) for task in tasks}
 
 
+async def _skipped(recording: Recording, policy: str) -> set[int]:
+    published = await read_publications(recording.log, policy)
+    return {version for version, one in published.items() if one.status == "skipped"}
+
+
 async def assemble(
     recording: Recording,
     log: EventLog,
@@ -188,11 +195,13 @@ async def assemble(
     results: Results,
     tasks: Sequence[int],
     decided_at: Mapping[str, Mapping[int, int]],
+    skipped: Mapping[str, Collection[int]],
 ) -> dict[str, Assembled]:
     """Runs both stream jobs over the results of these tasks, one result after the other.
 
-    `decided_at` maps each policy and task to the version at which it was decided. Writes the groups
-    and batches to `log`, and returns what each policy got.
+    `decided_at` maps each policy and task to the version at which it was decided, and `skipped`
+    each policy to the versions that the recorded run skipped. Writes the groups and batches to
+    `log`, and returns what each policy got.
     """
     group_assembler = GroupAssembler(recipe)
     async with AsyncExitStack() as stack:
@@ -201,7 +210,7 @@ async def assemble(
             name = f"{log.topics.namespace}.{assemble_batches.SERVICE}.{policy}"
             writer = await log.broker.fenced(name)
             stack.push_async_callback(writer.close)
-            assembler = BatchAssembler(recipe, policy, versions)
+            assembler = BatchAssembler(recipe, policy, versions, skipped[policy])
             assembler.on_policy(as_published(policy, 0))
             assemblies[policy] = _Assembly(log, writer, assembler)
         done = 0

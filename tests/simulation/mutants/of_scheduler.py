@@ -3,6 +3,7 @@
 from tests.simulation.mutants.mutant import Mutant
 
 CORE = "services/scheduler/core.py"
+ROOM = "services/scheduler/policy_room.py"
 SERVICE = "services/scheduler/service.py"
 
 OF_SCHEDULER = (
@@ -27,7 +28,7 @@ OF_SCHEDULER = (
     Mutant(
         name="room_ignores_versions",
         sentence="Room counts how far batches are ahead of the newest published version.",
-        file=CORE,
+        file=ROOM,
         old="ahead = self.published - self.batch + self.max_staleness + 1",
         new="ahead = self.max_staleness + 1",
         caught_by=("I5: task",),
@@ -36,7 +37,7 @@ OF_SCHEDULER = (
     Mutant(
         name="room_counts_no_groups",
         sentence="Open groups take room.",
-        file=CORE,
+        file=ROOM,
         old="return ahead * self.groups - len(self.open)",
         new="return ahead * self.groups",
         caught_by=("I5: task",),
@@ -45,7 +46,7 @@ OF_SCHEDULER = (
     Mutant(
         name="room_before_version_0",
         sentence="There is no room before version 0.",
-        file=CORE,
+        file=ROOM,
         old="        if self.published is None:\n            return 0\n",
         new="        if self.published is None:\n            return self.groups\n",
         caught_by=("had a version",),
@@ -55,8 +56,8 @@ OF_SCHEDULER = (
         name="decided_groups_keep_their_room",
         sentence="Groups give their room back once a batch has decided them.",
         file=CORE,
-        old="known.open = {number for number in known.open if number not in decided}",
-        new="pass",
+        old="            known.decided = decided\n            known.open = {",
+        new="            known.decided = decided\n            _ = {",
         caught_by=("I1: ", "I8: "),
         faults=(),
     ),

@@ -22,8 +22,8 @@ from headrace.services.scheduler.core import SchedulerCore
 from headrace.services.tasks.admission import MAX_TASK_CHARACTERS
 
 
-def recipe(groups: int = 2, max_staleness: int = 1, **limits: Any) -> Recipe:
-    batches = {"groups": groups, "max_staleness": max_staleness}
+def recipe(groups: int = 2, max_staleness: int = 1, prefetch: int = 1, **limits: Any) -> Recipe:
+    batches = {"groups": groups, "max_staleness": max_staleness, "prefetch": prefetch}
     policies = {"default": {"model": "tiny-llama", "batches": batches}}
     return Recipe.model_validate({"name": "test", "policies": policies, "scheduler": limits})
 
@@ -89,10 +89,48 @@ def test_a_dropped_group_gives_its_room_back() -> None:
     for number in range(3):
         core.on_task(number, task(number))
     assert numbers(start_all(core)) == [0]
-    core.on_group("default", 0, dropped=True)
+    core.on_group("default", 0, oldest=None)
     assert numbers(start_all(core)) == [1]
-    core.on_group("default", 1, dropped=False)
+    core.on_group("default", 1, oldest=0)
     assert numbers(start_all(core)) == []
+
+
+def test_a_stale_group_gives_its_room_back_before_a_batch_decides_it() -> None:
+    core = SchedulerCore(recipe(groups=1, max_staleness=1))
+    core.on_policy("default", 0)
+    for number in range(5):
+        core.on_task(number, task(number))
+    assert numbers(start_all(core)) == [0, 1]
+    for version in (1, 2):
+        core.on_policy("default", version)
+        core.on_batch("default", version, Frontier())
+    assert numbers(start_all(core)) == []
+    core.on_group("default", 0, oldest=0)
+    assert numbers(start_all(core)) == [2], "batch 3 starts from version 2: 0 is two behind"
+    core.on_group("default", 1, oldest=1)
+    assert numbers(start_all(core)) == []
+    core.on_policy("default", 3)
+    core.on_batch("default", 3, Frontier())
+    assert numbers(start_all(core)) == [3], "now 1 is two behind"
+
+
+def test_a_skipped_version_makes_nothing_stale() -> None:
+    core = SchedulerCore(recipe(groups=1, max_staleness=0, prefetch=0))
+    core.on_policy("default", 0)
+    core.on_task(0, task(0))
+    core.on_task(1, task(1))
+    assert numbers(start_all(core)) == [0]
+    core.on_group("default", 0, oldest=0)
+    core.on_policy("default", 1, skipped=True)
+    core.on_batch("default", 1, Frontier())
+    assert numbers(start_all(core)) == []
+
+
+def test_a_start_says_which_versions_were_the_newest() -> None:
+    core = SchedulerCore(recipe())
+    core.on_policy("default", 3)
+    core.on_task(0, task(0))
+    assert {tuple(start.versions.items()) for start in start_all(core)} == {(("default", 3),)}
 
 
 def test_live_episodes_are_limited_and_a_large_task_still_runs() -> None:
@@ -286,7 +324,7 @@ def test_a_successor_knows_what_its_predecessor_knew(data: st.DataObject) -> Non
         elif step == "drop" and undecided:
             number = undecided.pop(data.draw(st.integers(0, len(undecided) - 1)))
             log.append(("group", number))
-            core.on_group("default", number, dropped=True)
+            core.on_group("default", number, oldest=None)
         elif step == "batch" and undecided and batch <= version:
             batch += 1
             decided.add(undecided.pop(0))
@@ -309,7 +347,7 @@ def test_a_successor_knows_what_its_predecessor_knew(data: st.DataObject) -> Non
         if kind == "outcome":
             successor.on_outcome(*value)
         else:
-            successor.on_group("default", value, dropped=True)
+            successor.on_group("default", value, oldest=None)
     for number, one in enumerate(submitted):
         successor.on_task(number, one)
     assert successor.room() == core.room()

@@ -64,7 +64,9 @@ async def assemble_all(
     log = await make_fresh(bench.recording, None, recipe)
     results = await read_results(bench.recording.log)
     order = sorted(results.locations, key=lambda task: results.locations[task])
-    made = await assemble(bench.recording, log, recipe, results, order, {"default": decided_at})
+    made = await assemble(
+        bench.recording, log, recipe, results, order, {"default": decided_at}, {"default": ()}
+    )
     found: list[Any] = []
     while len(found) < len(made["default"].sizes):  # a transaction is seen a moment later
         found = [one.event async for one in read_topic(log, BATCHES)]

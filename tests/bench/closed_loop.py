@@ -1,0 +1,326 @@
+"""`python -m tests.bench.closed_loop [RECIPE...]`: scheduler, episodes, batches, trainer: a loop.
+
+It runs the real `SchedulerCore` and `BatchAssembler` in virtual time, with episodes of log-normal
+length and a trainer that takes a fixed time. It needs no Kafka. For each recipe it prints how full
+the batches are, how many samples go stale, whether long episodes are trained on as often as short
+ones, and the rate beside that of the same loop in which a batch never waits for a live group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count, product
+
+from headrace.schemas.events import (
+    BatchAssembled,
+    GroupClosed,
+    GroupSample,
+    PolicyPublished,
+    Ref,
+    Sampling,
+    TaskSubmitted,
+    Use,
+)
+from headrace.schemas.packed import pack_f32
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.namespace.cluster_config import read_recipe
+from headrace.services.scheduler.core import SchedulerCore
+from headrace.stream_jobs.batches import BatchAssembler
+from tests.bench.report import Figure, print_figures
+
+POLICY = "default"
+RECIPES = ("quickstart", "frozen-lake-maps", "reasoning-gym", "qwen3-0-6b-vllm", "mini-swe")
+MEDIANS_S = (5.0, 20.0, 120.0, 300.0)
+SIGMAS = (0.3, 0.6, 0.9, 1.2)
+KEPT = (1.0, 0.4, 0.2)
+BEGAN_S = 1_000_000.0
+TASKS_OF_BATCHES = 40
+DEADLINE_MEDIANS = 10
+"""The deadline of an episode, in medians."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What the loop meets."""
+
+    median_s: float
+    """Median length of an attempt."""
+    sigma: float
+    """Standard deviation of the logarithm of the length."""
+    kept: float = 1.0
+    """Share of the groups that no filter drops."""
+    train_s: float = 1.0
+    deaths: float = 0.0
+    """Share of the attempts that die with their worker at a random moment, and begin again."""
+    tasks: int = 400
+    seed: int = 0
+
+
+@dataclass
+class Result:
+    """What the loop did. Times are of whole episodes."""
+
+    batches: list[int] = field(default_factory=list)
+    """Groups in each batch that was made before the tasks were exhausted."""
+    stale: int = 0
+    """Samples that were kept by the filter and dropped as stale."""
+    trained: list[float] = field(default_factory=list)
+    generated: list[float] = field(default_factory=list)
+    """Lengths of the episodes that were kept by the filter."""
+    seconds: float = 0.0
+    """Until the tasks were exhausted."""
+    parts: int = 0
+    """Groups that were trained in part."""
+    undecided: int = 0
+    """Tasks that no batch decided in the end."""
+    closed_s: float = 0.0
+    """When the last group was closed."""
+    decided_s: float = 0.0
+    """When the last batch was made."""
+
+    def full(self, groups: int) -> float:
+        return sum(size == groups for size in self.batches) / max(1, len(self.batches))
+
+    @property
+    def stale_share(self) -> float:
+        return self.stale / max(1, self.stale + len(self.trained))
+
+    @property
+    def length_ratio(self) -> float:
+        """Mean length of what was trained, divided by that of what was generated."""
+        return _mean(self.trained) / _mean(self.generated)
+
+    @property
+    def rate(self) -> float:
+        """Trained samples a second."""
+        return len(self.trained) / self.seconds
+
+
+class Loop:
+    """One run of the loop."""
+
+    def __init__(self, recipe: Recipe, world: World) -> None:
+        self._world = world
+        self._samples = recipe.tasks.samples
+        self._core = SchedulerCore(recipe)
+        self._assembler = BatchAssembler(recipe, POLICY)
+        self._random = random.Random(world.seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._now = BEGAN_S
+        self._offsets = count()
+        self._lengths: dict[int, dict[int, float]] = {}
+        self._oldest: dict[int, dict[int, int]] = {}
+        self._published = -1
+        self._queue: list[int] = []
+        self._training = False
+        self._submitted = 0
+        self._decided: set[int] = set()
+        self._ready = 4 * recipe.policies[POLICY].batches.groups
+        self.result = Result()
+
+    def run(self) -> Result:
+        """Runs until nothing happens any more."""
+        self._publish(0)
+        while True:
+            self._start()
+            self._assemble()
+            due = self._assembler.due_at(self._now)
+            if self._events and (due is None or self._events[0][0] <= due):
+                self._now, _, happens = heapq.heappop(self._events)
+                happens()
+            elif due is not None:
+                self._now = due
+            else:
+                break
+        self.result.closed_s -= BEGAN_S
+        self.result.decided_s -= BEGAN_S
+        self.result.undecided = self._world.tasks - len(self._decided)
+        return self.result
+
+    def _at(self, seconds: float, happens: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self._now + seconds, next(self._numbers), happens))
+
+    def _start(self) -> None:
+        """Submits what may be needed, and starts what may start."""
+        while True:
+            while self._core.queued < self._ready and self._submitted < self._world.tasks:
+                self._core.on_task(self._submitted, self._task(self._submitted))
+                self._submitted += 1
+            starts = self._core.next_start(self._now)
+            if not starts:
+                return
+            for start in starts:
+                self._core.on_started(start)
+                self._assembler.on_start(start, self._now)
+                self._attempt(start.task, start.sample, 0.0)
+
+    def _task(self, number: int) -> TaskSubmitted:
+        return TaskSubmitted(
+            source="bench", task_id=str(number), item_id=str(number), agent="default",
+            roles={"policy": Use(policy=POLICY, sampling=Sampling(max_tokens=1))}, max_turns=1,
+            max_tokens=1, samples=self._samples,
+            deadline_s=math.ceil(DEADLINE_MEDIANS * self._world.median_s),
+        )  # fmt: skip
+
+    def _attempt(self, task: int, sample: int, spent_s: float) -> None:
+        world = self._world
+        length_s = world.median_s * math.exp(world.sigma * self._random.gauss(0, 1))
+        self._oldest.setdefault(task, {})[sample] = self._published
+        left_s = DEADLINE_MEDIANS * world.median_s - spent_s
+        lost_s = length_s * self._random.random()
+        if lost_s < left_s and self._random.random() < world.deaths:
+            self._at(lost_s, lambda: self._attempt(task, sample, spent_s + lost_s))
+        else:
+            length_s = min(length_s, left_s)
+            self._at(length_s, lambda: self._end(task, sample, spent_s + length_s))
+
+    def _end(self, task: int, sample: int, length_s: float) -> None:
+        self._core.on_outcome(task, sample)
+        lengths = self._lengths.setdefault(task, {})
+        lengths[sample] = length_s
+        if len(lengths) == self._samples:
+            self._close(task)
+
+    def _close(self, task: int) -> None:
+        self.result.closed_s = self._now
+        kept = self._random.random() < self._world.kept
+        oldest = self._oldest.pop(task)
+        group = _group(task, oldest, kept, self._now)
+        if kept:
+            self.result.generated += self._lengths[task].values()
+        self._assembler.on_group(group, next(self._offsets))
+        self._core.on_group(POLICY, task, oldest=min(oldest.values()) if kept else None)
+
+    def _assemble(self) -> None:
+        while (batch := self._assembler.next_batch(self._now)) is not None:
+            self._assembler.on_batch(batch)
+            self._core.on_batch(POLICY, batch.version, batch.frontier())
+            self._note(batch)
+            self._queue.append(batch.version)
+            self._train()
+
+    def _note(self, batch: BatchAssembled) -> None:
+        self.result.decided_s = self._now
+        decided = {sample.task for sample in batch.samples}
+        self.result.parts += len(batch.samples) < len(decided) * self._samples
+        if self._submitted < self._world.tasks:
+            self.result.batches.append(len(decided))
+            self.result.seconds = self._now - BEGAN_S
+            for sample in batch.samples:
+                self.result.trained.append(self._lengths[sample.task][sample.sample])
+            stale = sum(drop.reason == "stale" for drop in batch.dropped)
+            self.result.stale += stale * self._samples
+        self._decided |= decided | {drop.task for drop in batch.dropped}
+
+    def _train(self) -> None:
+        if self._queue and not self._training:
+            self._training = True
+            version = self._queue.pop(0)
+            self._at(self._world.train_s, lambda: self._trained(version))
+
+    def _trained(self, version: int) -> None:
+        self._training = False
+        self._publish(version)
+        self._train()
+
+    def _publish(self, version: int) -> None:
+        self._published = version
+        self._core.on_policy(POLICY, version)
+        self._assembler.on_policy(
+            PolicyPublished(
+                policy=POLICY, version=version, status="trained", digest=bytes(32),
+                full_version=version,
+            )
+        )  # fmt: skip
+
+
+def changed(recipe: Recipe, **batches: float) -> Recipe:
+    """Returns the recipe with other settings of its policy's batches."""
+    tree = recipe.model_dump(mode="json")
+    tree["policies"][POLICY]["batches"].update(batches)
+    return parse_recipe(tree, recipe.name)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _group(task: int, oldest: Mapping[int, int], kept: bool, now_s: float) -> GroupClosed:
+    ended = int(now_s * 1000)
+    if not kept:
+        return GroupClosed(
+            task=task, policy=POLICY, item_id=str(task), verdict="dropped",
+            reason="zero_advantage", ended=ended,
+        )  # fmt: skip
+    samples = tuple(
+        GroupSample(
+            sample=sample, trajectory=Ref(topic="t", partition=0, offset=0, digest=bytes(16)),
+            reward=1.0, advantages=pack_f32([1.0]), tokens=1, longest=1, oldest_version=version,
+        )
+        for sample, version in oldest.items()
+    )  # fmt: skip
+    return GroupClosed(
+        task=task, policy=POLICY, item_id=str(task), verdict="scored", samples=samples,
+        mean=1.0, deviation=0.0, ended=ended,
+    )  # fmt: skip
+
+
+def compare(recipe: Recipe, world: World) -> tuple[Result, Result]:
+    """Returns what the recipe does, and what it does if no batch waits for a live group."""
+    patient = Loop(recipe, world).run()
+    return patient, Loop(changed(recipe, straggler_wait_s=0), world).run()
+
+
+def measure(name: str, recipe: Recipe, seeds: int) -> Iterator[Figure]:
+    """Yields the worst figures over all worlds of a median length."""
+    groups = recipe.policies[POLICY].batches.groups
+    for median_s in MEDIANS_S:
+        rows = []
+        for sigma, kept, seed in product(SIGMAS, KEPT, range(seeds)):
+            tasks = int(TASKS_OF_BATCHES * groups / kept)
+            world = World(median_s, sigma, kept, median_s / 10, deaths=0.02, tasks=tasks, seed=seed)
+            result, impatient = compare(recipe, world)
+            rows.append(
+                (
+                    result.full(groups),
+                    min(result.batches, default=0),
+                    result.stale_share,
+                    result.length_ratio,
+                    result.rate / impatient.rate,
+                    result.undecided,
+                )
+            )
+        full, smallest, stale, ratio, rate, undecided = zip(*rows, strict=True)
+        yield Figure(
+            f"{name}, median {median_s:g} s",
+            f"{min(full):.0%} full, smallest {min(smallest)}, {max(stale):.1%} stale, length "
+            f"{min(ratio):.3f}, rate {min(rate):.2f}, undecided {max(undecided)}",
+            "95%, > 0, 5%, 0.97, 0.9, 0",
+        )
+
+
+def main() -> None:
+    """Prints a table for each recipe that is named, by default for those that ship."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.closed_loop", description=__doc__)
+    parser.add_argument("recipes", nargs="*", default=RECIPES, metavar="RECIPE")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
+    print_figures(
+        [
+            figure
+            for name in options.recipes
+            for figure in measure(name, read_recipe(name, tuple(options.set)), options.seeds)
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

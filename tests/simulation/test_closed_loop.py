@@ -1,0 +1,126 @@
+"""Scheduler, episodes of any length, batches and trainer in a loop: full batches, no deadlock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.stream_jobs import batches
+from tests.bench import closed_loop
+from tests.bench.closed_loop import POLICY, Loop, World, changed
+
+SEEDS = 40
+MANY_SEEDS = 1_000
+
+
+def a_recipe(chance: Random) -> Recipe:
+    samples, groups = chance.randint(1, 8), chance.randint(1, 6)
+    return parse_recipe(
+        {
+            "name": "loop",
+            "tasks": {"use": "count", "samples": samples},
+            "scheduler": {"live_episodes": samples * chance.randint(1, 4 * groups)},
+            "policies": {
+                POLICY: {
+                    "model": "tiny-llama",
+                    "batches": {
+                        "groups": groups,
+                        "max_staleness": chance.choice((0, 1, 2, 4, 8, 16)),
+                        "prefetch": chance.randint(0, 2),
+                        "straggler_wait_s": chance.choice((None, 0.0, 10.0)),
+                    },
+                }
+            },
+        },
+        "test",
+    )
+
+
+def a_world(chance: Random, seed: int) -> World:
+    return World(
+        median_s=chance.choice((1.0, 20.0, 300.0)),
+        sigma=chance.uniform(0.1, 1.5),
+        kept=chance.choice((1.0, 0.6, 0.2, 0.0)),
+        train_s=chance.choice((0.1, 10.0, 1_000.0)),
+        deaths=chance.choice((0.0, 0.05, 0.5)),
+        tasks=80,
+        seed=seed,
+    )
+
+
+def check(*seeds: int) -> None:
+    """Every task is decided, soon, and a batch is short only when the tasks run out."""
+    for seed in seeds:
+        _check(seed)
+
+
+def _check(seed: int) -> None:
+    chance = Random(seed)
+    recipe, world = a_recipe(chance), a_world(chance, seed)
+    result = Loop(recipe, world).run()
+    assert (result.undecided, result.parts) == (0, 0), (seed, recipe, world)
+    groups = recipe.policies[POLICY].batches.groups
+    assert set(result.batches) <= {groups}, (seed, recipe, world)
+    # The last batches may wait for the trainer, with what `prefetch` allows, and one for more.
+    settings = recipe.policies[POLICY].batches
+    longest_s = settings.batch_wait_s + (2 + settings.max_staleness) * world.train_s
+    assert result.decided_s - result.closed_s <= longest_s, (seed, recipe, world)
+
+
+def test_batches_are_full_and_every_task_is_decided() -> None:
+    check(*range(SEEDS))
+
+
+MUTANTS = {
+    "a batch is short while groups are live": (
+        "if live or now_s < self._changed_s",
+        "if now_s < self._changed_s",
+    ),
+    "closed groups stay live": ("        self._live.pop(group.task, None)\n", ""),
+    "groups are short of stale samples": (
+        "fresh = tuple(sample for sample in group.samples if sample.oldest_version < 0)",
+        "fresh = tuple(one for one in group.samples if self._slack(one.oldest_version) >= 0)",
+    ),
+}
+"""Rules of the loop, each with a text of the code and what takes its place without the rule."""
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_loop_without_a_rule_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = MUTANTS[name]
+    source = Path(batches.__file__).read_text()
+    assert source.count(old) == 1
+    mutant: dict[str, Any] = {"__name__": batches.__name__}
+    exec(compile(source.replace(old, new), batches.__file__, "exec"), mutant)
+    monkeypatch.setattr(closed_loop, "BatchAssembler", mutant["BatchAssembler"])
+    with pytest.raises(AssertionError, match="Recipe"):
+        check(*range(SEEDS))
+
+
+@pytest.mark.long
+def test_batches_are_full_and_every_task_is_decided_in_many_worlds() -> None:
+    check(*range(MANY_SEEDS))
+
+
+def test_long_episodes_are_trained_as_often_as_short_ones() -> None:
+    """With 8 versions of slack and one batch in flight; without the wait they are not."""
+    tree = {
+        "name": "loop",
+        "tasks": {"use": "count", "samples": 8},
+        "scheduler": {"live_episodes": 32},
+        "policies": {POLICY: {"model": "tiny-llama", "batches": {"groups": 4}}},
+    }
+    recipe = parse_recipe(tree, "test")
+    world = World(median_s=120.0, sigma=0.9, train_s=12.0, deaths=0.02, tasks=400)
+    good = Loop(changed(recipe, max_staleness=8), world).run()
+    assert good.full(4) == 1.0
+    assert good.stale_share <= 0.01
+    assert 0.97 <= good.length_ratio <= 1.03
+    impatient = Loop(changed(recipe, straggler_wait_s=0), world).run()
+    assert impatient.stale_share > 0.05
+    assert impatient.length_ratio < 0.97
