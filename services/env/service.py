@@ -23,6 +23,7 @@ DOCKER = "docker"
 """The environment whose episodes have containers: it has a setup of its own."""
 BUILTIN = {
     "null": "headrace.services.env.null:NullEnvironment",
+    "question": "headrace.services.env.question_environment:QuestionEnvironment",
     "gymnasium": "headrace.services.env.gymnasium_environment:GymnasiumEnvironment",
     "http": "headrace.services.env.http_environment:HttpEnvironment",
     "openenv": "headrace.services.env.openenv.openenv_environment:OpenEnvEnvironment",

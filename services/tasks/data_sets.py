@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from datetime import date, time
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -138,23 +139,47 @@ def _shipped(name: str) -> Iterator[Item]:
         yield Item(item.item_id, {k: v for k, v in item.payload.items() if k != "id"})
 
 
-def hugging_face(path: str, split: str = "train", id_field: str = "id") -> Iterator[Item]:
+def hugging_face(
+    path: str, split: str = "train", name: str | None = None, id_field: str = "id"
+) -> Iterator[Item]:
     """Yields the rows of a data set of Hugging Face. A row is its item's payload.
 
-    The library `datasets` must be installed. `load_dataset` of that library gets `path` and
-    `split`.
+    It needs the extra `hf`. `load_dataset` of the library `datasets` gets `path`, `name` and
+    `split`. Without a network, it reads a folder, and what it has fetched before. Dates and times
+    become text, as in ISO 8601.
 
     Options:
-        path: Name of the data set on the Hub, or a local path.
+        path: Name of the data set on the Hub, or a folder.
         split: The split of the data set.
+        name: The configuration of the data set, if it has several, such as `main` of
+            `openai/gsm8k`.
         id_field: The field with the item's id. A row without it gets its number as id.
     """
     try:
-        from datasets import load_dataset  # type: ignore[import-not-found]
-    except ImportError:
-        raise UsageError("tasks.use = 'hf' needs the package `datasets`: install it") from None
-    for number, row in enumerate(load_dataset(path, split=split)):
-        yield Item(str(row.get(id_field, number)), dict(row))
+        from datasets import load_dataset
+    except ImportError as error:
+        raise UsageError(f"{error}: run pip install 'headrace[hf]'") from error
+    try:
+        rows = load_dataset(path, name=name, split=split)
+    except (OSError, ValueError) as error:  # not there, or no such configuration or split
+        raise UsageError(f"can't load the data set {path}: {error}") from error
+    for number, row in enumerate(rows):
+        payload = {field: _json(value, f"{path}: column {field}") for field, value in row.items()}
+        yield Item(str(row.get(id_field, number)), payload)
+
+
+def _json(value: Any, column: str) -> Any:
+    """Returns a value of a row as JSON values. Raises UsageError for an image, for example."""
+
+    def as_text(value: Any) -> str:
+        if isinstance(value, date | time):
+            return value.isoformat()
+        raise UsageError(
+            f"{column} has a value of type {type(value).__name__}, which a task can't carry. "
+            "Remove the column, or write a data set that converts it"
+        )
+
+    return json.loads(json.dumps(value, default=as_text))
 
 
 BUILTIN = {

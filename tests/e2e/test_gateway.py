@@ -191,7 +191,7 @@ def test_200_clients_from_outside_play_at_once(
         async with harness.headrace(
             *harness.arguments_of(tmp_path / "recipe.toml", cluster)
         ) as run:
-            await run.says("running", BOUND_S)
+            await run.says(f"waiting for clients at http://127.0.0.1:{port}/v1: ", BOUND_S)
             async with harness.watching(
                 local_stack.bootstrap_servers, Topics(namespace, ("default",), recipe.partitions)
             ) as watch:

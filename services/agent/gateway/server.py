@@ -32,6 +32,8 @@ LARGE_BODIES = 16
 """Requests with bodies above LARGE_BYTES that are open at once. Further ones wait."""
 CONNECTIONS = 2_000
 """Most connections. Further ones are closed. If the process may have fewer files, half of those."""
+EPISODES = "/v1/episodes"
+"""The path that says how many episodes wait for clients, and how many are played."""
 TAKE = "/v1/episodes/take"
 """The path at which clients take episodes."""
 REWARD = "/v1/episode/reward"
@@ -100,7 +102,13 @@ class GatewayServer:
         if self._reports:
             app.add_routes([web.post(REWARD, self._report)])
         if self._key:
-            app.add_routes([web.post(TAKE, self._take), web.post(END, self._end)])
+            app.add_routes(
+                [
+                    web.get(EPISODES, self._episodes),
+                    web.post(TAKE, self._take),
+                    web.post(END, self._end),
+                ]
+            )
         # A body that is decompressed before its size is known could have any size.
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=CLOSE_S, auto_decompress=False
@@ -155,7 +163,7 @@ class GatewayServer:
 
     def _authenticate(self, request: Any) -> None:
         """Raises ApiError 401 or 403 if a request has no valid key."""
-        if request.path != TAKE:
+        if request.path not in (EPISODES, TAKE):
             self._session_of(request).heard()
         elif not self._key or not secrets.compare_digest(
             _bearer(request).encode(), self._key.encode()
@@ -238,6 +246,9 @@ class GatewayServer:
             error = tree.get("error")
             session.ended.set_result(None if error is None else str(error))
         return _web().json_response({})
+
+    async def _episodes(self, http: Any) -> Any:
+        return _web().json_response(self.queue.counts)
 
     async def _take(self, http: Any) -> Any:
         pending = await self.queue.take(TAKE_S)

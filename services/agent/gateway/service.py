@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 
 from headrace.errors import UsageError
@@ -13,10 +14,14 @@ from headrace.services.base.concurrency import until_first
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.worker.service_context import ServiceContext
 
+logger = logging.getLogger(__name__)
+
 KEY = "HEADRACE_GATEWAY_KEY"
 """The environment variable with the key that clients need to take episodes."""
 KEY_CHARACTERS = 16
 """Smallest length of the key: whoever guesses it can take episodes."""
+FAREWELL_S = 1.0
+"""Seconds that a gateway still answers after its run has ended: clients learn of the end."""
 
 
 async def run(context: ServiceContext, listen: str) -> None:
@@ -27,19 +32,28 @@ async def run(context: ServiceContext, listen: str) -> None:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise UsageError(f"--listen {listen!r} must be HOST:PORT, for example 127.0.0.1:8100")
+    server = GatewayServer(gateway_key())
+    logger.info("clients can take episodes at %s", await server.start(host.strip("[]"), int(port)))
+    try:
+        await until_first(service.run(context, entrance=server), _refuse(context, server))
+        if context.ending.is_set():
+            # A client whose episode was the last to end now asks for another one.
+            server.queue.close(_ended())
+            await asyncio.sleep(FAREWELL_S)
+    finally:
+        await server.aclose()
+
+
+def gateway_key() -> str:
+    """Returns the key that clients need, and keeps it out of logs. Raises UsageError without it."""
     key = os.environ.get(KEY, "")
     if len(key) < KEY_CHARACTERS:
         raise UsageError(
-            f"set {KEY} to a secret of at least {KEY_CHARACTERS} characters; clients need it to "
-            "take episodes"
+            f"clients from outside need a key to take episodes: set {KEY} to a secret of at least "
+            f"{KEY_CHARACTERS} characters, for example `export {KEY}=$(openssl rand -hex 24)`"
         )
     REDACTOR.add(KEY, key)
-    server = GatewayServer(key)
-    await server.start(host.strip("[]"), int(port))
-    try:
-        await until_first(service.run(context, entrance=server), _refuse(context, server))
-    finally:
-        await server.aclose()
+    return key
 
 
 async def _refuse(context: ServiceContext, server: GatewayServer) -> None:
@@ -50,5 +64,9 @@ async def _refuse(context: ServiceContext, server: GatewayServer) -> None:
             ApiError(503, "the run is paused, or its gateway starts again: ask until it is back")
         )
         await context.ending.wait()
-    server.queue.close(ApiError(410, "the run has ended: it has no more episodes", "run_ended"))
+    server.queue.close(_ended())
     await asyncio.Event().wait()
+
+
+def _ended() -> ApiError:
+    return ApiError(410, "the run has ended: it has no more episodes", "run_ended")

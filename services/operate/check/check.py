@@ -34,6 +34,7 @@ from headrace.services.env.sandbox.pool import DockerSetup
 from headrace.services.env.service import load_environments
 from headrace.services.env.setup import Setup
 from headrace.services.inference.service import prepare
+from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
 from headrace.services.operate.check.checking import TRYING
 from headrace.services.operate.serve.loop_watch import LoopWatch
@@ -43,6 +44,8 @@ from headrace.services.tasks.source import SOURCE
 from headrace.services.tasks.task_maker import Item, TaskMaker
 from headrace.services.tasks.warm_start import demonstrations
 
+CHATTING = ("chat", "client", "command")
+"""The built-in agents whose requests are messages."""
 DEADLINE_S = 600
 """The deadline that environments get, in seconds from now."""
 _ROOT = Path(__file__).resolve().parents[3]
@@ -109,6 +112,8 @@ class _Trial:
         for key, setup in setups.items():
             with self._trying(f"agents.{key}"):
                 _require_async(setup.agent, f"agents.{key}.use", "async def NAME(episode)")
+                if self.recipe.agents[key].use in CHATTING:
+                    self._note_templates(f"agents.{key}")
 
     async def environments(self, item: Item | None) -> None:
         setups: Mapping[str, Setup] = {}
@@ -142,6 +147,16 @@ class _Trial:
         if observation is not None and not observation.done:
             with self._trying(f"environments.{key}: {kind}.step"):
                 await _observed(environment.step(action), f"{kind}.step")
+
+    def _note_templates(self, agent: str) -> None:
+        """Notes the models that can't answer an agent. An agent may never ask some of them."""
+        for name in dict.fromkeys(self.recipe.tasks.roles.values()):
+            folder = model_folder(self.recipe.policies[name].model)
+            if not Tokenizer(folder).has_template:
+                self.announce(
+                    f"{agent} sends messages, but the model of policies.{name} has no chat "
+                    f"template, and can't answer them: add chat_template.jinja to {folder}"
+                )
 
     def _acting(self) -> list[Policy]:
         return [self.recipe.policies[name] for name in self.recipe.tasks.roles.values()]

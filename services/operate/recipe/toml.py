@@ -88,6 +88,8 @@ def _table(kind: type[Settings], table: Settings | None, path: str) -> Iterator[
 def _tables(below: InnerTable, value: Any, path: str) -> Iterator[str]:
     """Yields the table of a key, or its tables by name."""
     if below.many:
+        if not value:
+            yield f"\n[{path}]\n"  # Without it, there would be the tables of the default.
         for name, one in value.items():
             yield from _tables(InnerTable(below.kind), one, f"{path}.{_key(name)}")
     elif value is None:

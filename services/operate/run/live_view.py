@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headrace.services.operate.gateway_watch import GatewayWatch
 from headrace.services.operate.options import visible
 from headrace.services.operate.run.progress import Progress
 
@@ -35,6 +36,8 @@ class Status:
     """Records that each service has not processed yet."""
     restarts: int = 0
     processes: int = 0
+    gateway: GatewayWatch | None = None
+    """None if the run has no gateway."""
 
     def elapsed_s(self) -> float:
         """Returns the seconds since the command began."""
@@ -159,6 +162,8 @@ def progress_line(status: Status) -> str:
         f"failures {progress.failures}",
         f"restarts {status.restarts}",
     ]
+    if status.gateway is not None and status.gateway.answered:
+        parts.append(f"clients {status.gateway.clients}")
     for name, policy in progress.policies.items():
         if policy.cross_entropy is not None:
             parts.append(f"cross-entropy {policy.cross_entropy:.3f}")
@@ -181,6 +186,8 @@ def panel(status: Status) -> RenderableType:
     if status.progress is not None:
         _add_progress(rows, status.progress)
         rows.add_row("lag", "  ".join(f"{name} {lag:,}" for name, lag in status.lags.items()))
+    if status.gateway is not None and status.gateway.answered:
+        rows.add_row("clients", str(status.gateway))
     restarts = Text(f"{status.restarts}", style="bold yellow" if status.restarts else "")
     rows.add_row("processes", Text.assemble(f"{status.processes}   restarts ", restarts))
     if status.logs is not None:

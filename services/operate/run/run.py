@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import shutil
 import signal
 import sys
 import time
@@ -31,6 +30,7 @@ from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import MOST_RUNS, topics_of
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
 from headrace.services.operate.check.checking import check_in_child
+from headrace.services.operate.gateway_watch import watch_of_gateway
 from headrace.services.operate.run.children import child_specs
 from headrace.services.operate.run.choose_namespace import choose_namespace
 from headrace.services.operate.run.live_view import Status, make_view
@@ -39,7 +39,7 @@ from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
 from headrace.services.operate.run.report import Summary
 from headrace.services.operate.run.run_stack import RunStack
-from headrace.services.operate.run.supervisor import Supervisor
+from headrace.services.operate.run.supervisor import Supervisor, new_launch_folder
 from headrace.services.operate.run.watch import follow_progress
 
 QUIET_END_S = 60.0
@@ -94,7 +94,9 @@ class LocalRun:
         self._check = check
         launch = new_launch_folder(cluster.state)
         specs = child_specs(recipe, path, metrics_port, services)
-        self._status = Status(cluster.namespace or recipe.name)
+        invites = end is None and any(spec.name == "gateway" for spec in specs)
+        gateway = watch_of_gateway() if invites else None
+        self._status = Status(cluster.namespace or recipe.name, gateway=gateway)
         self._view = make_view(self._status, Console(stderr=True, quiet=quiet))
         note = self._view.note
         preloader = Preloader(path, [spec.command for spec in specs], on_change=note)
@@ -197,6 +199,8 @@ class LocalRun:
             "lags": self._follow_lags(log),
             "logs": self._follow_logs(),
         }
+        if self._status.gateway is not None:
+            work["gateway"] = self._status.gateway.follow(self._view.note)
         self._beside = [asyncio.create_task(one, name=name) for name, one in work.items()]
         try:
             yield
@@ -331,18 +335,3 @@ def _failed(done: asyncio.Future[None]) -> bool:
 def command_line() -> str:
     """Returns this command as it is entered in a shell."""
     return shlex.join(["headrace", *sys.argv[1:]])
-
-
-def new_launch_folder(state: Path) -> Path:
-    """Creates the folder of logs until the namespace is known. Deletes those of dead processes."""
-    launches = state.absolute() / "launches"
-    for folder in launches.glob("*"):
-        try:
-            os.kill(int(folder.name), 0)
-        except ProcessLookupError:
-            shutil.rmtree(folder, ignore_errors=True)
-        except PermissionError:
-            continue  # A process of another user has this number.
-    folder = launches / str(os.getpid())
-    private_folder(folder)
-    return folder

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -239,6 +240,21 @@ class Supervisor:
             # A line fits the pipe's buffer. If the child has already died, `_keep` handles it.
             with contextlib.suppress(BrokenPipeError):
                 os.write(child.pipe, f"{self._cluster}\n".encode())
+
+
+def new_launch_folder(state: Path) -> Path:
+    """Creates the folder of logs until the namespace is known. Deletes those of dead processes."""
+    launches = state.absolute() / "launches"
+    for folder in launches.glob("*"):
+        try:
+            os.kill(int(folder.name), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except PermissionError:
+            continue  # A process of another user has this number.
+    folder = launches / str(os.getpid())
+    private_folder(folder)
+    return folder
 
 
 def headrace_command(*arguments: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from headrace.services.operate.options import cluster_of, cluster_options, set_option
-from headrace.services.operate.serve.services import SERVICES
+from headrace.services.operate.serve.services import LISTEN, LISTEN_VARIABLE, SERVICES
 
 
 @click.command()
@@ -28,7 +28,7 @@ from headrace.services.operate.serve.services import SERVICES
     help="Address on which /metrics listens.",
 )  # fmt: skip
 @click.option(
-    "--listen", metavar="HOST:PORT", envvar="HEADRACE_GATEWAY_LISTEN", default="127.0.0.1:8100",
+    "--listen", metavar="HOST:PORT", envvar=LISTEN_VARIABLE, default=LISTEN,
     show_default=True, show_envvar=True, help="Address of the gateway, for clients.",
 )  # fmt: skip
 @click.option("--parent-fd", type=int, hidden=True, help="The pipe of `headrace run`.")

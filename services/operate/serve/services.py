@@ -18,6 +18,8 @@ SERVICES = (
     "source", "evaluation", "scheduler", "agent", "gateway", "env", "inference",
     "assemble-groups", "assemble-batches", "trainer",
 )  # fmt: skip
+LISTEN, LISTEN_VARIABLE = "127.0.0.1:8100", "HEADRACE_GATEWAY_LISTEN"
+"""HOST:PORT of the gateway, and the environment variable that has another one."""
 POLICY_SERVICES = ("inference", "assemble-batches", "trainer")
 """Services that take `--policy`. None means all policies for inference, else the only one."""
 

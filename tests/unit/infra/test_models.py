@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 
 from headrace.errors import UsageError
 from headrace.infra.models.make import SIZES, byte_tokenizer, files
+from headrace.services.base.tool_calls import ToolCall, parse_tool_calls
+from headrace.services.inference.tokenizer import Tokenizer as ModelTokenizer
 from headrace.services.models.tokens import token_ids
 from headrace.services.models.weights import model_folder
 
@@ -46,3 +48,31 @@ def test_tokens_are_named_by_their_spellings() -> None:
     assert token_ids(folder, ["5", "Ġ", "Ċ", "Ã", "©", "<end>"]) == [*b"5 \n", *"é".encode(), 257]
     with pytest.raises(UsageError, match=r"no token '10'. Write single tokens, .* a space as Ġ"):
         token_ids(folder, ["1", "0", "10", " "])
+
+
+def test_the_chat_model_has_one_token_for_each_role_and_continues_what_was_said() -> None:
+    tokenizer = ModelTokenizer(model_folder("tiny-chat"))
+    hello = [{"role": "system", "content": "Guess <user>."}, {"role": "user", "content": "?"}]
+    context = tokenizer.chat(json.dumps({"messages": hello}), [])
+    assert tokenizer.decode(context) == "<system>Guess <user>.<end><user>?<end><assistant>"
+    assert len(context) == len("sGuess <user>.eu?ea")  # a content spells no control token
+    hint = json.dumps({"messages": [{"role": "user", "content": "up"}]})
+    for said in ([ord("4")], [ord("4"), 257]):  # the policy may have drawn <end>, or not
+        more = tokenizer.chat(hint, [*context, *said])
+        assert tokenizer.decode([*said, *more]) == "4<end><user>up<end><assistant>"
+
+
+def test_the_chat_model_renders_tools_and_calls_as_the_gateway_reads_them() -> None:
+    tokenizer = ModelTokenizer(model_folder("tiny-chat"))
+    arguments = {"letter": "a"}
+    call = {"id": "1", "type": "function", "function": {"name": "pick", "arguments": arguments}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    messages = [{"role": "user", "content": "?"}, said, {"role": "tool", "content": "done"}]
+    tools = [{"type": "function", "function": {"name": "pick"}}]
+    text = tokenizer.decode(tokenizer.chat(json.dumps({"messages": messages, "tools": tools}), []))
+    assert json.dumps(tools[0]) in text
+    assert text.endswith("<end><tool>done<end><assistant>")
+    answer = text.split("<assistant>")[1]
+    assert parse_tool_calls(answer.removesuffix("<end><tool>done<end>"), "hermes") == (
+        "", (ToolCall("pick", arguments),),
+    )  # fmt: skip

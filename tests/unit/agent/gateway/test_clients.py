@@ -7,6 +7,7 @@ import gc
 import sys
 import warnings
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,7 @@ import aiohttp
 import pytest
 
 from headrace.errors import DependencyError, UsageError
+from headrace.infra.local.detached import free_port
 from headrace.schemas.events import EpisodeEnded, GenerationRequested, TrajectoryRecorded
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent import service as agent_service
@@ -203,6 +205,43 @@ def test_who_waited_longest_is_taken_first_and_what_is_given_back_is_next() -> N
     asyncio.run(main())
 
 
+def test_a_gateway_says_how_many_episodes_wait_and_how_many_are_played() -> None:
+    async def main() -> None:
+        server = GatewayServer(KEY)
+        url = await server.start("127.0.0.1", 0)
+        queue, nobody = server.queue, cast("ChatSession", None)
+        pending = [PendingEpisode(nobody, Keys(name, name), {}) for name in "ab"]
+        async with aiohttp.ClientSession() as http:
+
+            async def counts() -> Any:
+                headers = {"Authorization": f"Bearer {KEY}"}
+                async with http.get(f"{url}/episodes", headers=headers) as response:
+                    assert response.status == 200
+                    return await response.json()
+
+            async with http.get(f"{url}/episodes") as refused:
+                assert refused.status == 401
+            with queue.waiting(pending[0]):
+                with queue.waiting(pending[1]):
+                    assert await counts() == {"waiting": 2, "playing": 0, "clients": 0}
+                    await queue.take(BOUND_S)
+                    assert await counts() == {"waiting": 1, "playing": 1, "clients": 1}
+                    queue.give_back(pending[0])
+                    assert await counts() == {"waiting": 2, "playing": 0, "clients": 0}
+                    await queue.take(BOUND_S)
+                assert await counts() == {"waiting": 0, "playing": 1, "clients": 1}
+            assert await counts() == {"waiting": 0, "playing": 0, "clients": 0}
+            asking = asyncio.create_task(queue.take(BOUND_S))
+            await asyncio.sleep(0)
+            assert await counts() == {"waiting": 0, "playing": 0, "clients": 1}
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            assert await counts() == {"waiting": 0, "playing": 0, "clients": 0}
+        await server.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
 def test_an_idle_time_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError):
         ClientAgent(idle_s=0)
@@ -236,6 +275,39 @@ def test_a_gateway_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     for listen in ("8100", ":8100", "host:", "host:99999"):
         with pytest.raises(UsageError, match="--listen"):
             asyncio.run(gateway_service.run(context, listen))
+
+
+def test_a_client_that_comes_after_the_last_episode_learns_that_the_run_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def serve(context: ServiceContext, entrance: GatewayServer) -> None:
+        await context.stopping.wait()
+
+    monkeypatch.setattr(agent_service, "run", serve)
+    monkeypatch.setenv(gateway_service.KEY, KEY)
+
+    async def main() -> None:
+        events = SimpleNamespace(ending=asyncio.Event(), stopping=asyncio.Event())
+        url = f"http://127.0.0.1:{free_port()}/v1"
+        listen = url.removeprefix("http://").removesuffix("/v1")
+        run = asyncio.create_task(gateway_service.run(cast("ServiceContext", events), listen))
+        async with aiohttp.ClientSession() as http:
+            gateway = Gateway(url, http)
+            status = 0
+            while status != 401:  # it listens
+                with suppress(aiohttp.ClientConnectorError):
+                    status, _ = await gateway.post("/nothing", {})
+                await asyncio.sleep(0.01)
+            events.ending.set()
+            events.stopping.set()
+            for _ in range(3):
+                assert (await gateway.post("/episodes/take", {}))[0] == 410
+                await asyncio.sleep(0.1)
+            await run
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await gateway.post("/episodes/take", {})
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
 
 
 def test_an_address_that_is_taken_is_said() -> None:

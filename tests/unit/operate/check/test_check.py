@@ -178,6 +178,17 @@ def test_a_step_that_blocks_the_event_loop_is_named(
     assert "BlocksInStep.step" in caplog.text
 
 
+@pytest.mark.parametrize("use", ["chat", "client", "command"])
+def test_a_model_that_can_not_answer_messages_is_noted(use: str) -> None:
+    agent = {"use": use, "options": {"command": ["true"]} if use == "command" else {}}
+    noted = "\n".join(tried(agents__default=agent))
+    assert "model of policies.default has no chat template" in noted
+    assert "add chat_template.jinja to" in noted
+    fits = "\n".join(tried(agents__default=agent, policies__default__model="tiny-chat"))
+    assert "chat template" not in fits
+    assert "chat template" not in "\n".join(tried())
+
+
 def check_in_child(folder: Path, **changes: Any) -> None:
     path = folder / "recipe.json"
     path.write_text(parse_recipe(tree(**changes), "test").canonical())

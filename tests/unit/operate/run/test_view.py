@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.services.operate.gateway_watch import GatewayWatch
 from headrace.services.operate.run.live_view import (
     BARS,
     Status,
@@ -60,3 +61,18 @@ def test_the_panel_shows_a_run() -> None:
     for part in ("quickstart", "of 0.9", "-   batch 0", "agent 1,200", "restarts 2"):
         assert part in shown
     assert progress_line(status).count("\n") == 0
+
+
+def test_a_run_with_a_gateway_shows_its_clients_once_it_answers() -> None:
+    gateway = GatewayWatch("http://here:8100/v1")
+    status = Status("r", progress=Progress(RECIPE), gateway=gateway)
+    assert "clients" not in shown(status)
+    gateway.answered, gateway.clients, gateway.playing, gateway.waiting = True, 9, 3, 21
+    for part in ("clients", "3 play", "21 episodes wait", "http://here:8100/v1", "clients 9"):
+        assert part in shown(status)
+
+
+def shown(status: Status) -> str:
+    out = io.StringIO()
+    Console(file=out, width=100).print(panel(status))
+    return f"{out.getvalue()}{progress_line(status)}"
