@@ -152,5 +152,5 @@ def test_a_model_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match=r"no tokenizer\.json.*tiny-llama"):
         model_folder(str(tmp_path))
-    with pytest.raises(UsageError, match="small-llama, tiny-llama"):
+    with pytest.raises(UsageError, match="small-llama, tiny-chat, tiny-llama"):
         model_folder("huge-llama")
