@@ -154,6 +154,9 @@ def task_ended(
         closed_by = "cancelled"
     elif all(outcome.attempts == 0 for outcome in outcomes):
         closed_by = "refused"
+    pinned = {
+        use.policy: use.version for use in submitted.roles.values() if use.version is not None
+    }
     return TaskEnded(
         task=number,
         source=submitted.source,
@@ -165,4 +168,5 @@ def task_ended(
         closed_by=closed_by,
         minimum=submitted.minimum,
         outcomes=outcomes,
+        versions=pinned,
     )

@@ -9,8 +9,8 @@ one trial per item. A value in [0, 1] varies at most as much as a coin, so this 
 too narrow. It also never has width 0, which the other interval has if all items agree.
 
 A sample is left out if it failed because of anything but the policy, or if it has no reward: it
-says nothing about the policy. But a sample that ended at a limit without a reward counts with
-reward 0.
+says nothing about the policy. But a sample that ended at a limit or at its deadline without a
+reward counts with reward 0. If these were left out, the samples of hard items would be missing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from headrace.schemas.events import EpisodeEnded, TaskEnded
 
 Z = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
-LIMITS = frozenset({"turn_limit", "token_limit", "overflow"})
-"""Endings that the policy caused."""
+LIMITS = frozenset({"turn_limit", "token_limit", "overflow", "deadline"})
+"""Endings that the policy caused. Who is too slow for the deadline has not solved the item."""
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -157,11 +157,13 @@ class EvaluationResult:
 
 def reward_of(outcome: EpisodeEnded) -> float | None:
     """Returns the reward with which a sample counts, or None if it is left out."""
+    if outcome.ending in LIMITS and outcome.reward is None:
+        return 0.0
     if outcome.failure is not None and outcome.failure.origin != "policy":
         return None
     if outcome.reward is not None and math.isfinite(outcome.reward):
         return outcome.reward
-    return 0.0 if outcome.ending in LIMITS else None
+    return None
 
 
 class Evaluations:
@@ -175,8 +177,9 @@ class Evaluations:
         """Adds a task that has ended. Ignores tasks that are cancelled or not for evaluation."""
         if ended.purpose != "evaluate" or ended.closed_by != "all":
             return
-        # All tokens of an evaluation task come from the versions that were pinned at its start.
-        versions = {
+        # An item counts although none of its episodes has a turn, for example if all overflow. An
+        # older record names no versions, but all tokens of its policies come from the pinned ones.
+        versions = ended.versions or {
             use.policy: use.oldest_version
             for outcome in ended.outcomes
             for use in outcome.policies

@@ -42,6 +42,24 @@ def ended(*rewards: float | None, version: int = 3, **changes: Any) -> TaskEnded
     return TaskEnded(**{**fields, "closed_by": "all", "outcomes": outcomes, **changes})
 
 
+def test_items_count_if_all_their_episodes_overflow_or_meet_their_deadline() -> None:
+    def without_turns(task_id: str, ending: str, failure: Failure | None) -> TaskEnded:
+        task = ended(1.0, 1.0, 1.0, 1.0, task_id=task_id, versions={"default": 3})
+        changes = {"ending": ending, "failure": failure, "reward": None, "policies": ()}
+        outcomes = tuple(one.model_copy(update=changes) for one in task.outcomes)
+        return task.model_copy(update={"outcomes": outcomes})
+
+    late = Failure(origin="infrastructure", code="deadline")
+    evaluations = Evaluations()
+    evaluations.on_task_ended(ended(1.0, 1.0, 1.0, 1.0, versions={"default": 3}))
+    evaluations.on_task_ended(without_turns("long", "overflow", None))
+    evaluations.on_task_ended(without_turns("slow", "deadline", late))
+    (result,) = evaluations.of("default").values()
+    assert result.average is not None
+    assert result.average.value == pytest.approx(1 / 3)
+    assert (len(result.rewards), result.failed) == (3, 0)
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
 def test_pass_at_k_is_the_share_of_all_choices_of_k_that_hold_one_that_passed(
     passed: list[bool], data: st.DataObject
