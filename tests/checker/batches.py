@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from math import isclose
 from statistics import fmean
 
@@ -17,10 +19,13 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.staleness import Staleness
 from headrace.services.log.event_log import Delivery
 from tests.checker.facts import Facts, Violations
+from tests.checker.staleness import behind
 from tests.checker.trajectories import use_of
+
+Behind = Callable[[int, int], int]
+"""Maps an oldest token's version and the newest batch's to how many versions it is behind."""
 
 
 def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
@@ -33,9 +38,12 @@ def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
 
 def _batches(facts: Facts, recipe: Recipe, policy: str, *, settled: bool) -> Violations:
     settings = recipe.policies[policy].batches
-    skipped = (one for one in facts.events(PolicyPublished) if one.status == "skipped")
-    versions = (one.version for one in skipped if one.policy == policy)
-    staleness = Staleness(settings.prefetch, versions)
+    skipped = {
+        one.version
+        for one in facts.events(PolicyPublished)
+        if one.status == "skipped" and one.policy == policy
+    }
+    staleness = partial(behind, prefetch=settings.prefetch, skipped=skipped)
     groups = _Groups(facts, policy)
     frontier = Frontier()
     batches = [event for event in facts.events(BatchAssembled) if event.policy == policy]
@@ -102,7 +110,11 @@ class _Groups:
 
 
 def _content(
-    facts: Facts, batch: BatchAssembled, name: str, max_staleness: int, staleness: Staleness
+    facts: Facts,
+    batch: BatchAssembled,
+    name: str,
+    max_staleness: int,
+    staleness: Behind,
 ) -> Violations:
     """Every sample of the groups that a batch decides is in it once, or dropped.
 
@@ -112,9 +124,9 @@ def _content(
     for sample in batch.samples:
         held[sample.task].append(sample.sample)
         yield from _sample(facts, batch, sample, f"{name}: {sample.task}/{sample.sample}")
-        behind = _behind(facts, batch, sample.task, sample.sample, staleness)
-        if behind is not None and behind > max_staleness:
-            yield f"I5: {name}: {sample.task}/{sample.sample} is {behind} versions behind"
+        old = _behind(facts, batch, sample.task, sample.sample, staleness)
+        if old is not None and old > max_staleness:
+            yield f"I5: {name}: {sample.task}/{sample.sample} is {old} versions behind"
     whole = set()
     sampled = {sample.task for sample in batch.samples if sample.oldest_version >= 0}
     for drop in batch.dropped:
@@ -150,7 +162,11 @@ _SHARED = {"advantages", "tokens", "longest", "oldest_version"}
 
 
 def _behind(
-    facts: Facts, batch: BatchAssembled, task: int, sample: int, staleness: Staleness
+    facts: Facts,
+    batch: BatchAssembled,
+    task: int,
+    sample: int,
+    staleness: Behind,
 ) -> int | None:
     """How many versions a sample's oldest token is behind the batch's start, by its trajectory.
 
@@ -160,7 +176,7 @@ def _behind(
     found = [one for one in group.samples if one.sample == sample] if group is not None else []
     trajectory = facts.resolve(found[0].trajectory) if found else None
     use = use_of(trajectory, batch.policy) if isinstance(trajectory, TrajectoryRecorded) else None
-    return None if use is None else staleness.behind(use.oldest_version, batch.version - 1)
+    return None if use is None else staleness(use.oldest_version, batch.version - 1)
 
 
 def _dropped(
@@ -169,7 +185,7 @@ def _dropped(
     drop: Dropped,
     max_staleness: int,
     name: str,
-    staleness: Staleness,
+    staleness: Behind,
 ) -> Violations:
     """What is left out has a reason, and the reason holds."""
     name = f"{name}: {drop.task}/{drop.sample}"
@@ -182,9 +198,9 @@ def _dropped(
         if drop.sample >= 0 or drop.reason != group.reason:
             yield f"I3: {name} is dropped as {drop.reason}, its group as {group.reason}"
     elif drop.reason == "stale":
-        behind = [_behind(facts, batch, drop.task, one.sample, staleness) for one in group.samples]
-        known = [one for one in behind if one is not None]
-        if len(known) == len(behind) and max(known, default=0) <= max_staleness:
+        old = [_behind(facts, batch, drop.task, one.sample, staleness) for one in group.samples]
+        known = [one for one in old if one is not None]
+        if len(known) == len(old) and max(known, default=0) <= max_staleness:
             yield f"I5: {name} is dropped as stale, and is {max(known)} versions behind"
 
 

@@ -14,9 +14,9 @@ from headrace.schemas.events import (
     PolicyPublished,
 )
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.staleness import Staleness
 from headrace.services.log.event_log import Delivery
 from tests.checker.facts import Facts, Violations
+from tests.checker.staleness import behind
 
 LAG_S = 15.0
 """How far behind the log a scheduler that is not cut off yet may be in what it knows."""
@@ -43,7 +43,7 @@ def check(facts: Facts, recipe: Recipe) -> Violations:
             policy = world.policies[event.policy]
             policy.published = max(policy.published, event.version)
             if event.status == "skipped":
-                policy.staleness.skip(event.version)
+                policy.skipped.add(event.version)
 
 
 class _World:
@@ -61,7 +61,6 @@ class _World:
                 policy.batches.groups,
                 policy.batches.max_staleness,
                 policy.batches.prefetch,
-                Staleness(policy.batches.prefetch),
             )
             for name, policy in recipe.policies.items()
             if policy.training is not None
@@ -94,7 +93,7 @@ class _Policy:
     groups: int
     max_staleness: int
     prefetch: int
-    staleness: Staleness
+    skipped: set[int] = field(default_factory=set)
     published: int = -1
     undecided: set[int] = field(default_factory=set)
     """Tasks started and not decided."""
@@ -134,7 +133,8 @@ class _Policy:
 
     def _free_stale(self) -> None:
         for task in list(self.undecided & self.closed.keys()):
-            if self.staleness.behind(self.closed[task], self.batch) > self.max_staleness:
+            oldest = self.closed[task]
+            if behind(oldest, self.batch, self.prefetch, self.skipped) > self.max_staleness:
                 self.undecided.discard(task)
 
     def on_batch(self, event: BatchAssembled, at_s: float) -> Violations:
