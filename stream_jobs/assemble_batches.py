@@ -134,6 +134,7 @@ async def _follow(
 
 def _add(assembler: BatchAssembler, item: Delivery[Event] | CaughtUp) -> None:
     if isinstance(item, CaughtUp):
+        assembler.on_caught_up(now())
         return
     enter_trace(item.traceparent)
     if isinstance(item.event, GroupClosed):

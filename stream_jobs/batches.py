@@ -102,7 +102,7 @@ class BatchAssembler:
         self._waiting: dict[int, _WaitingGroup] = {}
         self._live: dict[int, _LiveGroup] = {}
         self._changed_s = 0.0
-        """When a group was started or closed last, in epoch seconds."""
+        """When a group was started or closed last, or this job caught up, in epoch seconds."""
         self._next_offset = 0
 
     @property
@@ -126,6 +126,13 @@ class BatchAssembler:
         moments = [self._changed_s + self._settings.batch_wait_s, self._patient_until()]
         moments += [group.overdue_s for group in self._live.values()]
         return min((moment for moment in moments if moment > now_s), default=None)
+
+    def on_caught_up(self, now_s: float) -> None:
+        """Notes that a job has read all that there was, at `now_s` in epoch seconds.
+
+        After a pause the other services start, too, so the wait for more groups begins again.
+        """
+        self._changed_s = max(self._changed_s, now_s)
 
     def on_start(self, started: EpisodeStarted, started_s: float) -> None:
         """Notes that a group is live, unless it is closed already.

@@ -77,6 +77,7 @@ class SchedulerCore:
             name: PolicyRoom(
                 policy.batches.groups,
                 policy.batches.max_staleness,
+                policy.batches.prefetch,
                 Staleness(policy.batches.prefetch),
             )
             for name, policy in recipe.policies.items()

@@ -12,7 +12,7 @@ import argparse
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, product
 
@@ -73,6 +73,8 @@ class Result:
     trained: list[float] = field(default_factory=list)
     generated: list[float] = field(default_factory=list)
     """Lengths of the episodes that were kept by the filter."""
+    staleness: list[int] = field(default_factory=list)
+    """Of each trained sample: how many versions its oldest token was behind."""
     seconds: float = 0.0
     """Until the tasks were exhausted."""
     parts: int = 0
@@ -90,6 +92,10 @@ class Result:
     @property
     def stale_share(self) -> float:
         return self.stale / max(1, self.stale + len(self.trained))
+
+    @property
+    def mean_staleness(self) -> float:
+        return _mean(self.staleness)
 
     @property
     def length_ratio(self) -> float:
@@ -215,6 +221,7 @@ class Loop:
             self.result.seconds = self._now - BEGAN_S
             for sample in batch.samples:
                 self.result.trained.append(self._lengths[sample.task][sample.sample])
+                self.result.staleness.append(batch.version - 1 - sample.oldest_version)
             stale = sum(drop.reason == "stale" for drop in batch.dropped)
             self.result.stale += stale * self._samples
         self._decided |= decided | {drop.task for drop in batch.dropped}
@@ -248,7 +255,7 @@ def changed(recipe: Recipe, **batches: float) -> Recipe:
     return parse_recipe(tree, recipe.name)
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
 
 

@@ -124,3 +124,19 @@ def test_long_episodes_are_trained_as_often_as_short_ones() -> None:
     impatient = Loop(changed(recipe, straggler_wait_s=0), world).run()
     assert impatient.stale_share > 0.05
     assert impatient.length_ratio < 0.97
+
+
+def test_the_staleness_does_not_grow_with_its_limit_if_the_trainer_is_slow() -> None:
+    recipe = parse_recipe(
+        {
+            "name": "loop",
+            "tasks": {"use": "count", "samples": 8},
+            "scheduler": {"live_episodes": 32},
+            "policies": {POLICY: {"model": "tiny-llama", "batches": {"groups": 4}}},
+        },
+        "test",
+    )
+    world = World(median_s=120.0, sigma=0.6, train_s=600.0, tasks=400)
+    results = [Loop(changed(recipe, max_staleness=limit), world).run() for limit in (4, 16)]
+    assert all(result.mean_staleness < 4.0 for result in results)
+    assert results[1].rate > 0.98 * results[0].rate

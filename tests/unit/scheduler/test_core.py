@@ -114,6 +114,22 @@ def test_a_stale_group_gives_its_room_back_before_a_batch_decides_it() -> None:
     assert numbers(start_all(core)) == [3], "now 1 is two behind"
 
 
+def test_nothing_starts_to_wait_for_a_trainer_that_has_enough() -> None:
+    core = SchedulerCore(recipe(groups=1, max_staleness=8, prefetch=1, live_episodes=6))
+    core.on_policy("default", 0)
+    for number in range(9):
+        core.on_task(number, task(number))
+    assert numbers(start_all(core)) == [0, 1, 2]
+    for number in (0, 1, 2):
+        end(core, number)
+        core.on_group("default", number, oldest=0)
+    core.on_batch("default", 1, Frontier(1))
+    assert numbers(start_all(core)) == [], "batch 1 is in training, and two full ones wait"
+    assert core.room() == {"default": 0}
+    core.on_batch("default", 2, Frontier(2))
+    assert numbers(start_all(core)) == [3, 4, 5]
+
+
 def test_a_skipped_version_makes_nothing_stale() -> None:
     core = SchedulerCore(recipe(groups=1, max_staleness=0, prefetch=0))
     core.on_policy("default", 0)

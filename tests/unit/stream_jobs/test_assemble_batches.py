@@ -191,6 +191,25 @@ def test_a_short_batch_comes_after_the_wait_without_any_further_event(tmp_path: 
     asyncio.run(main())
 
 
+def test_after_a_pause_a_batch_is_not_short_before_the_others_could_go_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = MemoryBroker()
+        context = a_context(broker, "space", a_recipe(batch_wait_s=5.0), tmp_path)
+        await make_topics(context.log)
+        await context.log.send(a_publication(0))
+        await context.log.send(a_group(0, 0, ended_s=now() - 3_600))
+        batches = Batches(context.log)
+        async with running(context):
+            await asyncio.sleep(0.2)
+            await context.log.send(just_ended(1, 0))
+            batch = await batches.next()
+        assert [sample.task for sample in batch.samples] == [0, 1]
+        await batches.aclose()
+        await broker.close()
+
+    asyncio.run(main())
+
+
 def test_what_is_no_group_is_parked_and_the_job_goes_on(tmp_path: Path) -> None:
     async def main() -> None:
         broker = MemoryBroker()
