@@ -227,6 +227,8 @@ def _check_options(setup: EnvironmentSetup, what: str) -> None:
     except TypeError as error:
         name = getattr(setup.make, "__name__", "the environment")
         raise UsageError(f"{what} don't fit {name}: {error}") from error
+    except ValueError:  # a class in C without a signature: making one tells
+        return
 
 
 def _check_methods(environment: Environment) -> None:
