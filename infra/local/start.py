@@ -26,7 +26,8 @@ _READY_BOUND_S = 120.0  # a broker that was killed first reads its newest segmen
 _READY_POLL_S = 0.02
 _CANCEL_POLL_S = 0.05
 _PORT_ATTEMPTS = 3
-_PORT_TAKEN = b"Address already in use"
+_PORT_TAKEN = (b"Address already in use", b"seems to be in use")
+"""What Kafka and the registry log if another process has taken the port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,4 +252,5 @@ class Start:
 
 def _lost_port(log: Path, port: int) -> bool:
     """Returns whether a server ended because `port`, or the port of its controller, is taken."""
-    return not processes.port_is_free(port) or _PORT_TAKEN in log.read_bytes()
+    said = log.read_bytes()
+    return not processes.port_is_free(port) or any(words in said for words in _PORT_TAKEN)

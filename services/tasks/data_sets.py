@@ -106,9 +106,11 @@ def jsonl(path: str, id_field: str = "id") -> Iterator[Item]:
 
 def _item(line: bytes, location: str, id_field: str, fallback: str) -> Item:
     try:
-        payload = json.loads(line.decode())
+        payload = json.loads(line.decode().rstrip())
     except UnicodeDecodeError as error:
         raise UsageError(f"{location}: not UTF-8: {error}. Save the file as UTF-8") from error
+    except json.JSONDecodeError as error:  # its own text would name line 1, of this line alone
+        raise UsageError(f"{location}: not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{location}: not JSON: {error}") from error
     if not isinstance(payload, dict):

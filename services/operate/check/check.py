@@ -32,7 +32,7 @@ from headrace.services.env.environment import Claim, Environment
 from headrace.services.env.instances import Instances
 from headrace.services.env.sandbox.pool import DockerSetup
 from headrace.services.env.service import load_environments
-from headrace.services.env.setup import Setup
+from headrace.services.env.setup import EnvironmentSetup, Setup
 from headrace.services.inference.service import prepare
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
@@ -125,6 +125,8 @@ class _Trial:
             use = EnvironmentUse(use=key, mode="ephemeral")
             environment: Environment | None = None
             with self._trying(f"environments.{key}"):
+                if isinstance(setup, EnvironmentSetup):
+                    _check_options(setup, f"environments.{key}.options")
                 environment = await setup.take(use, Claim(0, 0, 0, 0, 0, now() + DEADLINE_S))
                 _check_methods(environment)
             if environment is None:
@@ -217,6 +219,16 @@ def _require_async(function: Any, what: str, form: str) -> None:
     call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
     if not inspect.iscoroutinefunction(call):
         raise UsageError(f"{what} is not an async function: write it as `{form}`")
+
+
+def _check_options(setup: EnvironmentSetup, what: str) -> None:
+    try:
+        inspect.signature(setup.make).bind(**setup.options)
+    except TypeError as error:
+        name = getattr(setup.make, "__name__", "the environment")
+        raise UsageError(f"{what} don't fit {name}: {error}") from error
+    except ValueError:  # a class in C without a signature: making one tells
+        return
 
 
 def _check_methods(environment: Environment) -> None:

@@ -154,7 +154,10 @@ class Gatherer:
             return found
         held = f"holds {first} to {end - 1}" if first < end else "is empty"
         gap = ", but no task at this offset" if number < end else ""
-        raise UsageError(f"there is no task {number}: {partition.topic} {held}{gap}")
+        raise UsageError(
+            f"there is no task {number}: {partition.topic} {held}{gap}. "
+            "For a task of another run, name it with --namespace"
+        )
 
     async def _starts(self, at: int, key: bytes, since: float) -> list[Fact[EpisodeStarted]]:
         """Reads the starts of the task's episodes, which are written together."""

@@ -16,7 +16,7 @@ from headrace.services.tasks.data_sets import hugging_face, jsonl
     ("line", "reason"),
     [
         (b'{"prompt": "gr\xfcn"}', "not UTF-8.*Save the file as UTF-8"),
-        (b"{", "not JSON"),
+        (b"{", "not JSON: Expecting property name enclosed in double quotes at column 2$"),
         (b"[" * 100_000, "not JSON"),
         (b"1" * 5_000, "not JSON"),
         (b"[]", "must be a JSON object"),

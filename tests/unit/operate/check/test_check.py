@@ -94,7 +94,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"environments__default__use": ":Word"}, "has no 'Word'"),
     (
         {"environments__default__options": {"higest": 1}},
-        "environments.default: TypeError: .*higest",
+        r"environments.default.options don't fit World: .*'higest'$",
     ),
     ({"environments__default__options": {"highest": 0}}, "ValueError: highest must be positive"),
     (
@@ -115,8 +115,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"environments__default__use": ":NoStep"}, "NoStep has no method step: add `async def step"),
     ({"environments__default__use": ":NoClose"}, "NoClose has no method aclose: add `async def"),
     (
-        {"environments__default__options": {"hihgest": 5}},
-        r"unexpected keyword argument 'hihgest'$",
+        {
+            "environments__default__use": ":NoReplayable",
+            "environments__default__options": {"coins": 3},
+        },
+        "environments.default.options don't fit NoReplayable: .*'coins'$",
     ),
     ({"environments__default__use": ":NotAsync"}, "NotAsync.step is not an async function"),
     ({"environments__default__use": ":RaisesInReset"}, r"reset: KeyError: 'absent' \(.*, in reset"),
