@@ -548,7 +548,7 @@ class TaskEnded(TaskEvent):
     """Minimum number of usable samples. With fewer, the group is dropped."""
     outcomes: tuple[EpisodeEnded, ...]
     """One for each sample: the first one in the log."""
-    versions: dict[str, Version] = {}
+    versions: dict[str, I64] = {}
     """Policy to the version that the task's roles name. Empty if they take the newest one."""
 
 

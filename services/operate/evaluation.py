@@ -179,7 +179,8 @@ class Evaluations:
             return
         # An item counts although none of its episodes has a turn, for example if all overflow. An
         # older record names no versions, but all tokens of its policies come from the pinned ones.
-        versions = ended.versions or {
+        pinned = {policy: one for policy, one in ended.versions.items() if one >= 0}
+        versions = pinned or {
             use.policy: use.oldest_version
             for outcome in ended.outcomes
             for use in outcome.policies
