@@ -51,7 +51,7 @@ class QuestionEnvironment:
     recipe_only = frozenset({"grader"})
 
     def __init__(self, grader: str = "exact", prompt: str = "question") -> None:
-        """Loads the grader. Raises UsageError if there is none of that name.
+        """Loads the grader. Raises UsageError if no grader has that name.
 
         Options:
             grader: `exact` gives 1 to an answer that equals the payload's `answer`, without the

@@ -129,7 +129,7 @@ class ProgramStarter:
         )
 
     async def _running(self, environment: Mapping[str, str]) -> _ForkServer | None:
-        """Returns the fork server, or None if there is none. Waits for its imports."""
+        """Returns the fork server, or None if the program has none. Waits for its imports."""
         if self._server is not None and self._server.done():
             server = self._server.result()
             if server is None or not server.ended.done():
