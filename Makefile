@@ -51,10 +51,13 @@ test: $(SYNCED)  ## the tests of every change, on a real Kafka: at most 15 min o
 	@$(BIN)/ruff format --check .
 	@$(MAKE) --no-print-directory -j 2 test-all test-beside
 
+# A test that hangs ends with the stacks of its threads, and the others go on.
+BOUNDED := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+
 .PHONY: test-all test-beside
 test-all: $(SYNCED)
-	@$(BIN)/pytest -n $(WORKERS) -m 'not long and not vllm' tests/unit
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not long and not vllm' --ignore tests/unit
+	@$(BIN)/pytest -n $(WORKERS) $(BOUNDED) -m 'not long and not vllm' tests/unit
+	@$(BIN)/pytest -n $(WORKERS) $(BOUNDED) --dist loadfile --no-loadscope-reorder -m 'not long and not vllm' --ignore tests/unit
 
 test-beside: $(SYNCED)
 	@$(BIN)/mypy
@@ -63,7 +66,7 @@ ifeq ($(shell uname -s),Linux)
 endif
 
 test-vllm: $(VLLM_SYNCED)  ## one test of the vLLM engine, on its CPU build
-	@$(VLLM_VENV)/bin/pytest -m 'vllm and not long' -k test_weights_change_between_tokens tests/contract/test_engine.py
+	@$(VLLM_VENV)/bin/pytest $(BOUNDED) -m 'vllm and not long' -k test_weights_change_between_tokens tests/contract/test_engine.py
 
 install-vllm: $(VLLM_SYNCED)  ## make .venv-vllm: all of .venv, and vLLM's CPU build
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,8 @@ async def give_way_to_a_successor(context: ServiceContext, successor: ServiceCon
     log = context.log
     await make_topics(log)
     batches = Batches(log)
-    async with running(context) as old, AsyncExitStack() as stack:
-        for version in range(1, 100):
+    async with running(context) as old, AsyncExitStack() as stack, asyncio.timeout(2 * BOUND_S):
+        for version in count(1):
             await log.send(a_publication(version - 1))
             for task in (2 * version - 2, 2 * version - 1):
                 await log.send(just_ended(task, version - 1))
