@@ -67,8 +67,9 @@ class AsyncClient:
 
         `bootstrap` is `host:port[,host:port]` and `registry` the URL of a Confluent-compatible
         schema registry; without both, the local stack of the folder `state` is used. Without
-        `namespace`, the run that started last is used. `source` names who submits: task ids are
-        unique within it. `properties` are librdkafka properties, such as `security.protocol`.
+        `namespace`, the run that started last is used, and no replay. `source` names who submits:
+        task ids are unique within it. `properties` are librdkafka properties, such as
+        `security.protocol`.
 
         Raises UsageError if a name is not allowed, or only one of both addresses is given.
         """

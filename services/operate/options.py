@@ -60,7 +60,7 @@ _CLUSTER = (
     click.option(
         "--namespace", metavar="NAME", envvar="HEADRACE_NAMESPACE", show_envvar=True,
         help="Prefix of the run's topics. [default: the recipe's name; for commands without a "
-        "RECIPE, the run that started last]",
+        "RECIPE, the run that started last; name a replay to use it]",
     ),
     click.option(
         "--kafka-property", "kafka_properties", metavar="KEY=VALUE", multiple=True,

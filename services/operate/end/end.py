@@ -40,7 +40,8 @@ async def end_run(cluster: ClusterConfig, reason: str, *, quiet: bool) -> RunSta
     """Ends the run of `cluster.namespace`, or else the newest one that has not ended.
 
     Starts the local stack if the configuration names no cluster, and stops it if it started it.
-    Returns the record of the end. Raises UsageError if there is no such run.
+    Returns the record of the end, also if the run has ended already. Raises UsageError if there is
+    no run.
     """
     say = explain_unless(quiet)
     async with (
@@ -48,9 +49,11 @@ async def end_run(cluster: ClusterConfig, reason: str, *, quiet: bool) -> RunSta
         connect(located, f"end-{os.getpid()}") as connection,
     ):
         topics, life = await find_namespace(
-            connection, cluster.namespace, lambda life: life.ended is None
+            connection, cluster.namespace, lambda life: life.ended is None and not life.replay_of
         )
         if life.ended is not None:
+            others = "" if cluster.namespace else ", and this broker has no run that goes on"
+            say(f"the run of namespace {topics.namespace} has ended already{others}")
             return life.ended
         recipe, log = life.recipe(), await connection.writing_log(topics)
         if life.ending is None:
