@@ -1,6 +1,7 @@
 """Tries every part that a recipe names, once: in this process, without Kafka and without a model.
 
-Each part is announced before it is tried, so that whoever watches knows which one hangs.
+Each part is announced before it is tried, so that whoever watches knows which one hangs. What takes
+seconds comes last: engines and losses import torch.
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ async def try_recipe(recipe: Recipe, announce: Callable[[str], None]) -> None:
     """
     trial = _Trial(recipe, announce)
     trial.policies()
-    item = trial.data_sets()
     trial.agents()
-    await trial.environments(item)
+    setups = trial.environment_setups()
+    item = trial.data_sets()
+    await trial.environments(setups, item)
+    trial.engines()
     trial.training()
 
 
@@ -79,10 +82,12 @@ class _Trial:
         for name, policy in self.recipe.policies.items():
             with self._trying(f"policies.{name}.model"):
                 model_folder(policy.model)
-        with self._trying("policies.*.engine"):
-            prepare(self.recipe)
         with self._trying("policies.*.sampling"):
             TaskMaker(self.recipe, SOURCE)
+
+    def engines(self) -> None:
+        with self._trying("policies.*.engine"):
+            prepare(self.recipe)
 
     def data_sets(self) -> Item | None:
         """Returns the first item of the tasks' data set; None if it is empty."""
@@ -115,10 +120,12 @@ class _Trial:
                 if self.recipe.agents[key].use in CHATTING:
                     self._note_templates(f"agents.{key}")
 
-    async def environments(self, item: Item | None) -> None:
-        setups: Mapping[str, Setup] = {}
+    def environment_setups(self) -> Mapping[str, Setup]:
         with self._trying("environments"):
-            setups = load_environments(self.recipe, "check", Instances(_drop, "check"))
+            return load_environments(self.recipe, "check", Instances(_drop, "check"))
+        return {}  # their code can't be imported here
+
+    async def environments(self, setups: Mapping[str, Setup], item: Item | None) -> None:
         for key, setup in setups.items():
             if isinstance(setup, DockerSetup):
                 continue  # its worker checks the engine and the images before it takes episodes

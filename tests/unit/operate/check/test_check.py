@@ -159,6 +159,27 @@ def test_a_mistake_is_named(changes: dict[str, Any], match: str) -> None:
         tried(**changes)
 
 
+QUICKLY_FOUND: list[dict[str, Any]] = [
+    {"policies__default__model": "no-such-folder"},
+    {"policies__default__sampling": {"allowed": ["no such token"]}},
+    {"tasks__use": "no_such_module:items"},
+    {"agents__default__use": ":NoSuchAgent"},
+    {"environments__default__use": ":NoSuchWorld"},
+    {"environments__default__use": ":RaisesInStep"},
+]
+
+
+@pytest.mark.parametrize("changes", QUICKLY_FOUND, ids=lambda changes: next(iter(changes)))
+def test_what_takes_seconds_is_tried_last(changes: dict[str, Any]) -> None:
+    """Engines and losses import torch."""
+    announced: list[str] = []
+    recipe = parse_recipe(tree(**changes), "test")
+    with pytest.raises(UsageError):
+        asyncio.run(try_recipe(recipe, announced.append))
+    assert announced
+    assert not [line for line in announced if "engine" in line or "loss" in line]
+
+
 def test_what_is_not_there_yet_is_left_out() -> None:
     announced = tried(environments__default__use=":NotThereYet")
     assert "NotThereYet.reset can't be tried now: unreachable: the server" in "\n".join(announced)
