@@ -82,7 +82,7 @@ def cluster_of(options: dict[str, Any]) -> ClusterConfig:
 
     Raises UsageError if they contradict each other.
     """
-    from headrace.services.namespace.cluster_config import ClusterConfig
+    from headrace.services.namespace.cluster_config import ClusterConfig, parse_properties
 
     return ClusterConfig(
         state=Path(options.pop("state")),
@@ -90,7 +90,7 @@ def cluster_of(options: dict[str, Any]) -> ClusterConfig:
         registry_url=options.pop("registry_url") or None,
         blobs=options.pop("blobs") or None,
         namespace=options.pop("namespace") or None,
-        kafka_properties=_properties(options.pop("kafka_properties")),
+        kafka_properties=parse_properties(options.pop("kafka_properties")),
     )
 
 
@@ -116,16 +116,6 @@ def in_namespace(
             return await work(log, life)
 
     return asyncio.run(run())
-
-
-def _properties(texts: Sequence[str]) -> dict[str, str]:
-    properties = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{text!r}: write key=value", param_hint="--kafka-property")
-        properties[key.strip()] = value
-    return properties
 
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:
