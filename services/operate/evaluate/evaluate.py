@@ -56,7 +56,8 @@ async def evaluate(
     Raises UsageError if there is no such run or version, and BlobError if its weights are gone.
     """
     if weights is None:
-        found = await find_versions(cluster, version, explain_unless(quiet))
+        say = explain_unless(quiet)
+        found = await find_versions(cluster, version, say, whole_run=True)
         versions = {name: pick(found, name, version) for name in found}
         return await evaluate_versions(recipe, cluster.open_blobs(None), versions, quiet=quiet)
     if len(recipe.policies) > 1:
