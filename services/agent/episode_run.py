@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from headrace.errors import TooLarge
 from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
 from headrace.services.agent.attempt import Attempt, Send
+from headrace.services.agent.awaiting import check_awaited
 from headrace.services.agent.episode import Agent, Episode, NoScore
 from headrace.services.agent.records import (
     AgentSetup,
@@ -236,3 +237,4 @@ async def _play(agent: Agent, episode: Episode) -> None:
     """Runs an agent's code. If the code asks the process to exit, only the attempt fails."""
     with exits_contained():
         await agent(episode)
+        check_awaited()
