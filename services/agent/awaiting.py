@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from functools import wraps
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -56,16 +55,10 @@ class AgentRequest(Coroutine[Any, Any, T]):
         self._awaited = True
         return self._coroutine.send(value)
 
-    def throw(
-        self,
-        kind: Any,
-        value: BaseException | object = None,
-        trace: TracebackType | None = None,
-        /,
-    ) -> Any:
+    def throw(self, *error: Any) -> Any:
         """Raises an exception in the request, as asyncio does to cancel it."""
         self._awaited = True
-        return self._coroutine.throw(kind if value is None else value)
+        return self._coroutine.throw(*error)
 
     def close(self) -> None:
         """Ends the request."""

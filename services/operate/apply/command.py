@@ -52,7 +52,7 @@ def apply(
     from headrace.services.namespace.lookup import topics_of
     from headrace.services.operate.check.checking import check_in_child
     from headrace.services.operate.find_versions import resolve
-    from headrace.services.operate.run.processes import spawn
+    from headrace.services.operate.processes import spawn
     from headrace.services.operate.run_references import fetch_models
 
     cluster = cluster_of(options)

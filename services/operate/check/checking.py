@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from headrace.errors import UsageError
-from headrace.services.operate.run.processes import (
+from headrace.services.operate.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
     Process,
+    headrace_command,
     spawn,
 )
-from headrace.services.operate.run.supervisor import headrace_command
 
 Start = Callable[[Sequence[str], int, int], Awaitable[Process]]
 """Starts a process from its command line, the reading end of its pipe, and where it writes."""

@@ -31,11 +31,11 @@ from headrace.services.namespace.lookup import MOST_RUNS, topics_of
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
 from headrace.services.operate.check.checking import check_in_child
 from headrace.services.operate.gateway_watch import watch_of_gateway
+from headrace.services.operate.processes import Preloader
 from headrace.services.operate.run.children import child_specs
 from headrace.services.operate.run.choose_namespace import choose_namespace
 from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.log_notes import LogNotes
-from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
 from headrace.services.operate.run.report import Summary
 from headrace.services.operate.run.run_stack import RunStack

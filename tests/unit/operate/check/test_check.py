@@ -16,7 +16,7 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.services.operate.check import checking
 from headrace.services.operate.check.check import try_recipe
-from headrace.services.operate.run.processes import NEVER_BORN, Process, spawn
+from headrace.services.operate.processes import NEVER_BORN, Process, spawn
 from headrace.services.operate.serve import loop_watch
 
 PARTS = f"{__name__.rpartition('.')[0]}.parts"
