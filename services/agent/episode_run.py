@@ -196,7 +196,7 @@ class EpisodeRun:
             self.started.sample,
             exc_info=error,
         )
-        message = REDACTOR.text(f"{type(error).__name__}: {error}")[:MESSAGE]
+        message = REDACTOR.text(f"{type(error).__name__}: {error}", MESSAGE)
         # A judge without a score may have one in the next attempt. All else is the agent's bug.
         origin: Blamed = "infrastructure" if isinstance(error, NoScore) else "agent"
         raise AttemptFailed.retryable("agent_error", message, origin)

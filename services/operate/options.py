@@ -155,14 +155,14 @@ def print_page(page: Sequence[Part]) -> None:
             echo(part, bold=True)
 
 
-def explain(line: str) -> None:
+def say(line: str) -> None:
     """Prints a remark to stderr."""
     echo(line, err=True)
 
 
-def explain_unless(quiet: bool) -> Callable[[str], None]:
-    """Returns `explain`, or what prints nothing if the command is `quiet`."""
-    return (lambda line: None) if quiet else explain
+def say_unless(quiet: bool) -> Callable[[str], None]:
+    """Returns `say`, or what prints nothing if the command is `quiet`."""
+    return (lambda line: None) if quiet else say
 
 
 def warn_of_secrets(recipe: Recipe) -> None:
@@ -171,7 +171,7 @@ def warn_of_secrets(recipe: Recipe) -> None:
 
     for key in literal_secrets(recipe.model_dump(mode="json")):
         name = next((part for part in reversed(key.split(".")) if not part.isdecimal()), key)
-        explain(
+        say(
             f"warning: {key} looks like a secret, and the topic `runs` keeps the recipe for ever. "
             f'Write {name} = {{ env = "NAME" }} and set the variable NAME where the workers run, '
             f'or write {name} = {{ file = "/path" }}'

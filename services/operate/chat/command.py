@@ -12,8 +12,8 @@ import click
 from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
-    explain,
     policy_option,
+    say,
     version_option,
     visible,
 )
@@ -77,15 +77,15 @@ def chat(
         if folder is not None:
             model = model_of_folder(folder, Path(name))
         else:
-            chosen = pick(asyncio.run(find_versions(cluster, version, explain)), policy, version)
-            explain(f"fetching and verifying {chosen}")
+            chosen = pick(asyncio.run(find_versions(cluster, version, say)), policy, version)
+            say(f"fetching and verifying {chosen}")
             model = model_of_version(chosen, cluster.open_blobs(None), Path(name))
         asked = {"temperature": temperature, "max_tokens": max_tokens}
         given = {key: value for key, value in asked.items() if value is not None}
         opened = Chat(replace(model, sampling=model.sampling.model_copy(update=given)))
         if not opened.remembers:
-            explain("the model has no chat template: it completes each line")
-        talk(opened, _lines(), _write, explain)
+            say("the model has no chat template: it completes each line")
+        talk(opened, _lines(), _write, say)
 
 
 def _lines() -> Iterator[str]:
@@ -96,7 +96,7 @@ def _lines() -> Iterator[str]:
         except EOFError:
             return
         except KeyboardInterrupt:
-            explain("")  # As in a shell, Ctrl-C discards the line.
+            say("")  # As in a shell, Ctrl-C discards the line.
 
 
 def _write(text: str) -> None:

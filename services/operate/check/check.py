@@ -56,12 +56,12 @@ REWARDS = (0.0, 1.0, 0.0, 0.5)
 """The rewards of the group that advantages and filters are tried with."""
 
 
-async def try_recipe(recipe: Recipe, announce: Callable[[str], None]) -> None:
-    """Tries the parts. `announce` gets the name of each before it is tried.
+async def try_recipe(recipe: Recipe, say: Callable[[str], None]) -> None:
+    """Tries the parts. `say` gets the name of each before it is tried.
 
     Raises UsageError for the first part that can't be used.
     """
-    trial = _Trial(recipe, announce)
+    trial = _Trial(recipe, say)
     trial.policies()
     trial.agents()
     setups = trial.environment_setups()
@@ -74,7 +74,7 @@ async def try_recipe(recipe: Recipe, announce: Callable[[str], None]) -> None:
 @dataclass
 class _Trial:
     recipe: Recipe
-    announce: Callable[[str], None]
+    say: Callable[[str], None]
     reasons: set[str] = field(default_factory=set)
     """Why parts could not be tried."""
 
@@ -96,7 +96,7 @@ class _Trial:
             items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
             found = next(items, None)
             if found is None:
-                self.announce(f"the data set {tasks.use!r} is empty: the run ends at once")
+                self.say(f"the data set {tasks.use!r} is empty: the run ends at once")
             elif not isinstance(found[2], Item):
                 kind = type(found[2]).__name__
                 raise UsageError(f"it yielded a {kind}, not an Item: `from headrace import Item`")
@@ -162,7 +162,7 @@ class _Trial:
         for name in dict.fromkeys(self.recipe.tasks.roles.values()):
             folder = model_folder(self.recipe.policies[name].model)
             if not Tokenizer(folder).has_template:
-                self.announce(
+                self.say(
                     f"{agent} sends messages, but the model of policies.{name} has no chat "
                     f"template, and can't answer them: add chat_template.jinja to {folder}"
                 )
@@ -189,14 +189,14 @@ class _Trial:
 
         A part that is not there yet, for example a server, is announced and left out.
         """
-        self.announce(f"{TRYING}{announced or part}")
+        self.say(f"{TRYING}{announced or part}")
         try:
             yield
         except (InfrastructureError, DependencyError) as error:
             reason = str(error)
             again = reason in self.reasons
             self.reasons.add(reason)
-            self.announce(f"{part} can't be tried now{', either' if again else f': {reason}'}")
+            self.say(f"{part} can't be tried now{', either' if again else f': {reason}'}")
         except EnvironmentFailed as error:
             method = part.rpartition(": ")[2]
             raise UsageError(f"{part} {error.message.removeprefix(method).lstrip(': ')}") from error

@@ -23,7 +23,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import find_namespace
 from headrace.services.namespace.run_life import enter, read_life
-from headrace.services.operate.options import explain_unless
+from headrace.services.operate.options import say_unless
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.run import LocalRun
 from headrace.services.operate.run.run_stack import running_stack
@@ -47,7 +47,7 @@ async def end_run(cluster: ClusterConfig, reason: str, *, quiet: bool) -> RunSta
     Returns the record of the end, also if the run has ended already. Raises UsageError if there is
     no run.
     """
-    say = explain_unless(quiet)
+    say = say_unless(quiet)
     async with (
         running_stack(cluster, say) as (stack, located),
         connect(located, f"end-{os.getpid()}") as connection,

@@ -23,7 +23,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig, read_recip
 from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.lookup import find_namespace, run_names, topics_of
 from headrace.services.namespace.run_life import REPLAY_OF, differing_keys
-from headrace.services.operate.options import explain
+from headrace.services.operate.options import say
 from headrace.services.operate.run_references import adopt, fetch_models
 
 IGNORED = ("name", "description", "stop", "workers")
@@ -106,7 +106,7 @@ async def open_recording(cluster: ClusterConfig, progress: Progress) -> AsyncIte
     async with connect(cluster, "replay") as connection:
         topics, life = await find_namespace(connection, cluster.namespace)
         recipe = life.recipe()
-        await asyncio.to_thread(fetch_models, recipe, cluster, explain)
+        await asyncio.to_thread(fetch_models, recipe, cluster, say)
         yield Recording(cluster, connection, connection.log(topics), recipe, progress)
 
 
@@ -163,7 +163,7 @@ async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> 
     replace(recording.cluster, namespace=name)  # This checks the name.
     log = await recording.connection.writing_log(topics_of(recipe, name))
     await apply(log, recipe, f"{REPLAY_OF}{recording.namespace}")
-    explain(f"into namespace {name}")
+    say(f"into namespace {name}")
     return log
 
 
