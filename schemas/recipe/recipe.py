@@ -23,6 +23,8 @@ from headrace.schemas.recipe.tables import (
 )
 from headrace.schemas.topics import NAME
 
+LIVE_UNTRAINED = 128
+"""Groups that run at the same time in a run that trains nothing, if its recipe sets no limit."""
 EXTERNAL = "external"
 """`use` of an environment that another team's worker serves, through the topics alone."""
 
@@ -187,8 +189,9 @@ class EnvironmentSettings(PlugIn):
 class Scheduler(Settings):
     """Limits of what runs at the same time."""
 
-    live_episodes: Positive = 1024
-    """Maximum number of training episodes that run at the same time."""
+    live_episodes: Positive | None = None
+    """Maximum number of training episodes that run at the same time. Absent: as many as a batch
+    has, `batches.groups` times `tasks.samples`; of several policies, the largest batch counts."""
     evaluation_episodes: Positive = 128
     """Maximum number of evaluation episodes that run at the same time, in addition to those."""
     starts_per_s: float | None = Field(default=None, gt=0)
@@ -275,6 +278,13 @@ class Recipe(Settings):
                 f"tasks.minimum: {tasks.minimum} is more than tasks.samples, {tasks.samples}"
             )
         return self
+
+    @property
+    def live_episodes(self) -> int:
+        """Maximum number of training episodes that run at the same time."""
+        trained = [one.batches.groups for one in self.policies.values() if one.training is not None]
+        batch = max(trained, default=LIVE_UNTRAINED) * self.tasks.samples
+        return self.scheduler.live_episodes or batch
 
     def canonical(self) -> str:
         """Returns the recipe as canonical JSON: equal recipes have equal texts."""

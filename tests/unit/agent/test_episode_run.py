@@ -319,7 +319,29 @@ def test_limits_are_endings_with_the_recipes_reward() -> None:
     assert (outcome.ending, outcome.reward) == ("token_limit", 0.0)
 
 
-class Narrow(World):
+def test_requests_ask_for_the_version_that_the_start_names() -> None:
+    def minima(submitted: TaskSubmitted, agent: Agent = multi_turn) -> set[int]:
+        world = World()
+
+        async def main() -> None:
+            started = start(submitted).model_copy(update={"versions": {"default": 6}})
+            setup = AgentSetup(agent, {}, AgentSettings(), {"default": "digest"})
+            world.run = EpisodeRun(world.send, started, 0.0, setup, {})
+            await asyncio.wait_for(world.run.run(), 5)
+
+        asyncio.run(main())
+        return {one.minimum for one in world.of(GenerationRequested)}
+
+    async def teacher(episode: Episode) -> None:
+        await episode.generate("a", demonstration="b")
+
+    assert minima(task()) == {6}
+    pinned = Use(policy="default", version=4, sampling=Sampling(max_tokens=8))
+    assert minima(task(roles={"policy": pinned})) == {0}
+    assert minima(task(), teacher) == {0}
+
+
+class FullContext(World):
     """The model's context is full after so many turns. `drawn` are the tokens of the last one."""
 
     def __init__(self, turns: int, drawn: int) -> None:
@@ -348,7 +370,7 @@ class Narrow(World):
 def test_the_turn_that_fills_the_context_is_recorded() -> None:
     """A penalty must reach the tokens that caused it, even if they are the only ones."""
     for turns in (0, 1):
-        outcome, trajectory = play(Narrow(turns, drawn=3), unfinished_reward=-1.0)
+        outcome, trajectory = play(FullContext(turns, drawn=3), unfinished_reward=-1.0)
         assert (outcome.ending, outcome.reward, len(trajectory.turns)) == (
             "overflow",
             -1.0,
@@ -362,7 +384,7 @@ def test_the_turn_that_fills_the_context_is_recorded() -> None:
 
 
 def test_a_prompt_that_is_too_long_has_nothing_to_record() -> None:
-    outcome, trajectory = play(Narrow(1, drawn=0), unfinished_reward=-1.0)
+    outcome, trajectory = play(FullContext(1, drawn=0), unfinished_reward=-1.0)
     assert (outcome.ending, outcome.reward, len(trajectory.turns)) == ("overflow", -1.0, 1)
 
 
@@ -405,7 +427,7 @@ def test_length_is_penalised_within_the_buffer_alone() -> None:
         assert (outcome.ending, outcome.reward) == ("finished", reward)
         assert trajectory.reward == reward
         assert outcome.rewards.get("overlong", 0.0) == reward - 1.0
-    outcome, _ = play(Narrow(0, drawn=1), unfinished_reward=0.0, **length)
+    outcome, _ = play(FullContext(0, drawn=1), unfinished_reward=0.0, **length)
     assert outcome.reward == -2.0
     outcome, _ = play(World(), task(max_tokens=6, purpose="evaluate"), **length)
     assert outcome.reward == 1.0
