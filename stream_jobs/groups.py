@@ -4,6 +4,9 @@ Every TaskEnded gives one GroupClosed for every policy of the recipe that trains
 with the reason. Otherwise the task would stay open for ever. A sample that the infrastructure made
 fail, or that has no reward, is excluded with the reason. It never counts as reward 0.
 
+A masked sample (`overlong = "mask"`) counts with its reward, so that the advantages of the others
+are right, but it is excluded itself.
+
 If a whole sample was demonstrated, the policy learns it whatever the other samples are: its
 advantage is 1, and estimators and filters see only the samples that the policy sampled itself.
 
@@ -43,6 +46,8 @@ REWARD_LIMIT = 1e30
 stop the job."""
 DEMONSTRATED_ADVANTAGE = 1.0
 """The advantage of a demonstrated sample."""
+OVERLONG = "overlong"
+"""The reason to exclude a masked sample."""
 EVALUATE = "evaluate"
 """The reason to drop every group of a task whose purpose is evaluation."""
 FLOAT_BYTES = 4
@@ -56,11 +61,18 @@ class _CountedSample:
     trajectory: Ref
     reward: float
     use: PolicyUse
+    overlong: bool
+    """Whether a limit cut it, and the recipe masks it then."""
 
     @property
     def demonstrated(self) -> bool:
         """Whether the policy sampled no token of it."""
         return self.use.oldest_version < 0
+
+    @property
+    def masked(self) -> bool:
+        """Whether it only counts, and nothing is learned from it."""
+        return self.overlong and not self.demonstrated
 
     @property
     def turn_rewards(self) -> tuple[float, ...]:
@@ -114,6 +126,7 @@ class _Scorer:
             epoch=ended.epoch,
             estimator=self._estimator,
             ended=recorded_at_ms,
+            seconds=max((one.seconds for one in ended.outcomes if one.attempts), default=0.0),
             **self._judge(ended),
         )
 
@@ -158,18 +171,27 @@ class _Scorer:
         samples = [
             _group_sample(one, (DEMONSTRATED_ADVANTAGE,)) for one in counted if one.demonstrated
         ]
-        reason = "too_few_samples" if len(counted) < ended.minimum else None
+        masked = [sample for sample in counted if sample.masked]
+        excluded += [Exclusion(sample=one.sample, reason=OVERLONG) for one in masked]
+        reason = "too_few_samples" if len(counted) - len(masked) < ended.minimum else None
+        if len(masked) == len(counted):
+            reason = OVERLONG
         fields: dict[str, Any] = {}
         if sampled:
             advantages = self._advantages(ended.task, sampled)
             group = self._group(ended, sampled, advantages)
             fields = {"mean": group.mean, "deviation": group.deviation}
             filtered = self._filter(group)
+            learned = [
+                (one, advantage)
+                for one, advantage in zip(sampled, advantages, strict=True)
+                if not one.masked
+            ]
             if filtered is None:
-                samples += map(_group_sample, sampled, advantages)
+                samples += [_group_sample(*one) for one in learned]
             elif samples:
                 # The demonstrated samples are still learned.
-                excluded += [Exclusion(sample=one.sample, reason=filtered) for one in sampled]
+                excluded += [Exclusion(sample=one.sample, reason=filtered) for one, _ in learned]
             else:
                 reason = reason or filtered
         fields["excluded"] = tuple(sorted(excluded, key=lambda one: one.sample))
@@ -257,7 +279,7 @@ def _count_one(outcome: EpisodeEnded, policy: str) -> _CountedSample | str:
     use = _merge(uses)
     if use.tokens <= 0:
         return "no_tokens"
-    return _CountedSample(outcome.sample, outcome.trajectory, outcome.reward, use)
+    return _CountedSample(outcome.sample, outcome.trajectory, outcome.reward, use, outcome.masked)
 
 
 def _group_sample(counted: _CountedSample, advantages: Sequence[float]) -> GroupSample:

@@ -140,9 +140,10 @@ class Batches(Settings):
 
     groups: Positive = 16
     """Number of groups in a batch."""
-    max_staleness: NotNegative = 1
+    max_staleness: NotNegative = 8
     """How many versions the oldest token of a sample in batch n may be behind version n - 1. A
-    version that did not change the weights is not counted."""
+    version that did not change the weights is not counted. Set it to at least eight times the
+    batches in flight: `scheduler.live_episodes` divided by the episodes of a batch."""
     prefetch: NotNegative = 1
     """Number of batches that are assembled ahead of the newest published version."""
     order: Literal["edf", "fifo"] = "edf"
@@ -153,8 +154,9 @@ class Batches(Settings):
     short."""
     straggler_wait_s: float | None = Field(default=None, ge=0)
     """Most seconds that a full batch waits for live groups that it would make stale. Absent: it
-    waits until their deadline. 0: it waits for none, and long episodes are trained on less often
-    than short ones."""
+    waits for each until its deadline, or until it has taken 1.5 times as long as 90 % of the newest
+    64 groups took at most. 0: it waits for none, and long episodes are trained on less often than
+    short ones."""
 
 
 class Training(Settings):
