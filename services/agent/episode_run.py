@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from headrace.errors import TooLarge
 from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
 from headrace.services.agent.attempt import Attempt, Send
+from headrace.services.agent.awaiting import check_awaited
 from headrace.services.agent.episode import Agent, Episode, NoScore
 from headrace.services.agent.records import (
     AgentSetup,
@@ -209,7 +210,7 @@ class EpisodeRun:
             self.started.sample,
             exc_info=error,
         )
-        message = REDACTOR.text(f"{type(error).__name__}: {error}")[:MESSAGE]
+        message = REDACTOR.text(f"{type(error).__name__}: {error}", MESSAGE)
         # A judge without a score may have one in the next attempt. All else is the agent's bug.
         origin: Blamed = "infrastructure" if isinstance(error, NoScore) else "agent"
         raise AttemptFailed.retryable("agent_error", message, origin)
@@ -251,3 +252,4 @@ async def _play(agent: Agent, episode: Episode) -> None:
     """Runs an agent's code. If the code asks the process to exit, only the attempt fails."""
     with exits_contained():
         await agent(episode)
+        check_awaited()

@@ -16,7 +16,7 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.services.operate.check import checking
 from headrace.services.operate.check.check import try_recipe
-from headrace.services.operate.run.processes import NEVER_BORN, Process, spawn
+from headrace.services.operate.processes import NEVER_BORN, Process, spawn
 from headrace.services.operate.serve import loop_watch
 
 PARTS = f"{__name__.rpartition('.')[0]}.parts"
@@ -167,6 +167,27 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_a_mistake_is_named(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(UsageError, match=match):
         tried(**changes)
+
+
+QUICKLY_FOUND: list[dict[str, Any]] = [
+    {"policies__default__model": "no-such-folder"},
+    {"policies__default__sampling": {"allowed": ["no such token"]}},
+    {"tasks__use": "no_such_module:items"},
+    {"agents__default__use": ":NoSuchAgent"},
+    {"environments__default__use": ":NoSuchWorld"},
+    {"environments__default__use": ":RaisesInStep"},
+]
+
+
+@pytest.mark.parametrize("changes", QUICKLY_FOUND, ids=lambda changes: next(iter(changes)))
+def test_what_takes_seconds_is_tried_last(changes: dict[str, Any]) -> None:
+    """Engines and losses import torch."""
+    announced: list[str] = []
+    recipe = parse_recipe(tree(**changes), "test")
+    with pytest.raises(UsageError):
+        asyncio.run(try_recipe(recipe, announced.append))
+    assert announced
+    assert not [line for line in announced if "engine" in line or "loss" in line]
 
 
 def test_what_is_not_there_yet_is_left_out() -> None:
