@@ -175,7 +175,7 @@ class _Trial:
         agent = self.recipe.tasks.agent
         late = observation.reward is None or observation.done
         if late and self.recipe.agents[agent].unfinished_reward is None:
-            self.announce(
+            self.say(
                 f"environments.{environment} seems to give its reward at the end only. An episode "
                 "that a limit of turns, tokens or context cuts has no reward then, and is not "
                 f"trained on: set agents.{agent}.unfinished_reward, unless the agent itself sets "
