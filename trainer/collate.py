@@ -1,4 +1,4 @@
-"""Packs token sequences into micro-batches, and turns a micro-batch into tensors and logprobs.
+"""Packs token sequences into micro-batches, and turns a micro-batch into tensors.
 
 Recomputes the token masks of answers that had to follow a JSON schema.
 """
@@ -170,28 +170,3 @@ def _allowed(
         return None, [0] * len(targets)
     numbers = {key: number for number, key in enumerate(sets)}
     return torch.from_numpy(np.stack(list(sets.values()))), [numbers[key] for key in keys]
-
-
-def processed_distribution(logits: Tensor, inputs: Inputs) -> Tensor:
-    """Returns the distribution that each token was sampled from: logprobs [N, V], float32, nats.
-
-    `logits` is [N, V]. They are divided by the temperature, and ids that were not allowed get -inf
-    before the softmax.
-    """
-    scores = logits.float() / inputs.temperature
-    if inputs.allowed is not None:
-        scores = scores.masked_fill(~inputs.allowed[inputs.allowed_set], -torch.inf)
-    return scores.log_softmax(-1)
-
-
-def target_logprobs(distribution: Tensor, inputs: Inputs) -> Tensor:
-    """Returns the logprobs [N] of the trained tokens, from a `processed_distribution` [N, V]."""
-    return distribution.gather(1, inputs.targets.unsqueeze(1)).squeeze(1)
-
-
-def entropy(distribution: Tensor) -> Tensor:
-    """Returns entropies [N] in nats, from a `processed_distribution` [N, V].
-
-    Ids that are not allowed (logprob -inf) add 0.
-    """
-    return -(distribution.exp() * distribution.clamp(min=-1e9)).sum(-1)

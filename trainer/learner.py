@@ -1,10 +1,9 @@
 """The learner: a model, its optimizer, and what one batch does to them. No log, no clock.
 
-It runs in one process on one device; it can't shard a model. Parameters and optimizer are float32.
-With dtype bfloat16 the forward pass runs in bfloat16 (autocast), and published weights are
-bfloat16. If the policy has an adapter, the rest of the model is frozen in the policy's dtype, as it
-is served, and only the adapter is float32. On a CPU the same batches give the same weights, bit by
-bit.
+It runs in one process on one device; it can't shard a model. Optimizer, gradients and the weights
+that it changes are float32. The forward pass runs on these weights in the policy's dtype: on exactly
+the numbers that are published and served. If the policy has an adapter, the rest of the model is
+frozen in the policy's dtype. On a CPU the same batches give the same weights, bit by bit.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.services.base.plugins import load
 from headrace.services.models.torch_models import (
     DTYPES,
-    ChosenLogits,
     check_fit,
     overwrite,
     pick_device,
@@ -33,14 +31,13 @@ from headrace.trainer.collate import (
     Inputs,
     SchemaMasks,
     collate,
-    entropy,
     pack,
-    processed_distribution,
-    target_logprobs,
 )
 from headrace.trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
+from headrace.trainer.master_weights import MasterWeights
 from headrace.trainer.model_loading import load_policy, trained_weights
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
+from headrace.trainer.token_logprobs import ChosenHidden, token_logprobs
 from headrace.trainer.training_metrics import Totals
 
 
@@ -68,17 +65,19 @@ class Learner:
         """The base is None if all weights learn."""
         # No dropout: with it the logprobs would differ from those of the engines.
         self._model.eval().to(self.device)
-        self._logits_at = ChosenLogits(self._model)
+        self._masters = MasterWeights(self._model, self._dtype)
+        self._hidden_at = ChosenHidden(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
         self._schemas = SchemaMasks(folder, self.vocabulary)
         self._loss: Loss = load("loss", self._settings.loss, LOSSES)
-        self._parameters = [one for one in self._model.parameters() if one.requires_grad]
+        self._parameters = list(self._masters.by_name.values())
         self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=self._settings.learning_rate,
             betas=self._settings.betas,
             weight_decay=self._settings.weight_decay,
         )
+        self._optimizer.register_step_post_hook(self._masters.update_copies)
         self.updates_done = 0
         """Optimizer updates since version 0."""
 
@@ -139,8 +138,7 @@ class Learner:
 
     def _trained_state(self) -> dict[str, Tensor]:
         """Returns the tensors that the optimizer changes, and those that identify the model."""
-        parameters = self._model.named_parameters()
-        state = {f"model.{name}": one for name, one in parameters if one.requires_grad}
+        state = {f"model.{name}": one for name, one in self._masters.by_name.items()}
         if self.base is None:
             return state | {f"buffer.{name}": one for name, one in self._model.named_buffers()}
         return state | {"base": torch.frombuffer(bytearray(self.base.digest), dtype=torch.uint8)}
@@ -165,6 +163,7 @@ class Learner:
                 "weights that the run started with, or start a new namespace"
             )
         overwrite(own, given)
+        self._masters.update_copies()
         self._restore_optimizer(tensors)
         torch.set_rng_state(tensors["random"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
@@ -208,15 +207,8 @@ class Learner:
 
     def _logprobs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Returns logprobs [N] of the trained tokens and entropies [N] of their distributions."""
-        reduced = self._dtype != torch.float32
-        with torch.autocast(self.device.type, dtype=self._dtype, enabled=reduced):
-            logits = self._logits_at(
-                inputs.rows, inputs.before, input_ids=inputs.ids, use_cache=False
-            )
-        distribution = processed_distribution(logits, inputs)
-        # The gradient of the entropy needs memory for [N, V], so compute it only if it is used.
-        spread = distribution if self._settings.entropy_bonus else distribution.detach()
-        return target_logprobs(distribution, inputs), entropy(spread)
+        hidden = self._hidden_at(inputs.rows, inputs.before, input_ids=inputs.ids, use_cache=False)
+        return token_logprobs(hidden, inputs, self._hidden_at.head)
 
     def _backward(
         self,
@@ -284,7 +276,7 @@ class Learner:
         try:
             yield
         except (UnusableBatch, Stopped, RuntimeError) as error:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._masters.drop_gradients()
             if saved is not None and self.updates_done > done:
                 self._restore(saved)
             elif self.updates_done > done:

@@ -24,16 +24,11 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.blobs import LocalBlobStore
-from headrace.services.models.torch_models import ChosenLogits
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer.collate import (
-    SchemaMasks,
-    collate,
-    processed_distribution,
-    target_logprobs,
-)
+from headrace.trainer.collate import SchemaMasks, collate
 from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import TokenSequence
+from headrace.trainer.token_logprobs import ChosenHidden, token_logprobs
 from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
@@ -111,8 +106,9 @@ def trainer_logprobs(
     masks = SchemaMasks(model, vocabulary)
     inputs = collate([sequence], vocabulary, torch.device("cpu"), masks)
     with torch.no_grad():
-        logits = ChosenLogits(network)(inputs.rows, inputs.before, input_ids=inputs.ids)
-        return target_logprobs(processed_distribution(logits, inputs), inputs)
+        hidden_at = ChosenHidden(network)
+        hidden = hidden_at(inputs.rows, inputs.before, input_ids=inputs.ids)
+        return token_logprobs(hidden, inputs, hidden_at.head)[0]
 
 
 def model_without_weights(model: Path) -> Path:

@@ -19,7 +19,7 @@ from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer.collate import collate, entropy, processed_distribution, target_logprobs
+from headrace.trainer.collate import collate
 from headrace.trainer.learner import Learner
 from headrace.trainer.losses import MicroBatch
 from headrace.trainer.model_loading import load_model
@@ -145,32 +145,6 @@ def test_the_logprobs_are_those_of_the_whole_model_by_temperature_and_mask() -> 
             entropy.append(-(probabilities * probabilities.log()).sum())
     torch.testing.assert_close(logprobs, torch.stack(expected), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(entropies, torch.stack(entropy), rtol=1e-4, atol=1e-5)
-
-
-def test_a_forbidden_id_gets_no_gradient() -> None:
-    inputs = collate([sequence(0)], 258, torch.device("cpu"))
-    logits = torch.randn(3, 258, requires_grad=True)
-    logprobs = target_logprobs(processed_distribution(logits, inputs), inputs)
-    [gradient] = torch.autograd.grad(logprobs.sum(), logits)
-    assert torch.isfinite(gradient).all()
-    assert set(gradient.any(dim=0).nonzero().flatten().tolist()) == set(ACTIONS)
-
-
-def test_the_entropys_gradient_is_that_of_its_closed_form() -> None:
-    """dH / d logit = -p (log p + H) / temperature on what is allowed, and 0 elsewhere."""
-    inputs = collate([sequence(0, 2), sequence(1, 1, OPEN)], 258, torch.device("cpu"))
-    logits = (3 * torch.randn(3, 258, generator=torch.Generator().manual_seed(0))).requires_grad_()
-
-    [gradient] = torch.autograd.grad(entropy(processed_distribution(logits, inputs)).sum(), logits)
-
-    assert inputs.allowed is not None
-    for row, temperature in enumerate([0.5, 0.5, 1.0]):
-        allowed = inputs.allowed[inputs.allowed_set[row]]
-        p = (logits.detach()[row, allowed] / temperature).softmax(-1)
-        spread = -(p * p.log()).sum()
-        expected = -p * (p.log() + spread) / temperature
-        torch.testing.assert_close(gradient[row, allowed], expected, rtol=1e-4, atol=1e-6)
-        assert not gradient[row, ~allowed].any()
 
 
 def test_the_bonus_alone_raises_the_entropy() -> None:
