@@ -26,10 +26,20 @@ from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder, weights_digest
 from headrace.trainer.collate import SchemaMasks, collate
+from headrace.trainer.master_weights import MasterWeights
 from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import TokenSequence
 from headrace.trainer.token_logprobs import ChosenHidden, token_logprobs
-from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
+from tests.contract.engines import (
+    KINDS,
+    NARROW,
+    VLLM,
+    drive,
+    dtype_of,
+    hold,
+    make_engine_of,
+    make_model,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
 
@@ -76,10 +86,12 @@ def trainer_logprobs(
     prompt: EnginePrompt,
     tokens: Iterable[int],
     vocabulary: int = VOCABULARY,
+    dtype: torch.dtype = torch.float32,
 ) -> Any:
     """[tokens]: as the trainer computes them, by its own loading, forward and processing."""
-    network = load_model(model_without_weights(model), seed=0)
+    network = load_model(model_without_weights(model), seed=0).eval()
     network.load_state_dict(load_file(weights(model, version).path))
+    MasterWeights(network, dtype)
     drawn = list(tokens)
     positions = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
     zeros = np.zeros(len(drawn), dtype=np.float32)
@@ -137,6 +149,36 @@ def test_logprobs_are_the_trainers(kind: str, model: Path) -> None:
         for prompt, answer in zip(asked, answers, strict=True):
             assert_close(answer, trainer_logprobs(model, 0, prompt, answer.tokens))
             assert not prompt.allowed or set(answer.tokens) <= set(ALLOWED)
+        await engine.close(1)
+
+    drive(main)
+
+
+@pytest.mark.parametrize("kind", NARROW)
+def test_logprobs_in_bfloat16_are_the_trainers(kind: str, model: Path) -> None:
+    """A prompt is read as the trainer reads it, so the torch engine's first token is the same.
+
+    Later tokens are read one at a time. Some rounding then differs, and it adds up over the layers.
+    """
+
+    async def main() -> None:
+        engine = make_engine_of(kind, model, SLOTS)
+        await engine.load(weights(model, 0))
+        asked = [*prompts(24, temperature=0.7, allowed=ALLOWED), *prompts(24, temperature=1.0)]
+        answers = await asyncio.gather(*map(engine.generate, asked))
+        firsts, differences = [], []
+        for prompt, answer in zip(asked, answers, strict=True):
+            dtype = dtype_of(kind)
+            expected = trainer_logprobs(model, 0, prompt, answer.tokens, dtype=dtype)
+            differences.append(torch.tensor(answer.logprobs) - expected)
+            firsts.append(differences[-1][:1].abs())
+        difference, first = torch.cat(differences), torch.cat(firsts)
+        kl = (difference.neg().exp() - 1 + difference).mean()
+        print(f"{kind}: mean {difference.abs().mean():.5f}, KL {kl:.6f}, first {first.mean():.5f}")
+        if kind == "torch-bfloat16":
+            assert first.quantile(0.9) <= 1e-4
+        assert difference.abs().mean() <= 5e-3
+        assert kl <= 1e-4
         await engine.close(1)
 
     drive(main)
