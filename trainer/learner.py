@@ -1,9 +1,9 @@
 """The learner: a model, its optimizer, and what one batch does to them. No log, no clock.
 
 It runs in one process on one device; it can't shard a model. Optimizer, gradients and the weights
-that it changes are float32. The forward pass runs on these weights in the policy's dtype: on exactly
-the numbers that are published and served. If the policy has an adapter, the rest of the model is
-frozen in the policy's dtype. On a CPU the same batches give the same weights, bit by bit.
+that it changes are float32. The forward pass runs on these weights in the policy's dtype, so on
+exactly the numbers that are published and served. If the policy has an adapter, the rest of the
+model is frozen in the policy's dtype. On a CPU the same batches give the same weights, bit by bit.
 """
 
 from __future__ import annotations
@@ -33,10 +33,17 @@ from headrace.trainer.collate import (
     collate,
     pack,
 )
+from headrace.trainer.dropping import OutOfMemory, Remaining
 from headrace.trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
 from headrace.trainer.master_weights import MasterWeights
 from headrace.trainer.model_loading import load_policy, trained_weights
-from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
+from headrace.trainer.sequences import (
+    Stopped,
+    TokenSequence,
+    UnusableBatch,
+    UnusableSample,
+    UpdateBatch,
+)
 from headrace.trainer.token_logprobs import ChosenHidden, token_logprobs
 from headrace.trainer.training_metrics import Totals
 
@@ -78,6 +85,8 @@ class Learner:
             weight_decay=self._settings.weight_decay,
         )
         self._optimizer.register_step_post_hook(self._masters.update_copies)
+        self._max_tokens = self._settings.max_tokens
+        """Maximum number of tokens of one micro-batch of the current batch, including padding."""
         self.updates_done = 0
         """Optimizer updates since version 0."""
 
@@ -91,11 +100,35 @@ class Learner:
     ) -> dict[str, float]:
         """Makes one optimizer update after the other, and returns the metrics of `Totals.metrics`.
 
-        Makes all updates or none. Raises UnusableBatch if a loss or gradient is not finite or the
-        device is out of memory, and Stopped if `stop` was set. Weights and optimizer are then as
-        they were before. Raises HeadraceError if the optimizer failed while it changed the weights
-        and no copy of them is left: then this learner must not be used any more.
+        If the device is out of memory, it starts again with smaller micro-batches, and at last
+        without the longest sample. It also drops samples whose masks can't be recomputed. Two more
+        metrics count this: `dropped_samples` and `memory_retries`.
+
+        Makes all updates or none. Raises UnusableBatch if a loss or gradient is not finite or no
+        sample remains, and Stopped if `stop` was set. Weights and optimizer are then as they were
+        before. Raises HeadraceError if the optimizer failed while it changed the weights and no
+        copy of them is left: then this learner must not be used any more.
         """
+        remaining = Remaining(updates, self._settings.max_tokens)
+        while True:
+            self._max_tokens = remaining.max_tokens
+            try:
+                metrics = self._train(remaining.updates, stop)
+                break
+            except OutOfMemory as error:
+                remaining.shrink(error)
+            except UnusableSample as error:
+                remaining.drop(error.sample, str(error))
+            # Only now does nothing refer to the tensors of the failed attempt.
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        remaining.log()
+        return metrics | remaining.metrics()
+
+    def _train(
+        self, updates: Sequence[UpdateBatch], stop: threading.Event | None
+    ) -> dict[str, float]:
+        """Makes the updates. Raises OutOfMemory, UnusableSample, and what `train` raises."""
         totals = Totals()
         with self._rollback(needed=len(updates) > 1):
             by_update = [self._proximal(update, stop) for update in updates]
@@ -122,10 +155,11 @@ class Learner:
         """Restores what `save` wrote. Raises UsageError if it is of another model or base."""
         self._restore(load_file(path))
 
-    def _state(self) -> dict[str, Tensor]:
+    def _state(self, copied: bool = False) -> dict[str, Tensor]:
         """Returns model, optimizer, warmup and random state by name, on the CPU.
 
-        The tensors may share the learner's memory. A frozen base is represented by its digest.
+        The tensors may share the learner's memory, unless `copied`. A frozen base is represented by
+        its digest.
         """
         state = self._trained_state()
         for index, moments in self._optimizer.state_dict()["state"].items():
@@ -134,7 +168,11 @@ class Learner:
         state["updates_done"] = torch.tensor(self.updates_done)
         if self.device.type == "cuda":
             state["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
+        # One copy: from a GPU, `to` makes it anyway.
+        return {
+            name: tensor.detach().to("cpu", copy=copied).contiguous()
+            for name, tensor in state.items()
+        }
 
     def _trained_state(self) -> dict[str, Tensor]:
         """Returns the tensors that the optimizer changes, and those that identify the model."""
@@ -182,7 +220,7 @@ class Learner:
 
     def _pack(self, update: UpdateBatch) -> list[list[TokenSequence]]:
         lengths = [len(one.tokens) for one in update.sequences]
-        packed = pack(lengths, self._settings.max_tokens)
+        packed = pack(lengths, self._max_tokens)
         return [[update.sequences[index] for index in chosen] for chosen in packed]
 
     def _proximal(
@@ -271,7 +309,7 @@ class Learner:
         `needed` says whether an update may fail after another one was made. Otherwise nothing is
         copied, since a copy of model and optimizer for each batch costs too much.
         """
-        saved = {k: v.clone() for k, v in self._state().items()} if needed else None
+        saved = self._state(copied=True) if needed else None
         done = self.updates_done
         try:
             yield
@@ -288,7 +326,7 @@ class Learner:
             self.updates_done = done
             # torch has a class for a GPU that is out of memory; on a CPU only the text says it.
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-                raise UnusableBatch(
+                raise OutOfMemory(
                     f"{self.device} is out of memory: lower training.max_tokens"
                 ) from error
             raise

@@ -8,7 +8,7 @@ or span would train on the wrong tokens without any error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from headrace.schemas.packed import span_runs
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+SampleKey = tuple[int, int]
+"""The task and the number of a sample."""
 
 LOGPROB_TOLERANCE = 1e-3
 """The largest logprob that is accepted, in nats: rounding may lift one slightly above 0."""
@@ -27,6 +29,14 @@ LOGPROB_TOLERANCE = 1e-3
 
 class UnusableBatch(HeadraceError):
     """The batch can't be trained on: its trajectories are malformed, or training diverges."""
+
+
+class UnusableSample(UnusableBatch):
+    """One sample can't be trained on; the rest of its batch can."""
+
+    def __init__(self, sample: SampleKey, reason: str) -> None:
+        super().__init__(reason)
+        self.sample = sample
 
 
 class Stopped(HeadraceError):
@@ -52,6 +62,8 @@ class TokenSequence:
     """How the trained tokens were sampled, as runs of (sampling, number of tokens)."""
     demonstrated: Bools
     """[N] bool: whether the agent demonstrated the token instead of sampling it."""
+    sample: SampleKey = (0, 0)
+    """The sample that the sequence is a part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,8 @@ def token_sequences(
         if new:
             # Tokens after the last trained one have no influence on the gradient.
             last = max(position for position, index in enumerate(path) if index in new)
-            sequences.append(_join([turns[index] for index in path[: last + 1]], path, new, name))
+            joined = _join([turns[index] for index in path[: last + 1]], path, new, name)
+            sequences.append(replace(joined, sample=(trajectory.task, trajectory.sample)))
             trained |= new
     return sequences
 

@@ -257,10 +257,12 @@ def _chunks(inputs: Inputs, size: int) -> Iterator[tuple[slice, Inputs]]:
     """Yields parts of the N tokens, and what the distribution of these tokens needs."""
     for first in range(0, len(inputs.targets), size):
         part = slice(first, first + size)
-        yield part, replace(
-            inputs,
-            targets=inputs.targets[part],
-            temperature=inputs.temperature[part],
-            allowed_set=inputs.allowed_set[part],
+        yield (
+            part,
+            replace(
+                inputs,
+                targets=inputs.targets[part],
+                temperature=inputs.temperature[part],
+                allowed_set=inputs.allowed_set[part],
+            ),
         )
-

@@ -184,6 +184,9 @@ class Training(Settings):
     """Number of optimizer updates per batch. The batch is split into as many minibatches."""
     max_tokens: Positive = 16_384
     """Maximum number of tokens of one micro-batch, including padding."""
+    max_skipped: Positive = 5
+    """If so many batches in a row can't be trained on, for example because the loss is not finite,
+    the run stops and says why."""
     checkpoint_every: Positive = 10
     """Number of versions from one checkpoint to the next."""
     keep_checkpoints: Positive = 2

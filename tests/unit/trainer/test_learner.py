@@ -250,6 +250,111 @@ def test_one_of_several_updates_that_fails_in_the_optimizer_is_undone(
     assert (state(one, tmp_path), one.weights(), one.updates_done) == (kept, weights, 0)
 
 
+def limit_memory(one: Learner, tokens: int) -> list[int]:
+    """Lets the model read at most so many tokens at once. Returns the sizes that it was given."""
+    sizes: list[int] = []
+
+    def refuse(module: Any, args: Any, given: dict[str, Any]) -> None:
+        sizes.append(given["input_ids"].numel())
+        if sizes[-1] > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    one._model.register_forward_pre_hook(refuse, with_kwargs=True)
+    return sizes
+
+
+def named(seed: int, turns: int) -> TokenSequence:
+    return replace(sequence(seed, turns), sample=(7, seed))
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_micro_batch_that_is_too_large_for_the_memory_is_divided(updates: int) -> None:
+    batch = [update(*(named(4 * n + i, 1 + i) for i in range(4))) for n in range(updates)]
+    small, divided = learner(max_tokens=10, updates=updates), learner(updates=updates)
+    sizes = limit_memory(divided, 10)
+
+    metrics, expected = divided.train(batch), small.train(batch)
+
+    assert metrics.pop("memory_retries") > expected.pop("memory_retries") == 0
+    assert metrics == expected
+    assert divided.weights() == small.weights()
+    assert max(sizes) == 32
+    sizes.clear()
+    divided.train([update(named(0, 2))])
+    assert sizes == [4] * updates
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_sample_that_does_not_fit_the_memory_costs_only_itself(
+    updates: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All sequences of the sample are dropped."""
+    fitting = [update(*(named(4 * n + i, 2) for i in range(3))) for n in range(updates)]
+    long, short = replace(named(90, 30), sample=(9, 5)), replace(named(91, 1), sample=(9, 5))
+    batch = [update(*fitting[0].sequences, short, long), *fitting[1:]]
+    one, other = learner(updates=updates), learner(updates=updates)
+    limit_memory(one, 16)
+
+    metrics, expected = one.train(batch), other.train(fitting)
+
+    assert (metrics["dropped_samples"], expected["dropped_samples"]) == (1, 0)
+    assert metrics["tokens"] == expected["tokens"] == 6 * updates
+    assert "task 9 sample 5: cpu is out of memory" in caplog.text
+    for name, tensor in load(one.weights()).items():
+        torch.testing.assert_close(tensor, load(other.weights())[name], atol=1e-3, rtol=0)
+
+
+def test_if_no_sample_fits_the_memory_the_batch_is_unusable(tmp_path: Path) -> None:
+    one = learner(updates=2)
+    kept = state(one, tmp_path)
+    sizes = limit_memory(one, 3)
+    with pytest.raises(UnusableBatch, match=r"none of its samples .* out of memory"):
+        one.train([update(*(named(seed, 2) for seed in range(4))), update(named(9, 3))])
+    assert state(one, tmp_path) == kept
+    assert len(sizes) < 12
+
+
+def test_a_sample_whose_masks_cant_be_recomputed_costs_only_itself() -> None:
+    """Its answer does not follow its schema."""
+    bad = replace(sequence(1, sampling=Sampling(max_tokens=1, json_schema="true")), sample=(7, 1))
+    one, other = learner(), learner()
+    metrics = one.train([update(named(0, 3), bad)])
+    other.train([update(named(0, 3))])
+    assert metrics["dropped_samples"] == 1
+    assert one.weights() == other.weights()
+
+
+def test_small_updates_add_up_in_a_bfloat16_model() -> None:
+    """Each is far below the distance of two bfloat16 numbers; the optimizer keeps them."""
+    settings = {"learning_rate": 1e-5, "device": "cpu"}
+    policy = {"model": "tiny-llama", "dtype": "bfloat16", "training": settings}
+    one = Learner(FOLDER, Policy.model_validate(policy))
+    name, master = next(iter(one._masters.by_name.items()))
+    before, model = master.detach().clone(), dict(one._model.named_parameters())
+    for _ in range(20):
+        one.train([update(sequence(0), sequence(1))])
+    assert master.dtype == torch.float32
+    assert (master - before).abs().max() > 1e-4
+    for name, master in one._masters.by_name.items():
+        assert torch.equal(model[name], master.bfloat16())
+        assert torch.equal(load(one.weights()).get(name, model[name]), model[name])
+        assert model[name].grad is None
+
+
+def test_a_bfloat16_models_gradients_are_added_up_in_float32() -> None:
+    """Over many micro-batches, the gradient is that of one float32 model to bfloat16's rounding."""
+
+    def gradients(dtype: str, max_tokens: int) -> torch.Tensor:
+        settings = {"learning_rate": 1e-9, "device": "cpu", "max_tokens": max_tokens}
+        policy = {"model": "tiny-llama", "dtype": dtype, "training": settings}
+        one = Learner(FOLDER, Policy.model_validate(policy))
+        one.train([update(*[sequence(5)] * 300)])
+        return torch.cat([parameter.grad.flatten() for parameter in one._parameters])  # type: ignore[union-attr]
+
+    exact, many = gradients("float32", 4096), gradients("bfloat16", 6)
+    assert (many - exact).norm() / exact.norm() < 0.05
+
+
 @pytest.mark.parametrize("loss", ["infinite_loss", "exhausting_loss"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_poison_batch_changes_nothing(loss: str, before: int, tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def batch_of(sizes: list[int], **changes: Any) -> BatchAssembled:
 
 def build(sizes: list[int], updates: int) -> list[UpdateBatch]:
     events = [recorded(index, tokens) for index, tokens in enumerate(sizes)]
-    return build_updates(batch_of(sizes), events, 100, updates)
+    built, dropped = build_updates(batch_of(sizes), events, 100, updates)
+    assert not dropped
+    return built
 
 
 def samples_of(update: UpdateBatch) -> list[int]:
@@ -83,6 +85,22 @@ def test_a_batch_that_contradicts_its_trajectories_is_refused(
 ) -> None:
     with pytest.raises(UnusableBatch, match=reason):
         build_updates(batch, [event], 100, 1)
+
+
+def test_one_sample_that_contradicts_costs_only_itself() -> None:
+    """The other samples stay in their updates."""
+    events = [recorded(0, 2), recorded(1, 9), recorded(2, 1), recorded(3, 4)]
+    built, dropped = build_updates(batch_of([2, 3, 1, 4]), events, 100, 2)
+    assert [samples_of(update) for update in built] == [[0, 2], [3]]
+    assert [update.tokens for update in built] == [3, 4]
+    [reason] = dropped
+    assert reason.startswith("task 7 sample 1: ")
+    assert "has 9 trainable tokens, the batch states 3" in reason
+
+
+def test_sequences_name_their_sample() -> None:
+    built = build([2, 3], 1)
+    assert [one.sample for one in built[0].sequences] == [(7, 0), (7, 1)]
 
 
 def test_staleness_counts_from_the_version_before_the_batchs() -> None:
