@@ -34,8 +34,9 @@ from headrace.trainer.collate import (
     pack,
 )
 from headrace.trainer.dropping import OutOfMemory, Remaining
+from headrace.trainer.forward.master_weights import MasterWeights
+from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
 from headrace.trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
-from headrace.trainer.master_weights import MasterWeights
 from headrace.trainer.model_loading import load_policy, trained_weights
 from headrace.trainer.sequences import (
     Stopped,
@@ -44,7 +45,6 @@ from headrace.trainer.sequences import (
     UnusableSample,
     UpdateBatch,
 )
-from headrace.trainer.token_logprobs import ChosenHidden, token_logprobs
 from headrace.trainer.training_metrics import Totals
 
 

@@ -59,7 +59,13 @@ async def _versions(
     found = await publications(connection.log(topics), version)
     await asyncio.to_thread(fetch_models, recipe, cluster, say, weights=False)
     return {
-        name: RunVersion(topics.namespace, found[name], description_of(policy.model), run)
+        name: RunVersion(
+            topics.namespace,
+            found[name],
+            description_of(policy.model),
+            run,
+            policy.chat_template_kwargs,
+        )
         if name in found
         else None
         for name, policy in recipe.policies.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +45,8 @@ class RunVersion:
     """The files that describe the model, by name."""
     run: Mapping[str, Any]
     """The recipe's digest and the versions of packages, as the start of the run recorded them."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """As the recipe gives them."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.published.policy}@{self.published.version}"

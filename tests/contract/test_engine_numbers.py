@@ -26,10 +26,10 @@ from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder, weights_digest
 from headrace.trainer.collate import SchemaMasks, collate
-from headrace.trainer.master_weights import MasterWeights
+from headrace.trainer.forward.master_weights import MasterWeights
+from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
 from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import TokenSequence
-from headrace.trainer.token_logprobs import ChosenHidden, token_logprobs
 from tests.contract.engines import (
     KINDS,
     NARROW,
@@ -288,6 +288,24 @@ def test_the_kv_cache_is_kept_or_computed_again(kind: str, kv: str, model: Path)
         again = await engine.generate(prompt)
         assert (again.versions, again.mixed) == ([1] * 400, False)
         assert_close(again, trainer_logprobs(model, 1, prompt, again.tokens))
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_a_version_that_is_published_again_uses_no_cache_of_its_other_weights(
+    kind: str, model: Path
+) -> None:
+    """A trainer that lost a checkpoint makes the newest version again, with other weights."""
+
+    async def main() -> None:
+        engine = make_engine_of(kind, model, SLOTS)
+        prompt = EnginePrompt("default", list(range(1, 100)), 5, temperature=0.7, allowed=ALLOWED)
+        for content in (0, 1):
+            await engine.load(replace(weights(model, content), version=7))
+            answer = await engine.generate(prompt)
+            assert answer.versions == [7] * 5
+            assert_close(answer, trainer_logprobs(model, content, prompt, answer.tokens))
         await engine.close(1)
 
     drive(main)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.inference.engine import EnginePrompt, EngineSetup, Finish, Weights
@@ -33,6 +34,7 @@ class ChatModel:
     """Configuration and tokenizer."""
     weights: Weights
     dtype: str
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def model_of_version(version: RunVersion, blobs: BlobStore, scratch: Path) -> ChatModel:
@@ -41,7 +43,7 @@ def model_of_version(version: RunVersion, blobs: BlobStore, scratch: Path) -> Ch
     folder.mkdir()
     write_description(version, blobs, folder)
     weights = VersionWriter(version, blobs, scratch / "weights").weights
-    return ChatModel(folder, weights, version.published.dtype)
+    return ChatModel(folder, weights, version.published.dtype, version.chat_template_kwargs)
 
 
 def model_of_folder(folder: Path, scratch: Path) -> ChatModel:
@@ -64,7 +66,7 @@ class Chat:
 
     def __init__(self, model: ChatModel, temperature: float, max_tokens: int) -> None:
         """Reads the configuration and the tokenizer. Raises UsageError if they can't be used."""
-        self._tokenizer = Tokenizer(model.folder)
+        self._tokenizer = Tokenizer(model.folder, model.chat_template_kwargs)
         self._stop_ids = end_ids(model.folder)
         self._temperature = temperature
         self._max_tokens = max_tokens

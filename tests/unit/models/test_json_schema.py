@@ -24,8 +24,8 @@ from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.json_schema import Schemas, masked
 from headrace.services.models.weights import model_folder
 from headrace.trainer.collate import SchemaMasks, collate
+from headrace.trainer.forward.token_logprobs import Head, token_logprobs
 from headrace.trainer.sequences import TokenSequence, UnusableBatch
-from headrace.trainer.token_logprobs import Head, token_logprobs
 
 FOLDER = model_folder("tiny-llama")
 VOCABULARY, END = 258, 257

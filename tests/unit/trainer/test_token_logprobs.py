@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from headrace.errors import UsageError
 from headrace.services.models.lora import adapter_tensors, attach
 from headrace.trainer.collate import Inputs, collate
-from headrace.trainer.token_logprobs import ChosenHidden, Head, token_logprobs
+from headrace.trainer.forward.token_logprobs import ChosenHidden, Head, token_logprobs
 from tests.unit.trainer.test_learner import ACTIONS, OPEN, learner, sequence
 
 VOCABULARY = 258
