@@ -146,7 +146,8 @@ def token_logprobs(
     Has gradients for `hidden` and for the head's parameters. A parameter's gradient is added up in
     float32.
     """
-    logprobs, entropies = _TokenLogprobs.apply(hidden, inputs, head, chunk, *head.parameters)
+    apply: Any = _TokenLogprobs.apply
+    logprobs, entropies = apply(hidden, inputs, head, chunk, *head.parameters)
     return logprobs, entropies
 
 
@@ -180,7 +181,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(
         ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None
     ) -> tuple[Tensor | None, ...]:
