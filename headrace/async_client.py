@@ -60,22 +60,24 @@ class AsyncClient:
         namespace: str | None = None,
         *,
         source: str = "client",
-        state: str | Path = ".headrace",
+        state: str | Path | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         """Connects to nothing yet.
 
         `bootstrap` is `host:port[,host:port]` and `registry` the URL of a Confluent-compatible
-        schema registry; without both, the local stack of the folder `state` is used. Without
-        `namespace`, the run that started last is used. `source` names who submits: task ids are
-        unique within it. `properties` are librdkafka properties, such as `security.protocol`.
+        schema registry; without both, the local stack of the folder `state` is used, by default
+        `.headrace`. Without `namespace`, the run that started last is used, and no replay.
+        `source` names who submits: task ids are unique within it. `properties` are librdkafka
+        properties, such as `security.protocol`. What is left out comes from the environment
+        variables of the commands, such as HEADRACE_STATE.
 
         Raises UsageError if a name is not allowed, or only one of both addresses is given.
         """
         if (bootstrap is None) != (registry is None):
             raise UsageError("give both `bootstrap` and `registry`, or neither for the local stack")
-        self._cluster = ClusterConfig(
-            state=Path(state),
+        self._cluster = ClusterConfig.of_environment(
+            state=None if state is None else Path(state),
             bootstrap_servers=bootstrap,
             registry_url=registry,
             namespace=namespace,

@@ -2,7 +2,7 @@
 
     from headrace import Client
 
-    with Client() as client:                       # the local stack in ./.headrace
+    with Client() as client:                       # the local stack in .headrace
         tasks = client.submit([{"payload": {"question": "6 * 7"}, "samples": 4}])
         for result in client.results(tasks, timeout_s=600):
             print(result.task, [outcome.reward for outcome in result.outcomes])
@@ -77,7 +77,7 @@ class Client:
         namespace: str | None = None,
         *,
         source: str = "client",
-        state: str | Path = ".headrace",
+        state: str | Path | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         """Connects at once. Arguments and errors are those of AsyncClient."""

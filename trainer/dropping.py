@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+
+import torch
 
 from headrace.errors import HeadraceError
 from headrace.trainer.collate import pack
-from headrace.trainer.sequences import SampleKey, UnusableBatch, UpdateBatch
+from headrace.trainer.sequences import TokenSequence, UnusableBatch, UnusableSample, UpdateBatch
 
 logger = logging.getLogger(__name__)
 
@@ -35,21 +37,18 @@ class Remaining:
         Raises UnusableBatch if no sample remains.
         """
         self.retries += 1
-        lengths = [len(one.tokens) for update in self.updates for one in update.sequences]
-        longest = max(lengths)
+        longest = max(len(one.tokens) for one in self._sequences())
         largest = max(self._micro_batches())
         if largest > longest:
             self.max_tokens = max(longest, largest // 2)
             return
-        chosen = next(
-            one for update in self.updates for one in update.sequences if len(one.tokens) == longest
-        )
+        chosen = next(one for one in self._sequences() if len(one.tokens) == longest)
         self.drop(chosen.sample, f"{error}, and one of its sequences has {longest} tokens")
 
-    def drop(self, sample: SampleKey, reason: str) -> None:
-        """Drops a sample. Raises UnusableBatch if no sample remains."""
-        task, number = sample
-        self.reasons.append(f"task {task} sample {number}: {reason}")
+    def drop(self, sample: int, reason: str) -> None:
+        """Drops a sample, by its index in the batch. Raises UnusableBatch if none remains."""
+        name = next(one.name for one in self._sequences() if one.sample == sample)
+        self.reasons.append(f"{name}: {reason}")
         kept = [
             replace(update, sequences=[one for one in update.sequences if one.sample != sample])
             for update in self.updates
@@ -60,15 +59,24 @@ class Remaining:
                 f"none of its samples can be trained on. The last reason: {self.reasons[-1]}"
             )
 
-    def metrics(self) -> dict[str, float]:
-        """Returns the counts `dropped_samples` and `memory_retries`."""
-        return {
-            "dropped_samples": float(len(self.reasons)),
-            "memory_retries": float(self.retries),
-        }
+    def train(self, attempt: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Attempts to train on what remains, until an attempt succeeds or no sample remains.
 
-    def log(self) -> None:
-        """Logs what was dropped and what cost time."""
+        An attempt returns metrics and may raise OutOfMemory or UnusableSample. Returns the metrics
+        with two more counts, `dropped_samples` and `memory_retries`. Raises UnusableBatch if no
+        sample remains.
+        """
+        while True:
+            try:
+                metrics = attempt()
+                break
+            except OutOfMemory as error:
+                self.shrink(error)
+            except UnusableSample as error:
+                self.drop(error.sample, str(error))
+            # Only now does nothing refer to the tensors of the failed attempt.
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
         if self.retries:
             logger.warning(
                 "ran out of memory %d times, and continued with micro-batches of at most %d tokens."
@@ -77,6 +85,13 @@ class Remaining:
             )
         for reason in self.reasons:
             logger.warning("a sample is dropped: %s", reason)
+        return metrics | {
+            "dropped_samples": float(len(self.reasons)),
+            "memory_retries": float(self.retries),
+        }
+
+    def _sequences(self) -> Iterator[TokenSequence]:
+        return (one for update in self.updates for one in update.sequences)
 
     def _micro_batches(self) -> list[int]:
         """Returns the number of tokens of each micro-batch, padding included."""

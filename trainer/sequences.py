@@ -8,7 +8,7 @@ or span would train on the wrong tokens without any error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,6 @@ from headrace.schemas.packed import span_runs
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
-SampleKey = tuple[int, int]
-"""The task and the number of a sample."""
 
 LOGPROB_TOLERANCE = 1e-3
 """The largest logprob that is accepted, in nats: rounding may lift one slightly above 0."""
@@ -34,7 +32,8 @@ class UnusableBatch(HeadraceError):
 class UnusableSample(UnusableBatch):
     """One sample can't be trained on; the rest of its batch can."""
 
-    def __init__(self, sample: SampleKey, reason: str) -> None:
+    def __init__(self, sample: int, reason: str) -> None:
+        """`sample` is its index in the batch."""
         super().__init__(reason)
         self.sample = sample
 
@@ -59,11 +58,16 @@ class TokenSequence:
     versions: Ints
     """[N] int64: the policy version that sampled each token; -1 if demonstrated."""
     samplings: tuple[tuple[Sampling, int], ...]
-    """How the trained tokens were sampled, as runs of (sampling, number of tokens)."""
+    """How the trained tokens were sampled, as runs of (sampling, number of tokens): one for each
+    turn."""
     demonstrated: Bools
     """[N] bool: whether the agent demonstrated the token instead of sampling it."""
-    sample: SampleKey = (0, 0)
-    """The sample that the sequence is a part of."""
+    sample: int = 0
+    """The index in the batch of the sample that the sequence belongs to."""
+    group: int = 0
+    """The index in the batch of the sample's group."""
+    name: str = ""
+    """The sample's task and number, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,12 @@ class UpdateBatch:
     """The sequences that one optimizer update trains on."""
 
     sequences: Sequence[TokenSequence]
+    newest: int = 0
+    """The newest version before the batch: version n - 1 if the batch makes version n."""
 
     @property
     def tokens(self) -> int:
-        """The number of trained tokens, which is the denominator of the loss."""
+        """The number of trained tokens."""
         return sum(len(one.positions) for one in self.sequences)
 
 
@@ -111,8 +117,7 @@ def token_sequences(
         if new:
             # Tokens after the last trained one have no influence on the gradient.
             last = max(position for position, index in enumerate(path) if index in new)
-            joined = _join([turns[index] for index in path[: last + 1]], path, new, name)
-            sequences.append(replace(joined, sample=(trajectory.task, trajectory.sample)))
+            sequences.append(_join([turns[index] for index in path[: last + 1]], path, new, name))
             trained |= new
     return sequences
 

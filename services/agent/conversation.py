@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from headrace.schemas import packed
 from headrace.schemas.events import GenerationCompleted, GenerationRequested, Turn
+from headrace.services.agent.awaiting import must_await
 from headrace.services.agent.turns import RecordedTurn
 
 
@@ -58,6 +59,7 @@ class Conversation:
     last_call: str | None = None
     """Call path of the newest turn; None while the conversation is empty."""
 
+    @must_await
     async def generate(
         self,
         text: str = "",
@@ -81,6 +83,7 @@ class Conversation:
         """
         return await self.ask(self, Prompt(text, "", max_tokens, demonstration, json_schema))
 
+    @must_await
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],

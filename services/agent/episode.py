@@ -31,6 +31,7 @@ from headrace.schemas.events import (
     ObservationRecorded,
     Sampling,
 )
+from headrace.services.agent.awaiting import check_awaited, forgotten, must_await
 from headrace.services.agent.conversation import Conversation, Generation, Prompt
 from headrace.services.agent.requests import action_requested, generation_requested
 from headrace.services.agent.stops import EpisodeStopped, exits_contained
@@ -89,6 +90,7 @@ class Episode:
         self._turn_count = 0
         self._token_count = 0
         self._actions = 0
+        self._was_reset = False
         self.turns = {}
         self.random = Random(f"{started.seed}/{runtime.attempt}")
         self.metrics = {}
@@ -101,6 +103,7 @@ class Episode:
             seed=submitted.seed,
         )
         current_branch.set(Branch())
+        forgotten.set([])
 
     @property
     def reward(self) -> float | None:
@@ -127,6 +130,11 @@ class Episode:
         return self._started.submitted.max_tokens - self._token_count
 
     @property
+    def tokens_sampled(self) -> int:
+        """How many tokens policies have sampled in this episode."""
+        return self._token_count
+
+    @property
     def seconds_left(self) -> float:
         """Seconds until the episode's deadline.
 
@@ -143,20 +151,30 @@ class Episode:
         """Returns how a role's tokens are sampled. Raises KeyError if the task has no such role."""
         return self._started.submitted.roles[role].sampling
 
+    @must_await
     async def reset(self) -> Observation:
         """Starts the environment, and returns its first observation.
 
         Call it once, before the first step. Raises ValueError if the task has no environment.
         """
+        self._was_reset = True
         return await self._act("reset", self._started.submitted.payload)
 
+    @must_await
     async def step(self, action: str) -> Observation:
         """Does an action in the environment, and returns what the environment answers.
 
-        The reward of the step is added to the episode's, and to that of the newest turn.
+        The reward of the step is added to the episode's, and to that of the newest turn. Raises
+        RuntimeError before the first `reset`.
         """
+        if not self._was_reset:
+            raise RuntimeError(
+                "episode.step was called before episode.reset, so there is no environment yet: "
+                "begin with `observation = await episode.reset()`"
+            )
         return await self._act("step", json.dumps({"action": action}))
 
+    @must_await
     async def score(self, judge: str, payload: Mapping[str, Any]) -> float:
         """Asks the judge, an environment of the recipe, to score `payload`. Returns the score.
 
@@ -178,6 +196,7 @@ class Episode:
         self.rewards[judge] = math.fsum(scores)
         return score
 
+    @must_await
     async def generate(
         self,
         text: str = "",
@@ -195,6 +214,7 @@ class Episode:
             text, max_tokens=max_tokens, demonstration=demonstration, json_schema=json_schema
         )
 
+    @must_await
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -231,6 +251,7 @@ class Episode:
         """Returns an empty conversation with the role's policy, beside the role's own."""
         return Conversation(self._ask, role)
 
+    @must_await
     async def gather(self, *branches: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
         """Runs coroutine functions at the same time. Returns their results in the order given.
 
@@ -252,6 +273,7 @@ class Episode:
                 task.cancel()
 
     async def _act(self, kind: Literal["reset", "step"], payload: str) -> Observation:
+        check_awaited()
         here = current_branch.get()
         after = here.last_turn
         request = action_requested(
@@ -281,6 +303,7 @@ class Episode:
             recorded.turn = recorded.turn.model_copy(update={"reward": total})
 
     async def _ask(self, conversation: Conversation, prompt: Prompt) -> Generation:
+        check_awaited()
         if self.turns_left <= 0:
             raise EpisodeStopped("turn_limit")
         left = self.tokens_left
@@ -292,8 +315,8 @@ class Episode:
         )
         self._turn_count += 1
         answer = await self._runtime.ask_policy(request)
-        if answer.finish == "overflow":
-            raise EpisodeStopped("overflow")
+        if answer.finish == "overflow" and not answer.tokens:
+            raise EpisodeStopped("overflow")  # The prompt itself is too long.
         if prompt.demonstration is not None and answer.logprobs:
             raise RuntimeError(
                 f"the inference worker {answer.worker} ignores demonstrations: it is too old. "
@@ -306,9 +329,13 @@ class Episode:
                 f"{before!r}: the worker is too old to force tool calls. Update it"
             )
         sampled = packed.unpack_i32(answer.tokens)
-        self.turns[request.call] = conversation.append(request, answer, sampled)
+        turn = self.turns[request.call] = conversation.append(request, answer, sampled)
+        most = min(left, self.sampling(conversation.role).max_tokens)
+        turn.cut = answer.finish == "length" and request.sampling.max_tokens == most
         self._token_count += len(sampled)
         here.last_turn = request.call
+        if answer.finish == "overflow":
+            raise EpisodeStopped("overflow")
         finish: Literal["stop", "length"] = "length" if answer.finish == "length" else "stop"
         return Generation(answer.text, tuple(sampled), finish)
 

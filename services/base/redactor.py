@@ -60,12 +60,15 @@ class Redactor:
             )
         return True
 
-    def text(self, text: str) -> str:
-        """Returns a text without the secrets. Redact a text before you shorten it."""
+    def text(self, text: str, characters: int | None = None) -> str:
+        """Returns a text without the secrets, and of it at most the first `characters`.
+
+        It must be shortened after that: half a secret is not recognized.
+        """
         for form, _, label in self._forms:
             if form in text:
                 text = text.replace(form, label)
-        return text
+        return text if characters is None else text[:characters]
 
     def finds(self, data: bytes) -> bool:
         """Returns whether bytes contain a secret."""

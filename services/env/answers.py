@@ -114,14 +114,14 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, InfrastructureError):
         return infrastructure(error.code, error.message, retryable=error.retryable)
     if isinstance(error, UsageError):  # a wrong recipe or task: another attempt would not help
-        return Failure(origin="operator", code="unusable", message=REDACTOR.text(str(error))[:1000])
+        return Failure(origin="operator", code="unusable", message=REDACTOR.text(str(error), 1000))
     if isinstance(error, EnvironmentFailed):
         code, message = error.code, error.message
     else:
         logger.error("an environment's code raised an exception", exc_info=error)
         code, message = "environment_error", f"{type(error).__name__}: {error}"
     return Failure(
-        origin="environment", code=code, message=REDACTOR.text(message)[:1000], retryable=True
+        origin="environment", code=code, message=REDACTOR.text(message, 1000), retryable=True
     )
 
 

@@ -179,7 +179,7 @@ def bad_answer(error: ValidationError, url: str) -> EnvironmentFailed:
 def refusal(status: int, content: bytes, url: str) -> Exception:
     """Make the exception for a server's answer with a status other than 200."""
     # A server may repeat the token, and half a token would not be recognized as a secret.
-    text = REDACTOR.text(content.decode(errors="replace").strip())[:500]
+    text = REDACTOR.text(content.decode(errors="replace").strip(), 500)
     message = f"{url} answered {status}: {text}"
     if status in LOST:
         return InfrastructureError("sandbox_lost", message)

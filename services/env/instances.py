@@ -46,7 +46,7 @@ class Instances:
             kind=kind,
             state=state,
             host=self._host,
-            reason=REDACTOR.text(reason)[:1000],
+            reason=REDACTOR.text(reason, 1000),
         )
         try:
             self._states.put_nowait(event)

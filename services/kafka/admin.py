@@ -30,7 +30,7 @@ from headrace.services.kafka.convert import (
     topic_partitions,
 )
 from headrace.services.kafka.failures import TRANSIENT, UNKNOWN, as_failure, error_of, failure
-from headrace.services.kafka.visibility import sees_all
+from headrace.services.kafka.visibility import has_leaders, sees_all
 
 REQUEST_S = 3.0
 PATIENCE_S = 15.0
@@ -112,7 +112,7 @@ class Admin:
             )
         found = await self._until(
             f"the topics {', '.join(sorted(topics))} to appear",
-            lambda metadata: all(_has_leaders(metadata, name) for name in topics),
+            lambda metadata: all(has_leaders(metadata, name) for name in topics),
         )
         for name, (partitions, _) in topics.items():
             number = len(found.topics[name].partitions)
@@ -213,6 +213,14 @@ class Admin:
                 consumer_group,
                 lambda consumer: consumer.commit(offsets=absent, asynchronous=False),
             )
+
+    async def members(self, consumer_group: str) -> int:
+        def ask() -> int:
+            with self._admin() as admin:
+                asked = admin.describe_consumer_groups([consumer_group], request_timeout=REQUEST_S)
+                return len(asked[consumer_group].result(REQUEST_S).members)
+
+        return await self._patiently(f"can't count the members of {consumer_group}", ask)
 
     async def close(self) -> None:
         if not self._closed:
@@ -333,14 +341,3 @@ def _bounds(
         Partition(low.topic, low.partition): (low.offset, high.offset)
         for low, high in zip(first, end, strict=True)
     }
-
-
-def _has_leaders(metadata: ClusterMetadata, name: str) -> bool:
-    """Whether the topic exists and each of its partitions has a leader."""
-    topic = metadata.topics.get(name)
-    return (
-        topic is not None
-        and topic.error is None
-        and bool(topic.partitions)
-        and all(partition.leader >= 0 for partition in topic.partitions.values())
-    )

@@ -224,6 +224,9 @@ class Broker(Protocol):
     async def commit_first(self, consumer_group: str, partitions: Sequence[Partition]) -> None:
         """Commits offset 0 for partitions without a commit. The group must have no member."""
 
+    async def members(self, consumer_group: str) -> int:
+        """The number of the group's members. One that was killed counts until its session ends."""
+
     async def close(self) -> None:
         """Waits, bounded, for what is in flight, and closes everything that it opened."""
 

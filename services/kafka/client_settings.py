@@ -12,9 +12,18 @@ from dataclasses import dataclass, field
 
 from headrace.errors import UsageError
 
+MEANINGS = {
+    "CONNWARN": "a connection to a broker looks wrong",
+    "ERROR": "the Kafka client found an error",
+    "FAIL": "a connection to a broker failed, and the client connects again",
+    "GETPID": "the broker is not ready for transactions yet, and the client asks again",
+    "REQTMOUT": "a broker did not answer in time, and the client asks again",
+}
+"""What librdkafka's kinds of messages mean."""
 
-class _RepeatFilter(logging.Filter):
-    """Drops repeated messages: librdkafka logs the same line at every attempt to reach a broker."""
+
+class _ClientLogFilter(logging.Filter):
+    """Says what messages mean, and drops repeated ones: each attempt logs the same line."""
 
     EVERY_S = 30.0
     KEPT = 256
@@ -24,21 +33,27 @@ class _RepeatFilter(logging.Filter):
         self._said: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log it. Errors become warnings, because librdkafka recovers by itself."""
-        record.levelno = min(record.levelno, logging.WARNING)
+        """Whether to log a message. It becomes information, if its level is higher."""
+        record.levelno = min(record.levelno, logging.INFO)
         record.levelname = logging.getLevelName(record.levelno)
+        if not logger.isEnabledFor(record.levelno):
+            return False
         text = record.getMessage()
         if record.created - self._said.get(text, 0.0) < self.EVERY_S:
             return False
         if len(self._said) >= self.KEPT:
             self._said.clear()
         self._said[text] = record.created
+        kind = str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
+        meaning = MEANINGS.get(kind, "a message of the Kafka client")
+        record.msg, record.args = "%s (librdkafka: %s)", (meaning, text)
         return True
 
 
 logger = logging.getLogger("headrace.services.kafka.librdkafka")
-"""librdkafka's own log: lost connections and the like, from which it recovers by itself."""
-logger.addFilter(_RepeatFilter())
+"""librdkafka's own log: lost connections and the like, from which it recovers by itself. Other
+failures raise exceptions, so its messages are information, whatever level it gives them."""
+logger.addFilter(_ClientLogFilter())
 
 Properties = dict[str, str | int | float | bool]
 

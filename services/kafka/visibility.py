@@ -15,6 +15,7 @@ from uuid import uuid4
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBindingFilter, AclOperation, AclPermissionType
+from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from headrace.services.kafka.failures import error_of
@@ -68,3 +69,14 @@ def _topic_of(pattern: ResourcePatternType, name: str) -> str:
     if pattern == ResourcePatternType.PREFIXED:
         return f"{name}{uuid4().hex}"[:NAME_LIMIT]
     return uuid4().hex if name == "*" else name
+
+
+def has_leaders(metadata: ClusterMetadata, name: str) -> bool:
+    """Whether a topic exists and each of its partitions has a leader."""
+    topic = metadata.topics.get(name)
+    return (
+        topic is not None
+        and topic.error is None
+        and bool(topic.partitions)
+        and all(partition.leader >= 0 for partition in topic.partitions.values())
+    )

@@ -40,6 +40,17 @@ _SECRET_PROPERTY = re.compile(r"password|secret|token|\.pem$|oauthbearer\.config
 """The properties of librdkafka that hold secrets."""
 
 
+def parse_properties(texts: Sequence[str]) -> dict[str, str]:
+    """Reads properties of librdkafka, each as `key=value`. Raises UsageError for any other text."""
+    properties = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"the Kafka property {text!r} has no value: write key=value")
+        properties[key.strip()] = value
+    return properties
+
+
 @dataclass(frozen=True)
 class ClusterConfig:
     """The addresses of Kafka, the schema registry and the blob store, the namespace, and the folder
@@ -73,6 +84,31 @@ class ClusterConfig:
             raise UsageError(
                 "--bootstrap-servers and --registry-url need each other: give both or neither"
             )
+
+    @classmethod
+    def of_environment(
+        cls,
+        *,
+        state: Path | None,
+        bootstrap_servers: str | None,
+        registry_url: str | None,
+        namespace: str | None,
+        kafka_properties: Mapping[str, str],
+    ) -> ClusterConfig:
+        """Returns a configuration; what is None comes from the variables of the command line.
+
+        Raises UsageError if they contradict each other, or a name is not allowed.
+        """
+        known = os.environ.get
+        properties = parse_properties(known("HEADRACE_KAFKA_PROPERTIES", "").split())
+        return cls(
+            state=state or Path(known("HEADRACE_STATE") or ".headrace"),
+            bootstrap_servers=bootstrap_servers or known("HEADRACE_BOOTSTRAP_SERVERS") or None,
+            registry_url=registry_url or known("HEADRACE_REGISTRY_URL") or None,
+            blobs=known("HEADRACE_BLOBS") or None,
+            namespace=namespace or known("HEADRACE_NAMESPACE") or None,
+            kafka_properties={**properties, **kafka_properties},
+        )
 
     @property
     def blob_url(self) -> str:

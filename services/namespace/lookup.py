@@ -57,7 +57,10 @@ def topics_in(existing: Mapping[str, int], namespace: str) -> Topics:
 async def open_namespace(
     cluster: ClusterConfig, source: str, *, writing: bool = False
 ) -> AsyncIterator[tuple[EventLog, RunLife]]:
-    """Opens the log and reads the life of `cluster.namespace`, or else of the newest run."""
+    """Opens the log and reads the life of `cluster.namespace`, or else of the newest run.
+
+    A replay is the newest run only if there is nothing else.
+    """
     cluster = locate(cluster)
     async with connect(cluster, source) as connection:
         topics, life = await find_namespace(connection, cluster.namespace)
@@ -66,23 +69,29 @@ async def open_namespace(
 
 
 async def find_namespace(
-    connection: Connection, name: str | None, wanted: Callable[[RunLife], bool] = lambda _: True
+    connection: Connection,
+    name: str | None,
+    preferred: Callable[[RunLife], bool] = lambda life: life.replay_of is None,
 ) -> tuple[Topics, RunLife]:
     """Returns the topics and the life of the namespace `name`.
 
-    If `name` is None, it takes the newest run for which `wanted` is true. Raises UsageError if
-    there is no such namespace.
+    If `name` is None, it takes the newest run for which `preferred` is true; without such a run,
+    the newest one that is not a replay; and without that, the newest one. Raises UsageError if
+    there is no namespace of this name, or none at all.
     """
     existing = await connection.broker.list_topics()
     found = []
     for each in namespaces_in(existing) if name is None else [name]:
         topics = topics_in(existing, each)
         life = await read_life(connection.log(topics))
-        if name is not None or wanted(life):
-            found.append((topics, life))
+        found.append((topics, life))
     if not found:
         raise UsageError(
-            "this broker has no such run. `headrace run` or `headrace apply RECIPE` starts one"
+            "this broker has no run. `headrace run` or `headrace apply RECIPE` starts one"
         )
-    topics, life = max(found, key=lambda pair: pair[1].started_at)
+
+    def rank(pair: tuple[Topics, RunLife]) -> tuple[bool, bool, float]:
+        return preferred(pair[1]), pair[1].replay_of is None, pair[1].started_at
+
+    topics, life = max(found, key=rank)
     return Topics(topics.namespace, topics.policies, topics.partitions, life.reads_from), life

@@ -16,6 +16,9 @@ from headrace.schemas.topics import RUNS
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 
+REPLAY_OF = "replay of "
+"""The start of a replay's namespace gives this as its reason, followed by the recorded one."""
+
 
 @dataclass
 class RunLife:
@@ -38,6 +41,12 @@ class RunLife:
         """The other namespaces into which references may lead, by the run's recipe."""
         recipe = "" if self.started is None else self.started.recipe
         return tuple(json.loads(recipe or "{}").get("reads_from", ()))
+
+    @property
+    def replay_of(self) -> str | None:
+        """The namespace of the run that this run replays, or None if it is not a replay."""
+        reason = "" if self.started is None else self.started.reason
+        return reason.removeprefix(REPLAY_OF) if reason.startswith(REPLAY_OF) else None
 
     def on_event(self, event: RunStateEntered, at: float) -> None:
         """Adds a record that was written at `at`, in seconds since the epoch."""

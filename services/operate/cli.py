@@ -73,9 +73,6 @@ def cli(context: click.Context, debug: bool) -> None:
     context.obj = debug
     redact_output()
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
-    if not debug:
-        # librdkafka logs failures that it repairs by itself. Other failures raise exceptions.
-        logging.getLogger("headrace.services.kafka.librdkafka").setLevel(logging.CRITICAL)
 
 
 COMMANDS = (

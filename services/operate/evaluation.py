@@ -3,10 +3,17 @@
 The unit is the item: one task of k samples. If c of an item's n >= k samples passed, its pass@k is
 1 - C(n-c, k) / C(n, k). This estimate is unbiased: Chen et al., "Evaluating Large Language Models
 Trained on Code" (arXiv:2107.03374), equation 1. avg@k is the mean over items of the mean reward.
-Its interval treats items as clusters and uses the central limit theorem: Miller, "Adding Error Bars
-to Evals" (arXiv:2411.00640), section 2.2. The interval of pass@k is Wilson's (JASA 22, 1927) with
-one trial per item. A value in [0, 1] varies at most as much as a coin, so this interval is never
-too narrow. It also never has width 0, which the other interval has if all items agree.
+Its interval treats items as clusters, with the standard error of Miller, "Adding Error Bars to
+Evals" (arXiv:2411.00640), section 2.2, and the quantile of Student's t ("The Probable Error of a
+Mean", Biometrika 6, 1908) with one degree of freedom less than there are items. With few items the
+standard error itself is uncertain, and the quantile of a normal distribution ignores that.
+
+The interval of pass@k is Wilson's (JASA 22, 1927) with one trial per item. A value in [0, 1] varies
+at most as much as a coin, so this interval is never too narrow, and it never has width 0.
+
+If all rewards lie in [0, 1], so does their mean. The interval of avg@k is then cut to [0, 1], which
+never removes the true value. If moreover all items agree, their standard error is 0 and says
+nothing: then avg@k has Wilson's interval, too.
 
 A sample is left out if it failed because of anything but the policy, or if it has no reward: it
 says nothing about the policy. But a sample that ended at a limit or at its deadline without a
@@ -16,7 +23,7 @@ reward counts with reward 0. If these were left out, the samples of hard items w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 
@@ -24,6 +31,8 @@ from headrace.schemas.events import EpisodeEnded, TaskEnded
 
 Z = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
+SHARE = (0.0, 1.0)
+"""The bounds of a share, and of a mean of rewards in [0, 1]."""
 LIMITS = frozenset({"turn_limit", "token_limit", "overflow", "deadline"})
 """Endings that the policy caused. Who is too slow for the deadline has not solved the item."""
 
@@ -56,13 +65,40 @@ class Estimate:
         }
 
 
-def clustered(means: Sequence[float]) -> Estimate:
-    """Estimates the mean from the items' means. With a single item the interval is infinite."""
-    value = fmean(means)
+def student_t(freedom: int) -> float:
+    """Returns how many standard errors hold 95 % of Student's t with `freedom` >= 1 degrees.
+
+    Exact for 1 and 2 degrees. Else the expansion of Abramowitz and Stegun, "Handbook of
+    Mathematical Functions", 26.7.5, which is at most 0.12 % too small (at 3 degrees).
+    """
+    if freedom == 1:
+        return math.tan(math.pi * 0.475)
+    if freedom == 2:
+        return 0.95 * math.sqrt(2 / (1 - 0.95**2))
+    terms = (
+        (Z**3 + Z) / 4,
+        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
+        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
+        (79 * Z**9 + 776 * Z**7 + 1482 * Z**5 - 1920 * Z**3 - 945 * Z) / 92_160,
+    )
+    return Z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
+
+
+def clustered(
+    means: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> Estimate:
+    """Estimates the mean from the items' means. It is known to lie within `bounds`.
+
+    With a single item the interval is all that the bounds allow.
+    """
+    value, (lowest, highest) = fmean(means), bounds
     if len(means) < 2:
-        return Estimate(value, -math.inf, math.inf)
-    error = Z * stdev(means) / math.sqrt(len(means))
-    return Estimate(value, value - error, value + error)
+        return Estimate(value, lowest, highest)
+    deviation = stdev(means)
+    if deviation == 0 and bounds == SHARE:
+        return wilson(value, len(means))
+    error = student_t(len(means) - 1) * deviation / math.sqrt(len(means))
+    return Estimate(value, max(lowest, value - error), min(highest, value + error))
 
 
 def wilson(value: float, trials: int) -> Estimate:
@@ -98,7 +134,15 @@ class EvaluationResult:
     @property
     def average(self) -> Estimate | None:
         """avg@k; None if no sample counts."""
-        return clustered([fmean(item) for item in self.rewards.values()]) if self.rewards else None
+        if not self.rewards:
+            return None
+        means = [fmean(item) for item in self.rewards.values()]
+        return clustered(means, SHARE) if self._are_shares else clustered(means)
+
+    @property
+    def _are_shares(self) -> bool:
+        """Whether all rewards lie in [0, 1]."""
+        return all(0 <= reward <= 1 for item in self.rewards.values() for reward in item)
 
     def passes(self, k: int) -> Estimate | None:
         """Returns pass@k over the items with at least k samples; None if no item has so many."""
@@ -121,7 +165,10 @@ class EvaluationResult:
             for task, rewards in self.rewards.items()
             if task in other.rewards
         ]
-        return clustered(differences) if differences else None
+        if not differences:
+            return None
+        shares = self._are_shares and other._are_shares
+        return clustered(differences, (-1.0, 1.0)) if shares else clustered(differences)
 
     def powers(self) -> Iterator[int]:
         """Yields 1, 2, 4, … and the requested k."""
@@ -169,8 +216,13 @@ def reward_of(outcome: EpisodeEnded) -> float | None:
 class Evaluations:
     """The evaluations of a run, by policy and version."""
 
-    def __init__(self, passing: float = 1.0) -> None:
+    def __init__(self, passing: float = 1.0, fixed: Collection[str] = ()) -> None:
+        """`fixed` are policies of the tasks that have only version 0.
+
+        They are measured there even if no sample of them has a turn, for example if all fail.
+        """
         self._passing = passing
+        self._fixed = dict.fromkeys(fixed, 0)
         self._measured: dict[str, dict[int, EvaluationResult]] = {}
 
     def on_task_ended(self, ended: TaskEnded) -> None:
@@ -180,7 +232,7 @@ class Evaluations:
         # An item counts although none of its episodes has a turn, for example if all overflow. An
         # older record names no versions, but all tokens of its policies come from the pinned ones.
         pinned = {policy: one for policy, one in ended.versions.items() if one >= 0}
-        versions = pinned or {
+        versions = pinned or self._fixed | {
             use.policy: use.oldest_version
             for outcome in ended.outcomes
             for use in outcome.policies
@@ -193,6 +245,8 @@ class Evaluations:
     def of(self, policy: str) -> dict[int, EvaluationResult]:
         """Returns one policy's results by version, sorted by version."""
         known = self._measured.get(policy, {})
+        if policy in self._fixed:
+            known.setdefault(0, EvaluationResult(self._passing))
         return {version: known[version] for version in sorted(known)}
 
     def to_tree(self) -> dict[str, object]:

@@ -32,17 +32,22 @@ Versions = Mapping[str, RunVersion | None]
 
 
 async def find_versions(
-    cluster: ClusterConfig, version: int | None, say: Callable[[str], None]
+    cluster: ClusterConfig,
+    version: int | None,
+    say: Callable[[str], None],
+    *,
+    whole_run: bool = False,
 ) -> Versions:
     """Returns each policy of the run in `cluster`, at a version or at its newest.
 
+    With `whole_run`, the policies that the run does not train come at the version that they have.
     Starts the local stack for the moment if none runs. Raises UsageError if there is no such run.
     """
     async with (
         running_stack(cluster, say) as (_, located),
         connect(located, "versions") as connection,
     ):
-        return await _versions(connection, cluster, cluster.namespace, version, say)
+        return await _versions(connection, cluster, cluster.namespace, version, say, whole_run)
 
 
 async def _versions(
@@ -51,12 +56,17 @@ async def _versions(
     namespace: str | None,
     version: int | None,
     say: Callable[[str], None],
+    whole_run: bool = False,
 ) -> Versions:
     topics, life = await find_namespace(connection, namespace)
     recipe = life.recipe()
     assert life.started is not None
     run = {"recipe_digest": life.started.digest.hex(), "packages": dict(life.started.versions)}
     found = await publications(connection.log(topics), version)
+    if whole_run and version is not None:
+        newest = await publications(connection.log(topics), None)
+        frozen = {name for name, policy in recipe.policies.items() if policy.training is None}
+        found |= {name: one for name, one in newest.items() if name in frozen}
     await asyncio.to_thread(fetch_models, recipe, cluster, say, weights=False)
     return {
         name: RunVersion(
@@ -64,6 +74,7 @@ async def _versions(
             found[name],
             description_of(policy.model),
             run,
+            policy.sampling,
             policy.chat_template_kwargs,
         )
         if name in found

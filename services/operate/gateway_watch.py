@@ -36,14 +36,14 @@ class GatewayWatch:
     waiting: int = 0
     """Episodes that wait for a client."""
 
-    async def follow(self, note: Callable[[str], None]) -> None:
-        """Asks without end. After the first answer, `note` gets how clients reach the gateway."""
+    async def follow(self, say: Callable[[str], None]) -> None:
+        """Asks without end. After the first answer, `say` gets how clients reach the gateway."""
         while True:
             # A gateway that starts, or has much to do, answers a later question.
             with suppress(OSError, ValueError):
                 self.clients, self.playing, self.waiting = await asyncio.to_thread(ask, self.url)
                 if not self.answered:
-                    note(invitation(self.url))
+                    say(invitation(self.url))
                 self.answered = True
             await asyncio.sleep(INTERVAL_S)
 

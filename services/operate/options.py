@@ -60,7 +60,7 @@ _CLUSTER = (
     click.option(
         "--namespace", metavar="NAME", envvar="HEADRACE_NAMESPACE", show_envvar=True,
         help="Prefix of the run's topics. [default: the recipe's name; for commands without a "
-        "RECIPE, the run that started last]",
+        "RECIPE, the run that started last; name a replay to use it]",
     ),
     click.option(
         "--kafka-property", "kafka_properties", metavar="KEY=VALUE", multiple=True,
@@ -82,7 +82,7 @@ def cluster_of(options: dict[str, Any]) -> ClusterConfig:
 
     Raises UsageError if they contradict each other.
     """
-    from headrace.services.namespace.cluster_config import ClusterConfig
+    from headrace.services.namespace.cluster_config import ClusterConfig, parse_properties
 
     return ClusterConfig(
         state=Path(options.pop("state")),
@@ -90,7 +90,7 @@ def cluster_of(options: dict[str, Any]) -> ClusterConfig:
         registry_url=options.pop("registry_url") or None,
         blobs=options.pop("blobs") or None,
         namespace=options.pop("namespace") or None,
-        kafka_properties=_properties(options.pop("kafka_properties")),
+        kafka_properties=parse_properties(options.pop("kafka_properties")),
     )
 
 
@@ -116,16 +116,6 @@ def in_namespace(
             return await work(log, life)
 
     return asyncio.run(run())
-
-
-def _properties(texts: Sequence[str]) -> dict[str, str]:
-    properties = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{text!r}: write key=value", param_hint="--kafka-property")
-        properties[key.strip()] = value
-    return properties
 
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:
@@ -165,14 +155,14 @@ def print_page(page: Sequence[Part]) -> None:
             echo(part, bold=True)
 
 
-def explain(line: str) -> None:
+def say(line: str) -> None:
     """Prints a remark to stderr."""
     echo(line, err=True)
 
 
-def explain_unless(quiet: bool) -> Callable[[str], None]:
-    """Returns `explain`, or what prints nothing if the command is `quiet`."""
-    return (lambda line: None) if quiet else explain
+def say_unless(quiet: bool) -> Callable[[str], None]:
+    """Returns `say`, or what prints nothing if the command is `quiet`."""
+    return (lambda line: None) if quiet else say
 
 
 def warn_of_secrets(recipe: Recipe) -> None:
@@ -181,7 +171,7 @@ def warn_of_secrets(recipe: Recipe) -> None:
 
     for key in literal_secrets(recipe.model_dump(mode="json")):
         name = next((part for part in reversed(key.split(".")) if not part.isdecimal()), key)
-        explain(
+        say(
             f"warning: {key} looks like a secret, and the topic `runs` keeps the recipe for ever. "
             f'Write {name} = {{ env = "NAME" }} and set the variable NAME where the workers run, '
             f'or write {name} = {{ file = "/path" }}'

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from headrace.errors import BlobError
 from headrace.schemas.events import PolicyPublished
+from headrace.schemas.recipe.policy import SamplingSettings
 from headrace.services.inference.engine import AdapterWeights, Weights
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.blobs import BlobStore, disk_errors
@@ -45,6 +46,8 @@ class RunVersion:
     """The files that describe the model, by name."""
     run: Mapping[str, Any]
     """The recipe's digest and the versions of packages, as the start of the run recorded them."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    """How the run samples the policy's tokens."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """As the recipe gives them."""
 

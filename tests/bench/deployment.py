@@ -22,7 +22,8 @@ from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import connect
-from headrace.services.operate.run.supervisor import ChildSpec, Supervisor, headrace_command
+from headrace.services.operate.processes import headrace_command
+from headrace.services.operate.run.supervisor import ChildSpec, Supervisor
 
 START_S = 60.0
 """A service has joined its consumer group by then."""

@@ -13,13 +13,12 @@ import psutil
 
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
+from headrace.services.operate.processes import Preloader, headrace_command
 from headrace.services.operate.run.children import child_specs
-from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.supervisor import (
     ChildSpec,
     RestartRule,
     Supervisor,
-    headrace_command,
 )
 
 RULE = RestartRule(first_delay_s=0.5, longest_delay_s=0.5, deaths=1_000_000)

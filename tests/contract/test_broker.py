@@ -613,6 +613,23 @@ def test_closing_the_broker_leaves_the_group(log: Log, namespace: str) -> None:
     run(main)
 
 
+def test_the_members_of_a_group_are_counted(log: Log, namespace: str) -> None:
+    async def main() -> None:
+        async with a_bench(log, namespace, partitions=2, clients=2) as bench:
+            watcher = bench.brokers[1]
+            assert await watcher.members(bench.group) == 0
+            first, second = bench.subscribe(), bench.subscribe()
+            await first.until(lambda: len(first.held) == len(second.held) == 1)
+            assert await watcher.members(bench.group) == 2
+            await first.close()
+            assert await watcher.members(bench.group) == 1
+            await second.close()
+            assert await watcher.members(bench.group) == 0
+            assert await watcher.members(f"{bench.group}.unknown") == 0
+
+    run(main)
+
+
 def test_a_silent_member_loses_its_partitions_and_its_commits(log: Log, namespace: str) -> None:
     async def main() -> None:
         async with (

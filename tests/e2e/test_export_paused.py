@@ -39,8 +39,10 @@ def test_a_version_of_a_run_without_processes_is_exported_and_answers(state: Pat
         headrace("chat", *model, "--temperature", "0", "--max-tokens", "5", text="A\nB\n")
         for model in ((), (str(folder),))
     ]
-    assert said[0] == said[1]
-    assert said[0].strip()
+    # The run's recipe allows four tokens. A folder has no recipe.
+    assert len(said[0].strip()) > 0
+    assert set(said[0]) <= {*"LDRU", "\n"}
+    assert said[1].strip()
     began = subprocess.Popen([*HEADRACE, "export", str(state / "other"), "--state", str(state)])
     harness.run_bounded(asyncio.sleep(2), 10)
     began.send_signal(signal.SIGINT)

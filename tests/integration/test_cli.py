@@ -214,7 +214,9 @@ def test_ctrl_c_pauses_the_run_and_end_ends_it(operator: Operator, namespace: st
     status = operator.json("status")
     assert (status["state"], status["reason"]) == ("ended", "seen enough")
     assert status["tasks_ended"] == status["tasks_submitted"] > 0
-    assert operator.json("end")["reason"] == "seen enough", "it stays as it is"
+    again = operator("end", "--reason", "late")
+    assert again.stdout == f"{namespace}: ended by seen enough\n", "it stays as it is"
+    assert f"the run of namespace {namespace} has ended already" in again.stderr
 
 
 def test_end_ends_a_run_that_goes_on_elsewhere(operator: Operator, namespace: str) -> None:

@@ -218,6 +218,10 @@ class MemoryBroker(Broker):
         """See Broker."""
         await self._process.call(lambda: self._state.commit_first(consumer_group, partitions))
 
+    async def members(self, consumer_group: str) -> int:
+        """See Broker."""
+        return await self._process.call(lambda: len(self._state.group(consumer_group).members))
+
     async def close(self) -> None:
         """See Broker."""
         if self._process.gone:

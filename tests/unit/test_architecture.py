@@ -166,17 +166,39 @@ def test_imports_point_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def cycles(imported: dict[str, set[str]]) -> dict[str, list[str]]:
+    """What imports itself by way of others. Takes out, again and again, what imports nothing."""
+    left = dict(imported)
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    return {name: sorted(others & left.keys()) for name, others in left.items()}
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     imported: dict[str, set[str]] = {name: set() for name in FILES}
     for each in IMPORTS:
         if each.imported in FILES:
             imported[each.importer].add(each.imported)
-    # Taking out, again and again, what imports nothing that is left: a cycle remains.
-    while free := [name for name, others in imported.items() if not others & imported.keys()]:
-        for name in free:
-            del imported[name]
-    cycles = {name: sorted(others & imported.keys()) for name, others in imported.items()}
-    assert not cycles
+    assert not cycles(imported)
+
+
+def test_no_command_imports_itself_by_way_of_others() -> None:
+    """The folders of commands import each other in one direction."""
+    imported: dict[str, set[str]] = {}
+    for each in IMPORTS:
+        importer, other = (command_of(one) for one in (each.importer, each.imported))
+        if importer and other and importer != other:
+            imported.setdefault(importer, set()).add(other)
+            imported.setdefault(other, set())
+    assert imported
+    assert not cycles(imported)
+
+
+def command_of(module: str) -> str | None:
+    """The folder of the command that a module belongs to."""
+    found = re.match(r"headrace\.services\.operate\.(\w+)\.", module)
+    return found[1] if found else None
 
 
 @pytest.mark.parametrize("package", SOLE_IMPORTERS)

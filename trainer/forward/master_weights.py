@@ -29,6 +29,8 @@ class MasterWeights:
         self._copies: dict[str, Tensor] = {}
         self.by_name: dict[str, Tensor] = {}
         """By the names of the model's parameters that learn, in their order."""
+        self.in_model: list[Tensor] = []
+        """The model's own parameters that learn, in the same order."""
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad or dtype == torch.float32:
                 master = parameter
@@ -40,6 +42,7 @@ class MasterWeights:
                 self._copies[name] = parameter
             if parameter.requires_grad:
                 self.by_name[name] = master
+                self.in_model.append(parameter)
 
     def update_copies(self, *_: Any) -> None:
         """Rounds the master weights into the model. Call it after each change of them."""

@@ -152,7 +152,7 @@ class McpEnvironment:
             try:
                 reward = float(scored)
             except ValueError as error:
-                shown = REDACTOR.text(scored)[:200]
+                shown = REDACTOR.text(scored, 200)
                 message = f"{self._score_tool} must return a number, not {shown!r}"
                 raise EnvironmentFailed("bad_answer", message) from error
         elif "answer" in self._task.payload:

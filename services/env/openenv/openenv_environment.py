@@ -142,10 +142,9 @@ class OpenEnvEnvironment:
                 return await self._session.ask(kind, data)
             return await self._session.begin(kind, data)
         except Refused as refused:
-            shown = REDACTOR.text(json.dumps(data))
+            shown = REDACTOR.text(json.dumps(data), 200)
             raise UsageError(
-                f"the server refused the {kind} {shown[:200]}: {refused}. "
-                f"Check the environment's options"
+                f"the server refused the {kind} {shown}: {refused}. Check the environment's options"
             ) from refused
 
     async def _call(self, calls: Sequence[ToolCall]) -> Observation:
@@ -182,8 +181,8 @@ def _described(listed: Step) -> dict[str, JsonValue]:
     try:
         tools = _Tools.model_validate(listed.observation).tools
     except ValidationError as error:
-        shown = REDACTOR.text(json.dumps(listed.observation))
-        message = f"the server's list of tools is not valid: {shown[:500]}"
+        shown = REDACTOR.text(json.dumps(listed.observation), 500)
+        message = f"the server's list of tools is not valid: {shown}"
         raise EnvironmentFailed("bad_answer", message) from error
     if not tools:
         raise UsageError("the server has no tools: remove `tools`, or check the server's log")

@@ -40,7 +40,7 @@ class Refused(Exception):
 
     def __init__(self, problems: Sequence[OpenEnvProblem]) -> None:
         lines = (f"{'.'.join(map(str, each.loc))}: {each.msg}" for each in problems)
-        super().__init__(REDACTOR.text("; ".join(lines))[:REFUSAL_CHARACTERS])
+        super().__init__(REDACTOR.text("; ".join(lines), REFUSAL_CHARACTERS))
         self.problems = problems
 
 

@@ -9,9 +9,9 @@ import click
 from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
-    explain,
     json_option,
     print_json,
+    say,
     set_option,
     warn_of_secrets,
 )
@@ -52,21 +52,21 @@ def apply(
     from headrace.services.namespace.lookup import topics_of
     from headrace.services.operate.check.checking import check_in_child
     from headrace.services.operate.find_versions import resolve
-    from headrace.services.operate.run.processes import spawn
+    from headrace.services.operate.processes import spawn
     from headrace.services.operate.run_references import fetch_models
 
     cluster = cluster_of(options)
-    resolved = resolve(read_recipe(recipe, settings), cluster, explain)
+    resolved = resolve(read_recipe(recipe, settings), cluster, say)
     warn_of_secrets(resolved)
     namespace = cluster.namespace or resolved.name
     topics = topics_of(resolved, namespace)
 
     async def run() -> str:
         async with connect(locate(cluster), "apply") as connection:
-            fetch = partial(fetch_models, resolved, cluster, explain, weights=False)
+            fetch = partial(fetch_models, resolved, cluster, say, weights=False)
             await asyncio.to_thread(fetch)
             if not no_check and await find_run(connection.log(topics)) is None:
-                await check_in_child(write_resolved(resolved, cluster.state), spawn, explain)
+                await check_in_child(write_resolved(resolved, cluster.state), spawn, say)
             log = await connection.writing_log(topics)
             return (await apply_recipe(log, resolved)).state
 

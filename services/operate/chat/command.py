@@ -12,8 +12,8 @@ import click
 from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
-    explain,
     policy_option,
+    say,
     version_option,
     visible,
 )
@@ -27,27 +27,29 @@ from headrace.services.operate.options import (
 @policy_option
 @version_option
 @click.option(
-    "--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True,
-    help="0 takes the most likely token.",
+    "--temperature", type=click.FloatRange(min=0),
+    help="0 takes the most likely token. [default: that of the run's recipe; 1 for DIR]",
 )  # fmt: skip
 @click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=512, show_default=True,
-    help="Most tokens of one answer.",
+    "--max-tokens", type=click.IntRange(min=1),
+    help="Most tokens of one answer. [default: that of the run's recipe; 512 for DIR]",
 )  # fmt: skip
 @cluster_options
 def chat(
     folder: Path | None,
     policy: str | None,
     version: int | None,
-    temperature: float,
-    max_tokens: int,
+    temperature: float | None,
+    max_tokens: int | None,
     **options: Any,
 ) -> None:
     """Talk to a version of a run, or to the model in the folder DIR.
 
     Each line is a message, in the model's chat template. A model without a template completes the
-    line. Ctrl-C ends an answer, Ctrl-D ends the chat. If the run is paused or has ended, the
-    command starts the local stack and stops it again before the chat.
+    line. Tokens are sampled as the run's recipe says in `sampling`: only tokens that are `allowed`,
+    at most `max_tokens`, with its `temperature`, `stop` and `json_schema`. Ctrl-C ends an answer,
+    Ctrl-D ends the chat. If the run is paused or has ended, the command starts the local stack and
+    stops it again before the chat.
 
     \b
     Examples:
@@ -56,6 +58,7 @@ def chat(
       headrace chat my-model
     """
     import asyncio
+    from dataclasses import replace
     from tempfile import TemporaryDirectory
 
     from headrace.errors import UsageError
@@ -74,13 +77,15 @@ def chat(
         if folder is not None:
             model = model_of_folder(folder, Path(name))
         else:
-            chosen = pick(asyncio.run(find_versions(cluster, version, explain)), policy, version)
-            explain(f"fetching and verifying {chosen}")
+            chosen = pick(asyncio.run(find_versions(cluster, version, say)), policy, version)
+            say(f"fetching and verifying {chosen}")
             model = model_of_version(chosen, cluster.open_blobs(None), Path(name))
-        opened = Chat(model, temperature, max_tokens)
+        asked = {"temperature": temperature, "max_tokens": max_tokens}
+        given = {key: value for key, value in asked.items() if value is not None}
+        opened = Chat(replace(model, sampling=model.sampling.model_copy(update=given)))
         if not opened.remembers:
-            explain("the model has no chat template: it completes each line")
-        talk(opened, _lines(), _write, explain)
+            say("the model has no chat template: it completes each line")
+        talk(opened, _lines(), _write, say)
 
 
 def _lines() -> Iterator[str]:
@@ -91,7 +96,7 @@ def _lines() -> Iterator[str]:
         except EOFError:
             return
         except KeyboardInterrupt:
-            explain("")  # As in a shell, Ctrl-C discards the line.
+            say("")  # As in a shell, Ctrl-C discards the line.
 
 
 def _write(text: str) -> None:

@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.schemas.recipe.policy import SamplingSettings
 from headrace.services.inference.engine import EnginePrompt, EngineSetup, Finish, Weights
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.blobs import BlobStore
 from headrace.services.models.shards import write_shards
-from headrace.services.models.tokens import end_ids
+from headrace.services.models.tokens import end_ids, token_ids
 from headrace.services.models.torch_models import DTYPES
 from headrace.services.models.weights import ADAPTER, model_folder
 from headrace.services.operate.run_versions import RunVersion, VersionWriter, write_description
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for the bytes of a character that is not complete yet."""
+FOLDER_SAMPLING = SamplingSettings(max_tokens=512)
+"""How the tokens of a model are sampled that has no recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class ChatModel:
     """Configuration and tokenizer."""
     weights: Weights
     dtype: str
+    sampling: SamplingSettings = FOLDER_SAMPLING
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -43,7 +47,9 @@ def model_of_version(version: RunVersion, blobs: BlobStore, scratch: Path) -> Ch
     folder.mkdir()
     write_description(version, blobs, folder)
     weights = VersionWriter(version, blobs, scratch / "weights").weights
-    return ChatModel(folder, weights, version.published.dtype, version.chat_template_kwargs)
+    return ChatModel(
+        folder, weights, version.published.dtype, version.sampling, version.chat_template_kwargs
+    )
 
 
 def model_of_folder(folder: Path, scratch: Path) -> ChatModel:
@@ -64,12 +70,16 @@ def model_of_folder(folder: Path, scratch: Path) -> ChatModel:
 class Chat:
     """One chat. With a chat template it remembers earlier messages; else it completes texts."""
 
-    def __init__(self, model: ChatModel, temperature: float, max_tokens: int) -> None:
+    def __init__(self, model: ChatModel) -> None:
         """Reads the configuration and the tokenizer. Raises UsageError if they can't be used."""
+        self.sampling = model.sampling
         self._tokenizer = Tokenizer(model.folder, model.chat_template_kwargs)
-        self._stop_ids = end_ids(model.folder)
-        self._temperature = temperature
-        self._max_tokens = max_tokens
+        self._allowed = token_ids(model.folder, model.sampling.allowed)
+        try:
+            stops = self._tokenizer.stop_ids(model.sampling.stop)
+        except ValueError as error:
+            raise UsageError(f"sampling.stop: {error}") from error
+        self._stop_ids = [*end_ids(model.folder), *stops]
         self._weights = model.weights
         self._context: list[int] = []
         threads = len(os.sched_getaffinity(0))
@@ -106,9 +116,11 @@ class Chat:
         prompt = EnginePrompt(
             self._weights.policy,
             list(self._context),
-            self._max_tokens,
-            temperature=self._temperature,
+            self.sampling.max_tokens,
+            temperature=self.sampling.temperature,
             stop_ids=self._stop_ids,
+            allowed=self._allowed,
+            json_schema=json.dumps(schema) if (schema := self.sampling.json_schema) else "",
         )
         try:
             output = await self._engine.generate(prompt, on_token)
@@ -166,6 +178,7 @@ def talk(
     say: Callable[[str], None],
 ) -> None:
     """Answers lines until they end. Ctrl-C ends an answer."""
+    most, remarked = chat.sampling.max_tokens, False
     with asyncio.Runner() as runner, _opened(chat, runner):
         for line in lines:
             if not line.strip():
@@ -179,8 +192,9 @@ def talk(
                 say(str(error))
                 continue
             write("\n")
-            if finish == "length":
-                say("(stopped at --max-tokens)")
+            if finish == "length" and not remarked:
+                say(f"(an answer has at most {most} tokens: --max-tokens changes that)")
+                remarked = True
             elif finish == "overflow":
                 say("(the context is full: the next message starts a new chat)")
 

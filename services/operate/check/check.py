@@ -1,11 +1,13 @@
 """Tries every part that a recipe names, once: in this process, without Kafka and without a model.
 
-Each part is announced before it is tried, so that whoever watches knows which one hangs.
+Each part is announced before it is tried, so that whoever watches knows which one hangs. What takes
+seconds comes last: engines and losses import torch.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -21,8 +23,10 @@ from headrace.errors import (
     UsageError,
 )
 from headrace.schemas.events import EnvironmentUse, EpisodeEnded, PolicyUse, Ref, TaskEnded
+from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.recipe.tables import use_and_options
 from headrace.services.agent.agents import load_agents
 from headrace.services.agent.records import AgentSetup
 from headrace.services.base.clock import now
@@ -55,23 +59,25 @@ REWARDS = (0.0, 1.0, 0.0, 0.5)
 """The rewards of the group that advantages and filters are tried with."""
 
 
-async def try_recipe(recipe: Recipe, announce: Callable[[str], None]) -> None:
-    """Tries the parts. `announce` gets the name of each before it is tried.
+async def try_recipe(recipe: Recipe, say: Callable[[str], None]) -> None:
+    """Tries the parts. `say` gets the name of each before it is tried.
 
     Raises UsageError for the first part that can't be used.
     """
-    trial = _Trial(recipe, announce)
+    trial = _Trial(recipe, say)
     trial.policies()
-    item = trial.data_sets()
     trial.agents()
-    await trial.environments(item)
+    setups = trial.environment_setups()
+    item = trial.data_sets()
+    await trial.environments(setups, item)
+    trial.engines()
     trial.training()
 
 
 @dataclass
 class _Trial:
     recipe: Recipe
-    announce: Callable[[str], None]
+    say: Callable[[str], None]
     reasons: set[str] = field(default_factory=set)
     """Why parts could not be tried."""
 
@@ -79,10 +85,12 @@ class _Trial:
         for name, policy in self.recipe.policies.items():
             with self._trying(f"policies.{name}.model"):
                 model_folder(policy.model)
-        with self._trying("policies.*.engine"):
-            prepare(self.recipe)
         with self._trying("policies.*.sampling"):
             TaskMaker(self.recipe, SOURCE)
+
+    def engines(self) -> None:
+        with self._trying("policies.*.engine"):
+            prepare(self.recipe)
 
     def data_sets(self) -> Item | None:
         """Returns the first item of the tasks' data set; None if it is empty."""
@@ -91,7 +99,7 @@ class _Trial:
             items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
             found = next(items, None)
             if found is None:
-                self.announce(f"the data set {tasks.use!r} is empty: the run ends at once")
+                self.say(f"the data set {tasks.use!r} is empty: the run ends at once")
             elif not isinstance(found[2], Item):
                 kind = type(found[2]).__name__
                 raise UsageError(f"it yielded a {kind}, not an Item: `from headrace import Item`")
@@ -115,10 +123,12 @@ class _Trial:
                 if self.recipe.agents[key].use in CHATTING:
                     self._note_templates(f"agents.{key}")
 
-    async def environments(self, item: Item | None) -> None:
-        setups: Mapping[str, Setup] = {}
+    def environment_setups(self) -> Mapping[str, Setup]:
         with self._trying("environments"):
-            setups = load_environments(self.recipe, "check", Instances(_drop, "check"))
+            return load_environments(self.recipe, "check", Instances(_drop, "check"))
+        return {}  # their code can't be imported here
+
+    async def environments(self, setups: Mapping[str, Setup], item: Item | None) -> None:
         for key, setup in setups.items():
             if isinstance(setup, DockerSetup):
                 continue  # its worker checks the engine and the images before it takes episodes
@@ -155,7 +165,7 @@ class _Trial:
         for name in dict.fromkeys(self.recipe.tasks.roles.values()):
             folder = model_folder(self.recipe.policies[name].model)
             if not Tokenizer(folder).has_template:
-                self.announce(
+                self.say(
                     f"{agent} sends messages, but the model of policies.{name} has no chat "
                     f"template, and can't answer them: add chat_template.jinja to {folder}"
                 )
@@ -171,10 +181,11 @@ class _Trial:
             GroupAssembler(self.recipe).on_task(_ended(self.recipe), recorded_at_ms=0)
         for name, policy in self.recipe.policies.items():
             if policy.training is not None:
-                with self._trying(f"policies.{name}.training.loss {policy.training.loss!r}"):
-                    from headrace.trainer.losses import try_loss
+                loss, _ = use_and_options(policy.training.loss)
+                with self._trying(f"policies.{name}.training.loss {loss!r}"):
+                    from headrace.trainer.losses.load_loss import try_loss
 
-                    try_loss(policy.training)
+                    try_loss(policy.training.loss)
 
     @contextmanager
     def _trying(self, part: str, announced: str | None = None) -> Iterator[None]:
@@ -182,14 +193,14 @@ class _Trial:
 
         A part that is not there yet, for example a server, is announced and left out.
         """
-        self.announce(f"{TRYING}{announced or part}")
+        self.say(f"{TRYING}{announced or part}")
         try:
             yield
         except (InfrastructureError, DependencyError) as error:
             reason = str(error)
             again = reason in self.reasons
             self.reasons.add(reason)
-            self.announce(f"{part} can't be tried now{', either' if again else f': {reason}'}")
+            self.say(f"{part} can't be tried now{', either' if again else f': {reason}'}")
         except EnvironmentFailed as error:
             method = part.rpartition(": ")[2]
             raise UsageError(f"{part} {error.message.removeprefix(method).lstrip(': ')}") from error
@@ -254,7 +265,14 @@ async def _observed(work: Awaitable[Observation], what: str) -> Observation:
 def _ended(recipe: Recipe) -> TaskEnded:
     """Returns a task whose episodes have REWARDS, of all policies."""
     uses = tuple(
-        PolicyUse(policy=name, tokens=1, longest=2, oldest_version=0) for name in recipe.policies
+        PolicyUse(
+            policy=name,
+            tokens=1,
+            longest=2,
+            oldest_version=0,
+            turn_rewards=pack_f32([math.nan, 0.5]),
+        )
+        for name in recipe.policies
     )
     outcomes = tuple(
         EpisodeEnded(

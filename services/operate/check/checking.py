@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from headrace.errors import UsageError
-from headrace.services.operate.run.processes import (
+from headrace.services.operate.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
     Process,
+    headrace_command,
     spawn,
 )
-from headrace.services.operate.run.supervisor import headrace_command
 
 Start = Callable[[Sequence[str], int, int], Awaitable[Process]]
 """Starts a process from its command line, the reading end of its pipe, and where it writes."""
@@ -35,14 +35,14 @@ MESSAGE_CHARACTERS = 4_000
 """Most characters of the check's messages that are kept, from the end."""
 
 
-async def check_in_child(recipe: Path, start: Start, note: Callable[[str], None]) -> None:
+async def check_in_child(recipe: Path, start: Start, say: Callable[[str], None]) -> None:
     """Runs `headrace check` on the file of a resolved recipe.
 
     Notes a part that takes long. Raises UsageError if a part can't be used or does not return.
     """
-    said, code = await _run(recipe, start, note)
+    said, code = await _run(recipe, start, say)
     if code in (NEVER_BORN, ENDED_UNSEEN):  # the preloader died, which says nothing of the recipe
-        said, code = await _run(recipe, spawn, note)
+        said, code = await _run(recipe, spawn, say)
     if code != 0:
         _, marker, message = said.rpartition("error: ")
         raise UsageError(
@@ -50,7 +50,7 @@ async def check_in_child(recipe: Path, start: Start, note: Callable[[str], None]
         )
 
 
-async def _run(recipe: Path, start: Start, note: Callable[[str], None]) -> tuple[str, int]:
+async def _run(recipe: Path, start: Start, say: Callable[[str], None]) -> tuple[str, int]:
     """Returns the end of what the check said, and its exit code."""
     ours, theirs = os.pipe()  # ends when this process ends
     reading, writing = os.pipe()
@@ -62,7 +62,7 @@ async def _run(recipe: Path, start: Start, note: Callable[[str], None]) -> tuple
         finally:
             os.close(ours)
             os.close(writing)
-        return await _read(reading, process, note), await process.wait()
+        return await _read(reading, process, say), await process.wait()
     finally:
         os.close(theirs)
         os.close(reading)
@@ -72,7 +72,7 @@ async def _run(recipe: Path, start: Start, note: Callable[[str], None]) -> tuple
             await process.wait()
 
 
-async def _read(descriptor: int, process: Process, note: Callable[[str], None]) -> str:
+async def _read(descriptor: int, process: Process, say: Callable[[str], None]) -> str:
     """Returns the end of what the check says. Raises UsageError if a part does not return."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ async def _read(descriptor: int, process: Process, note: Callable[[str], None]) 
                         "hang, or wait for something: try it by itself"
                     ) from None
                 if part:
-                    note(f"checking the recipe: {part} has not returned for {waited_s:.0f} s")
+                    say(f"checking the recipe: {part} has not returned for {waited_s:.0f} s")
                 continue
             if not data:
                 return said

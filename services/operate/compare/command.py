@@ -10,10 +10,10 @@ import click
 from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
-    explain,
     json_option,
     policy_option,
     print_json,
+    say,
 )
 
 
@@ -64,11 +64,11 @@ def compare(
 
     figure = None if plot is None else plotter(plot)
     cluster = cluster_of(options)
-    found = asyncio.run(compare_runs(cluster, replays, policy, explain, evaluate=evaluate))
+    found = asyncio.run(compare_runs(cluster, replays, policy, say, evaluate=evaluate))
     if as_json:
         print_json(found.to_tree())
     else:
         print_comparison(found)
     if plot is not None and figure is not None:
         draw(found, figure, plot)
-        explain(f"drawn into {plot}")
+        say(f"drawn into {plot}")

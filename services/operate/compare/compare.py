@@ -15,7 +15,7 @@ from headrace.services.namespace.run_life import RunLife, differing_keys
 from headrace.services.operate.compare.comparison import ComparedRun, Comparison
 from headrace.services.operate.evaluate.evaluate import evaluate_versions
 from headrace.services.operate.find_versions import Versions, find_versions, pick, read_versions
-from headrace.services.operate.replay.recording import IGNORED, replayed_run, sole_policy
+from headrace.services.operate.replay.recording import IGNORED, sole_policy
 from headrace.services.operate.run.run_stack import running_stack
 from headrace.services.operate.run_versions import RunVersion
 
@@ -88,7 +88,7 @@ async def _find_runs(
         found = [await _newest_replay(connection, first)]
     if first is None:
         topics, life = found[0]
-        first = replayed_run(life)
+        first = life.replay_of
         if first is None:
             raise UsageError(
                 f"{topics.namespace} is not a replay: name the run to compare it with, for example "
@@ -102,16 +102,15 @@ async def _find_runs(
 
 async def _newest_replay(connection: Connection, of: str | None) -> Found:
     def wanted(life: RunLife) -> bool:
-        recorded = replayed_run(life)
-        return recorded is not None and of in (None, recorded)
+        return life.replay_of is not None and of in (None, life.replay_of)
 
-    try:
-        return await find_namespace(connection, None, wanted)
-    except UsageError:
+    found = await find_namespace(connection, None, wanted)
+    if not wanted(found[1]):
         raise UsageError(
             f"{of or 'this broker'} has no replay to compare with. `headrace replay batches` and "
             "`headrace replay trajectories` make one. To compare other runs, name them"
-        ) from None
+        )
+    return found
 
 
 async def _read(connection: Connection, found: Found, first: Recipe, policy: str) -> ComparedRun:
@@ -119,7 +118,7 @@ async def _read(connection: Connection, found: Found, first: Recipe, policy: str
     changes = differing_keys(life.recipe(), first.model_dump(mode="json"))
     return ComparedRun(
         topics.namespace,
-        replayed_run(life),
+        life.replay_of,
         await read_versions(connection.log(topics), policy),
         tuple(one for one in changes if one.partition(":")[0].split(".")[0] not in NOT_COMPARED),
     )

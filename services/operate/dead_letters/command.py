@@ -10,11 +10,11 @@ from headrace.errors import UsageError
 from headrace.services.operate.options import (
     cluster_options,
     echo,
-    explain,
     in_namespace,
     json_option,
     print_json,
     print_table,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def list_dead_letters(as_json: bool, **options: Any) -> None:
     from headrace.services.operate.dead_letters.dead_letters import list_kinds
     from headrace.services.operate.readable import iso
 
-    kinds = in_namespace(options, "dead-letters", lambda log, _: list_kinds(log, Patience(explain)))
+    kinds = in_namespace(options, "dead-letters", lambda log, _: list_kinds(log, Patience(say)))
     if as_json:
         print_json([{**asdict(kind), "last_at": iso(kind.last_at)} for kind in kinds])
     elif kinds:
@@ -78,7 +78,7 @@ def list_dead_letters(as_json: bool, **options: Any) -> None:
         ]
         print_table(("topic", "count", "redriven", "numbers", "newest", "reason"), rows)
     else:
-        explain("there are no dead letters")
+        say("there are no dead letters")
 
 
 @dead_letters.command("show")
@@ -178,7 +178,7 @@ def redrive_dead_letters(
                 "redriven record"
             )
         chosen = None if every else numbers
-        return [one async for one in redrive(log, chosen, Patience(explain))]
+        return [one async for one in redrive(log, chosen, Patience(say))]
 
     results = in_namespace(options, "dead-letters", work)
     if as_json:

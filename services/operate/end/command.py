@@ -26,8 +26,9 @@ def end(reason: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
     A run that goes on elsewhere ends as if its `stop` rule held. For a paused run, the command
     starts the local stack if needed, cancels the open tasks, and stops what it started. Everything
-    that is recorded stays, and can be shown, replayed and evaluated. A run that has ended can't
-    continue: the next `headrace run` takes the namespace <name>-2.
+    that is recorded stays, and can be shown, replayed and evaluated. If the run has ended already,
+    the command says so and exits with code 0. A run that has ended can't continue: the next
+    `headrace run` takes the namespace <name>-2.
 
     \b
     Examples:

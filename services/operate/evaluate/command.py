@@ -46,7 +46,8 @@ def evaluate(
     The tasks are those of RECIPE's `evaluation` table. avg@k is the mean reward of k samples per
     task. pass@k is the chance that at least one of k samples passes. Both have 95 % intervals. The
     weights come from a run, which may be paused or have ended. The evaluation itself uses a
-    temporary local stack and leaves nothing behind.
+    temporary local stack and leaves nothing behind. With --version, a policy that the run does not
+    train keeps its only version. Exits with code 1 if no sample counts.
 
     \b
     Examples:
@@ -56,6 +57,7 @@ def evaluate(
     """
     import asyncio
 
+    from headrace.errors import HeadraceError
     from headrace.services.namespace.cluster_config import read_recipe
     from headrace.services.operate.evaluate.evaluate import evaluate as run_evaluation
 
@@ -63,11 +65,17 @@ def evaluate(
         raise click.UsageError("--version and --weights exclude each other: give only one")
     cluster, resolved = cluster_of(options), read_recipe(recipe, settings)
     measured = asyncio.run(run_evaluation(resolved, cluster, version, weights, quiet=quiet))
+    # Only policies that play a role are measured, and all of them at version 0.
+    results = {name: measured.of(name)[0] for name in dict.fromkeys(resolved.tasks.roles.values())}
     if as_json:
-        print_json({name: measured.of(name)[0].to_tree() for name in resolved.policies})
-        return
-    for name in resolved.policies:
-        for evaluation in measured.of(name).values():
-            echo(f"policy {name}: {evaluation}")
-            for k in evaluation.powers():
-                click.echo(f"  pass@{k:<4} {evaluation.passes(k) or '-'}")
+        print_json({name: result.to_tree() for name, result in results.items()})
+    else:
+        for name, result in results.items():
+            echo(f"policy {name}: {result}")
+            for k in result.powers():
+                click.echo(f"  pass@{k:<4} {result.passes(k) or '-'}")
+    if not any(result.rewards for result in results.values()):
+        raise HeadraceError(
+            "nothing was measured, because no sample counts: all failed, or had no reward. "
+            f"`headrace try {recipe}` plays one and says why"
+        )

@@ -14,7 +14,7 @@ from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate.evaluation import Evaluations
 from headrace.services.operate.find_versions import find_versions, pick
-from headrace.services.operate.options import explain_unless
+from headrace.services.operate.options import say_unless
 from headrace.services.operate.run.run import LocalRun
 from headrace.services.operate.run_versions import RunVersion, VersionWriter
 
@@ -56,7 +56,8 @@ async def evaluate(
     Raises UsageError if there is no such run or version, and BlobError if its weights are gone.
     """
     if weights is None:
-        found = await find_versions(cluster, version, explain_unless(quiet))
+        say = say_unless(quiet)
+        found = await find_versions(cluster, version, say, whole_run=True)
         versions = {name: pick(found, name, version) for name in found}
         return await evaluate_versions(recipe, cluster.open_blobs(None), versions, quiet=quiet)
     if len(recipe.policies) > 1:

@@ -11,11 +11,11 @@ from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
     echo,
-    explain_unless,
     json_option,
     policy_option,
     print_json,
     quiet_option,
+    say_unless,
     version_option,
 )
 
@@ -68,7 +68,7 @@ def export(
     from headrace.services.operate.find_versions import find_versions, pick
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # It also leaves nothing behind.
-    cluster, say = cluster_of(options), explain_unless(quiet)
+    cluster, say = cluster_of(options), say_unless(quiet)
     folder = folder.expanduser().absolute()
     check_target(folder, force)
     chosen = pick(asyncio.run(find_versions(cluster, version, say)), policy, version)

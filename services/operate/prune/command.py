@@ -9,10 +9,10 @@ import click
 from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
-    explain,
     json_option,
     print_json,
     print_table,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def prune(
     async def run() -> list[Prunable]:
         cluster = locate(cluster_of(options))
         async with connect(cluster, "prune") as connection:
-            pruner = Pruner(connection, cluster.open_blobs(None), cluster, Patience(explain))
+            pruner = Pruner(connection, cluster.open_blobs(None), cluster, Patience(say))
             items = await pruner.plan(keep, unnamed, forget)
             return await pruner.carry_out(items) if yes else items
 
@@ -77,8 +77,8 @@ def prune(
         print_table(("kind", "what", "bytes", "why"), rows)
     size = sum(item.size for item in items)
     if not items:
-        explain("nothing to remove")
+        say("nothing to remove")
     elif yes:
-        explain(f"removed {size:,} bytes")
+        say(f"removed {size:,} bytes")
     else:
-        explain(f"would remove {size:,} bytes: give --yes to remove them")
+        say(f"would remove {size:,} bytes: give --yes to remove them")

@@ -22,12 +22,10 @@ from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.lookup import find_namespace, run_names, topics_of
-from headrace.services.namespace.run_life import RunLife, differing_keys
-from headrace.services.operate.options import explain
+from headrace.services.namespace.run_life import REPLAY_OF, differing_keys
+from headrace.services.operate.options import say
 from headrace.services.operate.run_references import adopt, fetch_models
 
-REPLAY_OF = "replay of "
-"""The start of a replay's namespace gives this as its reason, followed by the recorded one."""
 IGNORED = ("name", "description", "stop", "workers")
 """Sections of a recipe that affect neither what was recorded nor a replay."""
 SHOWN_KEYS = 12
@@ -106,20 +104,10 @@ async def open_recording(cluster: ClusterConfig, progress: Progress) -> AsyncIte
     """Opens the run in the cluster's namespace, or else the newest run that is not a replay."""
     cluster = locate(cluster)
     async with connect(cluster, "replay") as connection:
-        topics, life = await find_namespace(connection, cluster.namespace, _is_original)
+        topics, life = await find_namespace(connection, cluster.namespace)
         recipe = life.recipe()
-        await asyncio.to_thread(fetch_models, recipe, cluster, explain)
+        await asyncio.to_thread(fetch_models, recipe, cluster, say)
         yield Recording(cluster, connection, connection.log(topics), recipe, progress)
-
-
-def _is_original(life: RunLife) -> bool:
-    return life.started is not None and replayed_run(life) is None
-
-
-def replayed_run(life: RunLife) -> str | None:
-    """Returns the namespace of the run that this run replays, or None if it is not a replay."""
-    reason = "" if life.started is None else life.started.reason
-    return reason.removeprefix(REPLAY_OF) if reason.startswith(REPLAY_OF) else None
 
 
 def change_recorded(
@@ -175,7 +163,7 @@ async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> 
     replace(recording.cluster, namespace=name)  # This checks the name.
     log = await recording.connection.writing_log(topics_of(recipe, name))
     await apply(log, recipe, f"{REPLAY_OF}{recording.namespace}")
-    explain(f"into namespace {name}")
+    say(f"into namespace {name}")
     return log
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from headrace.services.operate.options import echo, explain, print_json, print_table, visible
+from headrace.services.operate.options import echo, print_json, print_table, say, visible
 from headrace.services.operate.replay.recorded_answers import END, Divergence
 from headrace.services.operate.replay.replay_batches import BatchesReplayed
 from headrace.services.operate.replay.replay_episodes import EpisodesReplayed
@@ -84,7 +84,7 @@ def print_trained(replayed: TrajectoriesReplayed, as_json: bool) -> None:
         return
     for name, one in replayed.policies.items():
         dropped = ", ".join(f"{count} {reason}" for reason, count in one.dropped.most_common())
-        explain(
+        say(
             f"policy {name}: {one.groups:,} groups, {one.scored:,} scored; {len(one.sizes):,} "
             f"batches with {sum(one.sizes):,} samples; dropped: {dropped or 'nothing'}"
         )
@@ -105,7 +105,7 @@ def print_trained(replayed: TrajectoriesReplayed, as_json: bool) -> None:
 
 
 def _suggest_comparison(namespace: str) -> None:
-    explain(f"`headrace compare {namespace}` shows the metrics beside those of the recorded run")
+    say(f"`headrace compare {namespace}` shows the metrics beside those of the recorded run")
 
 
 def print_episodes(replayed: EpisodesReplayed, as_json: bool) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.operate.run.supervisor import ChildSpec, headrace_command
+from headrace.services.operate.processes import headrace_command
+from headrace.services.operate.run.supervisor import ChildSpec
 
 MAY_END = ("source", "evaluation")
 """Services that can complete their work before the run ends."""

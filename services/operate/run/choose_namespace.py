@@ -23,7 +23,7 @@ async def choose_namespace(
     recipe: Recipe,
     wanted: str | None,
     alone: bool,
-    note: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> str:
     """Returns the first of `<name>`, `<name>-2`, … whose run has not ended or not started.
 
@@ -35,14 +35,14 @@ async def choose_namespace(
         life = await find_run(connection.log(topics_of(recipe, name)))
         if life is None:
             if name != first:
-                note(f"the run of {first} has ended: the new one uses {name}")
+                say(f"the run of {first} has ended: the new one uses {name}")
             return name
         if life.ended is not None:
             continue
         if not (alone and await _is_replaced(connection, recipe, name, life)):
-            note(f"continuing the unfinished run of namespace {name}")
+            say(f"continuing the unfinished run of namespace {name}")
             return name
-        note(f"the run of namespace {name} has another recipe and has trained nothing: it is ended")
+        say(f"the run of namespace {name} has another recipe and has trained nothing: it is ended")
     raise UsageError(
         f"all namespaces from {first} to {first}-{MOST_RUNS - 1} have runs that ended: choose "
         "another --namespace"

@@ -10,10 +10,10 @@ from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
     echo,
-    explain_unless,
     json_option,
     print_json,
     quiet_option,
+    say_unless,
     set_option,
     warn_of_secrets,
 )
@@ -88,7 +88,7 @@ def run(
     from headrace.services.operate.run.run import LocalRun, command_line
     from headrace.services.operate.run_references import fetch_models
 
-    cluster, say = cluster_of(options), explain_unless(quiet)
+    cluster, say = cluster_of(options), say_unless(quiet)
     resolved = resolve(read_recipe(recipe, settings), cluster, say, new_run=True)
     warn_of_secrets(resolved)
     fetch_models(resolved, cluster, say)

@@ -70,7 +70,7 @@ class LiveView:
         )
         self._live.start()
 
-    def note(self, line: str) -> None:
+    def say(self, line: str) -> None:
         """Shows a line that stays on the screen."""
         self._live.console.print(Text(visible(line), style="dim"))
 
@@ -83,14 +83,14 @@ class LiveView:
 
 
 class PlainView:
-    """Prints a line of progress every 5 s, and each note."""
+    """Prints a line of progress every 5 s, and each line that is said."""
 
     def __init__(self, status: Status, console: Console) -> None:
         self._status = status
         self._console = console
         self._shown = 0.0
 
-    def note(self, line: str) -> None:
+    def say(self, line: str) -> None:
         """Prints a line with the time."""
         self._print(f"{self._status.elapsed_s():6.1f} s  {line}")
 

@@ -27,9 +27,8 @@ from pathlib import Path
 from headrace.errors import HeadraceError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import read_recipe
+from headrace.services.operate.processes import MESSAGE_LIMIT, headrace_command, with_parent
 from headrace.services.operate.run.children import services_of
-from headrace.services.operate.run.processes import MESSAGE_LIMIT, with_parent
-from headrace.services.operate.run.supervisor import headrace_command
 from headrace.services.operate.serve.process_setup import THREAD_VARIABLES, tune_garbage_collector
 from headrace.services.operate.serve.services import load_service
 from headrace.services.processes.guard import die_with_parent

@@ -93,8 +93,10 @@ class Progress:
         self.episodes = 0
         self.failures = 0
         """Episodes that failed for good. The policy is never the cause."""
+        measured = recipe.tasks.roles.values() if recipe.tasks.purpose == "evaluate" else ()
         self.evaluations = Evaluations(
-            recipe.evaluation.passing if recipe.evaluation is not None else 1.0
+            recipe.evaluation.passing if recipe.evaluation is not None else 1.0,
+            fixed=[name for name in measured if recipe.policies[name].training is None],
         )
         self._by_reward: Decision | None = None
         self._by_versions: Decision | None = None

@@ -31,11 +31,11 @@ from headrace.services.namespace.lookup import MOST_RUNS, topics_of
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
 from headrace.services.operate.check.checking import check_in_child
 from headrace.services.operate.gateway_watch import watch_of_gateway
+from headrace.services.operate.processes import Preloader
 from headrace.services.operate.run.children import child_specs
 from headrace.services.operate.run.choose_namespace import choose_namespace
 from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.log_notes import LogNotes
-from headrace.services.operate.run.processes import Preloader
 from headrace.services.operate.run.progress import Check, Progress, violations
 from headrace.services.operate.run.report import Summary
 from headrace.services.operate.run.run_stack import RunStack
@@ -98,10 +98,10 @@ class LocalRun:
         gateway = watch_of_gateway() if invites else None
         self._status = Status(cluster.namespace or recipe.name, gateway=gateway)
         self._view = make_view(self._status, Console(stderr=True, quiet=quiet))
-        note = self._view.note
-        preloader = Preloader(path, [spec.command for spec in specs], on_change=note)
-        self._supervisor = Supervisor(specs, launch, preloader=preloader, on_change=note)
-        self._stack = RunStack(cluster, on_progress=self._phase, on_restart=note)
+        say = self._view.say
+        preloader = Preloader(path, [spec.command for spec in specs], on_change=say)
+        self._supervisor = Supervisor(specs, launch, preloader=preloader, on_change=say)
+        self._stack = RunStack(cluster, on_progress=self._phase, on_restart=say)
 
     async def execute(self) -> Summary:
         """Runs until the run ends or is paused. Raises the error that failed it."""
@@ -128,7 +128,7 @@ class LocalRun:
         Yields when that is done, or has failed. Its error is raised even if it made others.
         """
         checked = asyncio.ensure_future(
-            check_in_child(self._path, self._supervisor.begin, self._view.note)
+            check_in_child(self._path, self._supervisor.begin, self._view.say)
             if self._check
             else asyncio.sleep(0)
         )
@@ -148,10 +148,10 @@ class LocalRun:
         def on_signal() -> None:
             if self.interrupted.is_set():
                 self._supervisor.kill()
-                self._view.note("stopped at once")
+                self._view.say("stopped at once")
                 # Only the local stack is left, and its guard stops it when this process ends.
                 os._exit(Interrupted.exit_code)
-            self._view.note(f"{self._on_interrupt}; press Ctrl-C again to stop at once")
+            self._view.say(f"{self._on_interrupt}; press Ctrl-C again to stop at once")
             self.interrupted.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -161,7 +161,7 @@ class LocalRun:
         async with connect(cluster, f"run-{os.getpid()}") as connection:
             self._phase("preparing the namespace")
             namespace = await choose_namespace(
-                connection, self._recipe, self._cluster.namespace, self._stack.ours, self._view.note
+                connection, self._recipe, self._cluster.namespace, self._stack.ours, self._view.say
             )
             log = await connection.writing_log(topics_of(self._recipe, namespace))
             if self.interrupted.is_set():
@@ -200,7 +200,7 @@ class LocalRun:
             "logs": self._follow_logs(),
         }
         if self._status.gateway is not None:
-            work["gateway"] = self._status.gateway.follow(self._view.note)
+            work["gateway"] = self._status.gateway.follow(self._view.say)
         self._beside = [asyncio.create_task(one, name=name) for name, one in work.items()]
         try:
             yield
@@ -230,7 +230,7 @@ class LocalRun:
         notes = LogNotes()
         while True:
             for line in await asyncio.to_thread(notes.news, self._supervisor.logs):
-                self._view.note(line)
+                self._view.say(line)
             await asyncio.sleep(LOG_INTERVAL_S)
 
     async def _until_stop(self) -> str | None:
@@ -295,7 +295,7 @@ class LocalRun:
             left_s = min(until, changed + QUIET_END_S) - time.monotonic()
             if left_s <= 0:
                 open_tasks = self.progress.submitted - self.progress.tasks_ended
-                self._view.note(f"{open_tasks} tasks did not end in time: ending without them")
+                self._view.say(f"{open_tasks} tasks did not end in time: ending without them")
                 return
             self._changed.clear()
             events = (self._changed,) if interrupted else (self._changed, self.interrupted)
@@ -303,14 +303,14 @@ class LocalRun:
 
     def _show(self) -> None:
         for line in self.progress.endings.news():
-            self._view.note(line)
+            self._view.say(line)
         self._status.restarts = self._supervisor.restarts
         self._status.processes = self._supervisor.alive()
         self._view.refresh()
 
     def _phase(self, phase: str) -> None:
         self._status.phase = phase
-        self._view.note(phase)
+        self._view.say(phase)
 
     def judge(self, summary: Summary) -> None:
         """Raises Interrupted if the run is paused, and CheckFailed if a check does not hold."""

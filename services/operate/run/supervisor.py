@@ -13,7 +13,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from headrace.errors import HeadraceError, RecordsLost, UsageError
 from headrace.services.base.files import describe_log, private, private_folder
-from headrace.services.operate.run.processes import (
+from headrace.services.operate.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
     Preloader,
@@ -255,11 +254,6 @@ def new_launch_folder(state: Path) -> Path:
     folder = launches / str(os.getpid())
     private_folder(folder)
     return folder
-
-
-def headrace_command(*arguments: str) -> tuple[str, ...]:
-    """Returns the command line of a `headrace` command in this interpreter."""
-    return (sys.executable, "-m", "headrace", *arguments)
 
 
 def _ended(code: int) -> str:

@@ -35,7 +35,6 @@ def configure_logging(service: str, *, debug: bool = False) -> None:
     handler.addFilter(Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    logging.getLogger("headrace.services.kafka.librdkafka").setLevel(logging.NOTSET)
     root.setLevel(logging.DEBUG if debug else logging.INFO)
     for name in LOUD_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -18,7 +18,7 @@ from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.namespace_topics import find_topic
-from headrace.services.operate.options import explain
+from headrace.services.operate.options import say
 from headrace.services.operate.readable import readable_record
 from headrace.services.operate.show.facts import Fact, of_type, story_tree
 from headrace.services.operate.show.gather import Gatherer, only_policy
@@ -49,7 +49,7 @@ async def find_story(cluster: ClusterConfig, text: str) -> Story:
     """
     wanted = parse_id(text)
     async with open_namespace(cluster, "show") as (log, life):
-        gatherer = Gatherer(log, Patience(explain))
+        gatherer = Gatherer(log, Patience(say))
         finder = _Finder(log, life.recipe(), cluster.open_blobs(None), gatherer)
         match wanted:
             case TaskId(number, sample):

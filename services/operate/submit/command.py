@@ -10,10 +10,10 @@ from headrace.services.operate.options import (
     cluster_of,
     cluster_options,
     echo,
-    explain,
     in_namespace,
     json_option,
     print_json,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def submit(file: TextIO, source: str, as_json: bool, **options: Any) -> None:
 
     async def send(log: EventLog, life: RunLife) -> list[tuple[int, str]]:
         recipe = life.recipe()
-        await asyncio.to_thread(fetch_models, recipe, cluster, explain, weights=False)
+        await asyncio.to_thread(fetch_models, recipe, cluster, say, weights=False)
         return await send_tasks(log, read_tasks(recipe, source, lines))
 
     sent = in_namespace(options, f"submit-{source}", send, writing=True)

@@ -26,6 +26,9 @@ def try_episode(recipe: str, settings: tuple[str, ...], by: str, item: int) -> N
     recorded. A model is used as it is before training: with the weights of its folder, or with
     random ones if it has none.
 
+    Exits with code 1 if the episode failed or reached its deadline, because then code or a service
+    did not do its work. A limit of turns or tokens, a low reward and Ctrl-D are no failures.
+
     \b
     Examples:
       headrace try quickstart
@@ -34,6 +37,8 @@ def try_episode(recipe: str, settings: tuple[str, ...], by: str, item: int) -> N
     import asyncio
     from tempfile import TemporaryDirectory
 
+    from headrace.errors import HeadraceError
+    from headrace.schemas.events import EpisodeEnded
     from headrace.services.namespace.cluster_config import read_recipe
     from headrace.services.operate.try_episode.local_episode import play
     from headrace.services.operate.try_episode.players import open_player
@@ -41,9 +46,11 @@ def try_episode(recipe: str, settings: tuple[str, ...], by: str, item: int) -> N
 
     resolved = read_recipe(recipe, settings)
 
-    async def run() -> None:
+    async def run() -> EpisodeEnded:
         with TemporaryDirectory(prefix="headrace-try-") as scratch:
             player = await open_player(resolved, by, scratch)
-            await play(resolved, item, player, Transcript())
+            return await play(resolved, item, player, Transcript())
 
-    asyncio.run(run())
+    outcome = asyncio.run(run())
+    if outcome.ending in ("failed", "deadline"):
+        raise HeadraceError(f"the episode ended as {outcome.ending!r}; its last lines say why")

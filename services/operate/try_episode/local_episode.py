@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.agents import load_agents
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.gateway.clients import ClientAgent
+from headrace.services.agent.records import AgentSetup
 from headrace.services.base.clock import now
 from headrace.services.env.environment import Claim
 from headrace.services.env.handle import Handle, score
@@ -61,11 +62,7 @@ async def play(recipe: Recipe, item: int, player: Player, transcript: Transcript
             task=0, sample=0, submitted=submitted, seed=submitted.seed,
             deadline=int((now() + submitted.deadline_s) * 1000),
         )  # fmt: skip
-        world = _World(environments, player, transcript)
-        world.run = EpisodeRun(world.send, started, now(), setup, {})
-        await world.play()
-        assert world.outcome is not None
-        return world.outcome
+        return await LocalEpisode(environments, player, transcript.event).play(started, setup)
     finally:
         for environment in environments.values():
             await environment.close_pool()
@@ -87,12 +84,13 @@ async def _drop(event: object) -> None:
 
 
 @dataclass(eq=False)
-class _World:
-    """Answers the requests of the episode, as the log and its workers do in a run."""
+class LocalEpisode:
+    """Answers the requests of one episode, as the log and its workers do in a run."""
 
-    environments: dict[str, Setup]
+    environments: Mapping[str, Setup]
     player: Player
-    transcript: Transcript
+    on_event: Callable[[Event], None]
+    """Gets each event of the episode."""
     run: EpisodeRun | None = None
     outcome: EpisodeEnded | None = None
     handles: dict[int, Handle] = field(default_factory=dict)
@@ -102,8 +100,9 @@ class _World:
     """What ended the work beside the episode."""
     sent: int = 0
 
-    async def play(self) -> None:
-        assert self.run is not None
+    async def play(self, started: EpisodeStarted, setup: AgentSetup) -> EpisodeEnded:
+        """Plays the episode with an agent. Returns its outcome."""
+        self.run = EpisodeRun(self.send, started, now(), setup, {})
         try:
             await self.run.run()
         finally:
@@ -112,9 +111,12 @@ class _World:
             await asyncio.gather(*self.tasks, return_exceptions=True)
         if self.error is not None:
             raise self.error
+        assert self.outcome is not None
+        return self.outcome
 
     async def send(self, event: Event) -> Ref:
-        self.transcript.event(event)
+        """Takes an event that the episode writes."""
+        self.on_event(event)
         if isinstance(event, GenerationRequested):
             self._begin(self._generate(event))
         elif isinstance(event, ActionRequested):
@@ -130,7 +132,7 @@ class _World:
         if answer is None:
             self.run.cancel("no more answers were entered")
             return
-        self.transcript.event(answer)
+        self.on_event(answer)
         self.run.on_answer(answer)
 
     def _act(self, action: ActionRequested) -> None:
@@ -161,7 +163,7 @@ class _World:
 
     async def _observed(self, observation: ObservationRecorded) -> None:
         assert self.run is not None
-        self.transcript.event(observation)
+        self.on_event(observation)
         if observation.attempt in self.handles:
             self.handles[observation.attempt].on_recorded(observation)
         self.run.on_answer(observation)

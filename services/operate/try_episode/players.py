@@ -18,7 +18,7 @@ from headrace.services.inference.service import make_engines
 from headrace.services.inference.serving import ServedPolicy, Slots
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
-from headrace.services.operate.options import explain
+from headrace.services.operate.options import say
 
 Player = Callable[[GenerationRequested], Awaitable[GenerationCompleted | None]]
 """Answers a prompt. None means that it does not answer any more: the episode is cancelled."""
@@ -84,7 +84,7 @@ async def _dictated(
     served: dict[str, ServedPolicy],
     request: GenerationRequested,
     texts: Callable[[GenerationRequested], Awaitable[str | None]],
-    on_impossible: Callable[[str], None] = explain,
+    on_impossible: Callable[[str], None] = say,
 ) -> GenerationCompleted | None:
     """Answers with a text, as agents demonstrate, until one is possible."""
     while request.demonstration is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from headrace.services.operate.options import explain, json_option, print_json, state_option
+from headrace.services.operate.options import json_option, print_json, say, state_option
 
 _PORT = click.IntRange(1, 65_535)
 
@@ -37,7 +37,7 @@ def up(state: str, kafka_port: int | None, registry_port: int | None, as_json: b
     from headrace.infra import local
 
     stack = local.up(
-        Path(state), on_progress=explain, kafka_port=kafka_port, registry_port=registry_port
+        Path(state), on_progress=say, kafka_port=kafka_port, registry_port=registry_port
     )
     if as_json:
         print_json(
@@ -64,4 +64,4 @@ def down(state: str, wipe: bool) -> None:
     from headrace.infra import local
 
     stopped = local.down(Path(state), wipe=wipe)
-    explain("stopped" if stopped else f"no local stack was running in {state}")
+    say("stopped" if stopped else f"no local stack was running in {state}")

@@ -22,7 +22,7 @@ def refused(status: int, text: str, call: str) -> InfrastructureError:
         message = str(json.loads(text)["message"])
     except (json.JSONDecodeError, KeyError, TypeError):
         message = text
-    message = REDACTOR.text(f"{call}: {message.strip()}")[:1000]
+    message = REDACTOR.text(f"{call}: {message.strip()}", 1000)
     if "no space left on device" in message:
         return InfrastructureError("no_space", message)
     if status == 404:

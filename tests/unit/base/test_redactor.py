@@ -81,6 +81,13 @@ def test_what_other_texts_may_hold_is_not_replaced_and_the_longest_secret_wins()
     assert one.text("inner-12 outer-inner-12") == "[secret INNER] [secret OUTER]"
 
 
+def test_a_text_is_shortened_after_its_secrets_are_replaced() -> None:
+    known, secret = Redactor(), "0123456789-abcdef-42"
+    assert known.add("KEY", secret)
+    for characters in range(30):
+        assert known.text(f"key {secret}", characters) == "key [secret KEY]"[:characters]
+
+
 def test_a_name_can_break_no_json() -> None:
     one = Redactor()
     one.add('/a"b\\c\n', "canary-1234")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
+from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.connect import Connection
-from headrace.services.namespace.lookup import find_namespace
+from headrace.services.namespace.lookup import find_namespace, topics_of
+from headrace.services.namespace.run_life import REPLAY_OF, RunLife
 from tests.memory.memory_broker import MemoryBroker
 from tests.memory.memory_registry import MemoryRegistry
 
@@ -30,6 +35,36 @@ def test_references_may_lead_where_the_recipe_of_the_run_says() -> None:
         for name in ("n", None):
             topics, _ = await find_namespace(connection, name)
             assert (topics.namespace, topics.reads_from) == ("n", frozenset({"theirs"}))
+        await broker.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_command_without_a_name_means_a_run_and_not_its_replay() -> None:
+    async def main() -> None:
+        broker = MemoryBroker()
+        connection = Connection(broker, cast("Any", MemoryRegistry()), "test")
+        recipe = Recipe.model_validate(
+            {"name": "n", "policies": {"default": {"model": "tiny-llama"}}}
+        )
+
+        async def start(name: str, reason: str = "") -> None:
+            log = await connection.writing_log(topics_of(recipe, name))
+            await apply(log, recipe, reason)
+
+        async def found(*preferred: Callable[[RunLife], bool]) -> str:
+            topics, _ = await find_namespace(connection, None, *preferred)
+            return topics.namespace
+
+        with pytest.raises(UsageError, match="has no run"):
+            await found()
+        await start("n-replay", f"{REPLAY_OF}n")
+        assert await found() == "n-replay", "there is nothing else"
+        await start("n")
+        await start("n-replay-2", f"{REPLAY_OF}n")
+        assert await found() == "n"
+        assert await found(lambda life: life.ended is not None) == "n", "nothing has ended"
+        assert await found(lambda life: life.replay_of == "n") == "n-replay-2"
         await broker.close()
 
     asyncio.run(asyncio.wait_for(main(), 20))

@@ -17,6 +17,7 @@ from headrace.services.operate.evaluation import (
     Evaluations,
     clustered,
     pass_at_k,
+    student_t,
     wilson,
 )
 
@@ -84,6 +85,62 @@ def test_intervals_hold_what_they_should_19_times_of_20() -> None:
             held[name] += one.low <= 0.5 <= one.high
     assert held["clustered"] >= 0.91 * rounds
     assert held["wilson"] >= 0.95 * rounds  # of what varies less than a coin: never too narrow
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (7, 2.3646), (63, 1.9983)]
+)
+def test_the_quantile_of_student_is_that_of_tables(freedom: int, quantile: float) -> None:
+    assert student_t(freedom) == pytest.approx(quantile, rel=0.0013)
+
+
+def test_the_interval_of_few_items_holds_what_it_should_19_times_of_20() -> None:
+    """With the quantile of a normal distribution, 4 items hold the mean 86 times of 100."""
+    chance, rounds = Random(7), 4_000
+    held = 0
+    for _ in range(rounds):
+        one = clustered([chance.gauss(0.5, 0.1) for _ in range(4)])
+        held += one.low <= 0.5 <= one.high
+    assert 0.94 * rounds <= held <= 0.96 * rounds
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4).map(tuple), min_size=1, max_size=9)
+)
+def test_the_interval_of_rewards_between_0_and_1_stays_there(
+    items: list[tuple[float, ...]],
+) -> None:
+    evaluation = EvaluationResult(rewards={("s", str(n)): item for n, item in enumerate(items)})
+    one = evaluation.average
+    assert one is not None
+    assert 0 <= one.low <= one.value + 1e-9
+    assert one.value - 1e-9 <= one.high <= 1
+    assert one.low < one.high
+
+
+def test_rewards_beyond_1_have_an_interval_without_bounds() -> None:
+    evaluation = EvaluationResult(rewards={("s", "a"): (2.0,), ("s", "b"): (0.0,)})
+    one = evaluation.average
+    assert one is not None
+    assert (one.low, one.high) == pytest.approx((-11.706, 13.706), 1e-3)
+    equal = EvaluationResult(rewards={("s", "a"): (2.0,), ("s", "b"): (2.0,)})
+    assert str(equal.average) == "2.000 [2.000, 2.000]"
+
+
+def test_a_difference_of_shares_lies_between_minus_1_and_1() -> None:
+    ours = EvaluationResult(rewards={("s", "a"): (1.0,), ("s", "b"): (0.0,)})
+    theirs = EvaluationResult(rewards={("s", "a"): (0.0,), ("s", "b"): (0.0,)})
+    difference = ours.minus(theirs)
+    assert difference is not None
+    assert (difference.value, difference.low, difference.high) == (0.5, -1.0, 1.0)
+
+
+def test_a_policy_of_one_version_is_measured_even_if_no_sample_counts() -> None:
+    evaluations = Evaluations(fixed=["default"])
+    evaluations.on_task_ended(ended(None, None))
+    assert evaluations.of("default")[0].to_tree()["failed"] == 2
+    assert Evaluations(fixed=["default"]).of("default")[0].to_tree()["items"] == 0
+    assert evaluations.of("judge") == {}
 
 
 def test_an_evaluation_counts_what_says_something_of_the_policy() -> None:

@@ -40,7 +40,7 @@ def test_every_way_to_print_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({ATTACK: ATTACK})
     print_table((ATTACK,), [[ATTACK]])
     print_page(page)
-    PlainView(Status("run"), Console(file=(file := io.StringIO()), width=200)).note(ATTACK)
+    PlainView(Status("run"), Console(file=(file := io.StringIO()), width=200)).say(ATTACK)
     out, err = capsys.readouterr()
     for text in (out, err, file.getvalue()):
         assert "title" in text

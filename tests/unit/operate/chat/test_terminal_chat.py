@@ -6,16 +6,28 @@ import asyncio
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.errors import UsageError
+from headrace.schemas.events import PolicyPublished
+from headrace.schemas.recipe.policy import SamplingSettings
 from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.shards import write_shards
 from headrace.services.models.torch_models import DTYPES
-from headrace.services.models.weights import model_folder
-from headrace.services.operate.chat.terminal_chat import Chat, Printer, model_of_folder, talk
+from headrace.services.models.weights import model_folder, weights_digest
+from headrace.services.operate.chat.terminal_chat import (
+    Chat,
+    Printer,
+    model_of_folder,
+    model_of_version,
+    talk,
+)
+from headrace.services.operate.run_versions import RunVersion, description_of
 from headrace.trainer.model_loading import load_model, trained_weights
 
 TEMPLATE = (
@@ -37,8 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def chat_of(folder: Path, scratch: Path, max_tokens: int = 8) -> Chat:
-    return Chat(model_of_folder(folder, scratch), temperature=0, max_tokens=max_tokens)
+def chat_of(folder: Path, scratch: Path, max_tokens: int = 8, **sampling: Any) -> Chat:
+    settings = SamplingSettings(temperature=0, max_tokens=max_tokens, **sampling)
+    return Chat(replace(model_of_folder(folder, scratch), sampling=settings))
 
 
 def said(chat: Chat, *lines: str) -> tuple[list[str], list[str]]:
@@ -53,7 +66,35 @@ def test_a_model_without_a_template_completes_each_line(folder: Path, tmp_path: 
     answers = "".join(written).split("\n")[:-1]
     assert "".join(written[: len(written) // 2]) == "".join(written[len(written) // 2 :])
     assert answers
-    assert remarks == ["(stopped at --max-tokens)"] * 2
+    assert remarks == ["(an answer has at most 8 tokens: --max-tokens changes that)"]
+
+
+def test_a_chat_samples_as_the_recipe_says(folder: Path, tmp_path: Path) -> None:
+    for name in ("allowed", "stopped"):
+        (tmp_path / name).mkdir()
+    allowed = chat_of(folder, tmp_path / "allowed", max_tokens=5, allowed=("L", "R"))
+    written, _ = said(allowed, "abc")
+    answer = "".join(written).strip()
+    assert len(answer) == 5
+    assert set(answer) <= {"L", "R"}
+    sampling: dict[str, Any] = {"allowed": ("L", "R"), "stop": (answer[1],)}
+    written, _ = said(chat_of(folder, tmp_path / "stopped", max_tokens=5, **sampling), "abc")
+    assert "".join(written).strip() == answer[: answer.index(answer[1])]
+
+
+def test_a_version_brings_the_sampling_of_its_run(folder: Path, tmp_path: Path) -> None:
+    blobs = LocalBlobStore(tmp_path / "blobs")
+    one = Path(model_of_folder(folder, tmp_path).weights.path).read_bytes()
+    published = PolicyPublished(
+        policy="p", version=3, status="trained", digest=weights_digest(one),
+        full=blobs.put(one), full_version=3, base="tiny-llama",
+    )  # fmt: skip
+    sampling = SamplingSettings(temperature=0, max_tokens=4, allowed=("L", "R"))
+    version = RunVersion("ns", published, description_of("tiny-llama"), {}, sampling)
+    (tmp_path / "scratch").mkdir()
+    written, _ = said(Chat(model_of_version(version, blobs, tmp_path / "scratch")), "abc")
+    assert len("".join(written).strip()) == 4
+    assert set("".join(written)) <= {"L", "R", "\n"}
 
 
 def test_a_model_with_a_template_remembers_the_chat_until_its_context_is_full(
@@ -93,7 +134,7 @@ def test_ctrl_c_ends_an_answer_and_the_chat_goes_on(folder: Path, tmp_path: Path
         with pytest.raises(asyncio.CancelledError):
             await answer
         assert 0 < len(chat._context) < 500
-        chat._max_tokens = 3
+        chat.sampling = chat.sampling.model_copy(update={"max_tokens": 3})
         assert await chat.answer("abc", written.append) == "length"
         await chat.close()
 

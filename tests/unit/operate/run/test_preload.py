@@ -13,14 +13,15 @@ import psutil
 import pytest
 
 from headrace.services.base.files import last_lines
-from headrace.services.operate.run.processes import (
+from headrace.services.operate.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
     STARTS,
     ForkedProcess,
     Preloader,
+    headrace_command,
 )
-from headrace.services.operate.run.supervisor import ChildSpec, Supervisor, headrace_command
+from headrace.services.operate.run.supervisor import ChildSpec, Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are not forked here")
 

@@ -39,7 +39,7 @@ def test_a_sparkline_rises_with_its_values() -> None:
 def test_the_plain_view_is_lines_without_control_characters() -> None:
     status, out = Status("r"), io.StringIO()
     view = make_view(status, Console(file=out))
-    view.note("starting [kafka]")
+    view.say("starting [kafka]")
     status.phase, status.progress, status.began = "running", Progress(RECIPE), status.began - 10
     view.refresh()
     view.refresh()

@@ -61,9 +61,11 @@ def test_a_failing_environment_is_shown_with_its_attempts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     own = ("--set", f"environments.default.use={PARTS}:NoneFromStep", "--set")
-    shown = tried(capsys, "quickstart", *own, "environments.default.options={}", "--by", "random")
+    options = ("environments.default.options={}", "--by", "random")
+    shown = tried(capsys, "quickstart", *own, *options, code=1)
     assert "-- failed: environment: no_observation\n   step returned None" in shown
     assert "the episode ended: failed, no reward, attempts 3" in shown
+    assert "error: the episode ended as 'failed'; its last lines say why" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Starts child processes of `run`: forked from a preloader, or each one directly.
+"""Starts child processes of commands: forked from a preloader, or each one directly.
 
-A service's process spends seconds on imports. A preloader (`preload.py`) has imported what the
+A service's process spends seconds on imports. A preloader (`run/preload.py`) has imported what the
 recipe's services need and forks each process from itself, so that the first processes share the
 imports and a restarted one skips them. The preloader holds no state. If there is none, because this
 is not Linux or because the next one is still importing, a process is started directly and imports
@@ -34,6 +34,11 @@ MESSAGE_LIMIT = 65_536
 """Bytes of the longest message between `run` and its preloader."""
 PRELOADER = "preloader"
 """The name of its log and its task."""
+
+
+def headrace_command(*arguments: str) -> tuple[str, ...]:
+    """Returns the command line of a `headrace` command in this interpreter."""
+    return (sys.executable, "-m", "headrace", *arguments)
 
 
 async def spawn(command: Sequence[str], parent: int, log: int) -> asyncio.subprocess.Process:
