@@ -295,6 +295,9 @@ class GenerationRequested(CallEvent):
     policy: str
     pinned: I64 | None = None
     """The version that must answer. Null asks the newest version."""
+    minimum: Version = 0
+    """The oldest version that shall answer, if `pinned` is null. A worker that is still loading it
+    waits for it, but not for long: then an older version answers."""
     kind: Literal["generate", "score"] = "generate"
     """Reserved: `score` will ask only for the logprobs of `tokens`. Nothing writes `score` yet, and
     Headrace's inference workers refuse it."""
@@ -443,7 +446,14 @@ class Turn(Part):
 
 
 Ending = Literal[
-    "finished", "turn_limit", "token_limit", "deadline", "overflow", "cancelled", "failed"
+    "finished",
+    "turn_limit",
+    "token_limit",
+    "deadline",
+    "overflow",
+    "cancelled",
+    "failed",
+    "step_timeout",
 ]
 
 
@@ -498,8 +508,8 @@ class PolicyUse(Part):
     oldest_version: I64
     """Oldest version among its sampled tokens. -1 if it sampled none."""
     turn_rewards: bytes = b""
-    """f32[]: one reward for each turn of this policy, NaN if the turn has none. It is written and
-    shown, but no advantage estimator reads it yet."""
+    """f32[]: one reward for each turn of this policy, NaN if the turn has none. Estimators of
+    advantages of turns read it."""
 
 
 class EpisodeEnded(TaskEvent):
@@ -528,6 +538,9 @@ class EpisodeEnded(TaskEvent):
     """Number of attempts that were made."""
     seconds: float = 0.0
     """Seconds from the episode's start in the log to its end."""
+    masked: bool = False
+    """A limit cut the episode, and its agent has `overlong = "mask"`: its reward counts in its
+    group, but no policy learns from what it sampled."""
 
 
 class TaskEnded(TaskEvent):
@@ -602,6 +615,8 @@ class GroupClosed(TaskEvent):
     """The samples that may be trained on. Empty if the group was dropped."""
     ended: Millis = 0
     """When the task's TaskEnded was recorded, by the broker's clock. `batch_wait` starts then."""
+    seconds: float = 0.0
+    """Seconds that the longest episode of the task took. 0 if no episode was played."""
 
 
 class BatchSample(Part):
@@ -662,7 +677,7 @@ class BatchAssembled(Event):
     dropped: tuple[Dropped, ...] = ()
     """The samples and groups that this batch decides without training on them."""
     sampled_tokens: N63
-    """Sum of the samples' trainable tokens: the denominator of the loss."""
+    """Sum of the samples' trainable tokens."""
     reward_mean: float | None = None
     """Mean reward of all tasks that this batch decides. Filtered tasks are included;
     infrastructure failures are not. Null if there is no reward."""

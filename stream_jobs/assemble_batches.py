@@ -1,9 +1,10 @@
 """Turns the groups of one policy into the batches that its trainer trains on.
 
 This job is the sole writer of `batches.<policy>`. At its start it fences its predecessor. Only then
-does it read the last batch, which holds the frontier, and follow `groups.<policy>`, from the offset
-in that batch, `policies`, and `episodes`, from where the scheduler's commit says that open tasks
-begin. It decides nothing before it has caught up with all of them.
+does it read the last batch, which holds the frontier, and follow three topics: `groups.<policy>`,
+from a little before the offset in that batch, `policies`, and `episodes`, from where the
+scheduler's commit says that open tasks begin. It decides nothing before it has caught up with all
+of them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from headrace.services.log.trace import enter_trace
 from headrace.services.worker.open_episodes import SCHEDULER, open_episodes
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.batches import BatchAssembler
+from headrace.stream_jobs.live_groups import REMEMBERED
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,8 @@ async def _follow(
     groups = log.topics.partition(GROUPS, policy)
     # From the first record, because the last ones may all be of other policies.
     policies = log.topics.partition(POLICIES)
-    reader = follow_events(log, {groups: assembler.groups_read, policies: "first", **starts})
+    first = await _first_group(log, groups, assembler.groups_read)
+    reader = follow_events(log, {groups: first, policies: "first", **starts})
     stopped = asyncio.ensure_future(stopping.wait())
     upcoming = asyncio.ensure_future(anext(reader))
     caught_up = False
@@ -130,6 +133,15 @@ async def _follow(
             task.cancel()
         await asyncio.gather(stopped, upcoming, return_exceptions=True)
         await reader.aclose()
+
+
+async def _first_group(log: EventLog, groups: Partition, read: int) -> int:
+    """Returns the offset to read groups from.
+
+    Groups before `read` are decided, but their lengths say when a live group is late.
+    """
+    ((kept, _),) = (await log.broker.ends([groups])).values()
+    return min(read, max(kept, read - REMEMBERED))
 
 
 def _add(assembler: BatchAssembler, item: Delivery[Event] | CaughtUp) -> None:

@@ -6,10 +6,11 @@ because its advantages belong together. Demonstrated samples are never stale.
 
 Batch n may be assembled when n - 1 is at most `prefetch` ahead of the newest published version. It
 takes the groups that go stale first, and it is due when it is full. It waits, however, for a live
-group (started, not closed) that could not be trained any more afterwards, for at most
-`straggler_wait_s`. Otherwise long episodes would be trained on less often than short ones. A batch
-is short only if nothing more can come: no group is live, and none was started or closed for
-`batch_wait_s`. An evaluation task is decided by the next batch, but makes no batch due.
+group (started, not closed) that could not be trained any more afterwards: until that group is late
+(`live_groups.py`), or for at most `straggler_wait_s` if that is set. Otherwise long episodes would
+be trained on less often than short ones. A batch is short only if nothing more can come: no group
+is live, and none was started or closed for `batch_wait_s`. An evaluation task is decided by the
+next batch, but makes no batch due.
 docs/algorithms.md has the reasons and the simulation.
 
 Every batch states which tasks it and all batches before it decided. So it is result and checkpoint
@@ -41,6 +42,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.staleness import Staleness
 from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.stream_jobs.groups import EVALUATE
+from headrace.stream_jobs.live_groups import LiveGroup, LiveGroups
 
 BATCH_BYTES = MAX_RECORD_BYTES // 2
 """Limit for one batch's content. The other half is for the runs decided above the low mark."""
@@ -48,8 +50,6 @@ _SAMPLE_BYTES = 96
 """Upper bound of a sample's Avro encoding in bytes, without topic name and advantages."""
 _DROPPED_BYTES = 20
 """Upper bound of a Dropped's Avro encoding in bytes, without its reason."""
-OVERDUE_S = 60.0
-"""Seconds after a group's deadline when nothing waits for it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +66,6 @@ class _WaitingGroup:
     """In how many batches after the next one it can still be trained."""
     size: int
     """The most bytes that the group takes in a batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class _LiveGroup:
-    """A group that was started and is not closed."""
-
-    version: int
-    """The newest version when it was started."""
-    overdue_s: float
-    """When its episodes should have ended, in epoch seconds: nothing waits for it after that."""
 
 
 class BatchAssembler:
@@ -100,7 +90,7 @@ class BatchAssembler:
         self._frontier = Frontier()
         self._staleness = Staleness(self._settings.prefetch, skipped)
         self._waiting: dict[int, _WaitingGroup] = {}
-        self._live: dict[int, _LiveGroup] = {}
+        self._live = LiveGroups()
         self._changed_s = 0.0
         """When a group was started or closed last, or this job caught up, in epoch seconds."""
         self._next_offset = 0
@@ -124,7 +114,7 @@ class BatchAssembler:
         if not self._trainable() or not self._may_assemble():
             return None
         moments = [self._changed_s + self._settings.batch_wait_s, self._patient_until()]
-        moments += [group.overdue_s for group in self._live.values()]
+        moments += self._live.moments()
         return min((moment for moment in moments if moment > now_s), default=None)
 
     def on_caught_up(self, now_s: float) -> None:
@@ -145,13 +135,13 @@ class BatchAssembler:
         if not trains or task in self._live or task in self._waiting or task in self._frontier:
             return
         version = started.versions.get(self._policy, self._published or 0)
-        self._live[task] = _LiveGroup(version, started.deadline / 1000 + OVERDUE_S)
+        self._live.start(task, version, started_s, started.deadline / 1000)
         self._changed_s = max(self._changed_s, started_s)
 
     def on_group(self, group: GroupClosed, offset: int) -> None:
         """Adds a group, unless its task is decided or has a waiting group already."""
         self._next_offset = max(self._next_offset, offset + 1)
-        self._live.pop(group.task, None)
+        self._live.close(group.task, group.seconds if group.mean is not None else 0.0)
         if group.reason != EVALUATE:
             self._changed_s = max(self._changed_s, group.ended / 1000)
         if group.task not in self._frontier and group.task not in self._waiting:
@@ -175,7 +165,7 @@ class BatchAssembler:
         self._version = batch.version
         self._frontier = batch.frontier()
         self._next_offset = max(self._next_offset, batch.groups_read)
-        self._live = {task: one for task, one in self._live.items() if task not in self._frontier}
+        self._live.forget(self._frontier)
         self._judge_again()
 
     def next_batch(self, now_s: float) -> BatchAssembled | None:
@@ -187,11 +177,11 @@ class BatchAssembler:
             return None
         fresh = sorted((one for one in self._waiting.values() if one.fresh), key=self._order)
         chosen = fresh[: self._settings.groups]
-        live = [one for one in self._live.values() if now_s < one.overdue_s]
+        live = self._live.running(now_s)
         if len(chosen) < self._settings.groups:
             if live or now_s < self._changed_s + self._settings.batch_wait_s:
                 return None
-        elif now_s < self._patient_until() and self._strands(live, chosen):
+        elif now_s < self._patient_until() and self._strands(self._awaited(now_s), chosen):
             return None
         unfit = [waiting for waiting in self._waiting.values() if not waiting.fresh]
         unfit.sort(key=lambda waiting: waiting.offset)
@@ -211,7 +201,12 @@ class BatchAssembler:
         longest_s = self._settings.straggler_wait_s
         return math.inf if longest_s is None else ends[self._settings.groups - 1] / 1000 + longest_s
 
-    def _strands(self, live: Iterable[_LiveGroup], chosen: Iterable[_WaitingGroup]) -> bool:
+    def _awaited(self, now_s: float) -> list[LiveGroup]:
+        """The live groups that a full batch may wait for."""
+        bounded = self._settings.straggler_wait_s is not None
+        return self._live.running(now_s) if bounded else self._live.punctual(now_s)
+
+    def _strands(self, live: Iterable[LiveGroup], chosen: Iterable[_WaitingGroup]) -> bool:
         """Whether a live group goes stale because the next batch does not wait for it.
 
         Of the live groups, those that can be trained in at most k batches after the next one have

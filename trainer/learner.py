@@ -21,7 +21,6 @@ from torch import Tensor
 
 from headrace.errors import BlobError, HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Policy
-from headrace.services.base.plugins import load
 from headrace.services.models.torch_models import (
     DTYPES,
     ChosenLogits,
@@ -38,10 +37,13 @@ from headrace.trainer.collate import (
     processed_distribution,
     target_logprobs,
 )
-from headrace.trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
+from headrace.trainer.learning_rate import learning_rate_at
+from headrace.trainer.losses.load_loss import load_loss
+from headrace.trainer.losses.objective import cross_entropy, objective
 from headrace.trainer.model_loading import load_policy, trained_weights
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 from headrace.trainer.training_metrics import Totals
+from headrace.trainer.update_plan import UpdatePlan
 
 
 class Learner:
@@ -71,8 +73,10 @@ class Learner:
         self._logits_at = ChosenLogits(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
         self._schemas = SchemaMasks(folder, self.vocabulary)
-        self._loss: Loss = load("loss", self._settings.loss, LOSSES)
+        self._loss = load_loss(self._settings.loss)
         self._parameters = [one for one in self._model.parameters() if one.requires_grad]
+        divergence = self._settings.kl_coefficient > 0
+        self._version_0 = [one.detach().clone() for one in self._parameters] if divergence else []
         self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=self._settings.learning_rate,
@@ -90,22 +94,31 @@ class Learner:
     def train(
         self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None
     ) -> dict[str, float]:
-        """Makes one optimizer update after the other, and returns the metrics of `Totals.metrics`.
+        """Trains on each minibatch in each epoch, and returns the metrics of `Totals.metrics`.
 
         Makes all updates or none. Raises UnusableBatch if a loss or gradient is not finite or the
         device is out of memory, and Stopped if `stop` was set. Weights and optimizer are then as
         they were before. Raises HeadraceError if the optimizer failed while it changed the weights
         and no copy of them is left: then this learner must not be used any more.
         """
-        totals = Totals()
-        with self._rollback(needed=len(updates) > 1):
-            by_update = [self._proximal(update, stop) for update in updates]
-            for update, by_micro_batch in zip(updates, by_update, strict=True):
+        totals = Totals(self._loss)
+        count = len(updates) * self._settings.epochs
+        with self._rollback(needed=count > 1):
+            plans = [self._plan(update) for update in updates]
+            for plan in plans:
+                if count > 1:
+                    plan.proximal = self._all_logprobs(plan, stop)
+                if self._version_0:
+                    with self._as_version_0():
+                        plan.reference = self._all_logprobs(plan, stop)
+            for number in range(count):
+                plan = plans[number % len(plans)]
+                state = self._prepared(plan, stop, first=number == 0)
                 self._optimizer.zero_grad(set_to_none=True)
-                for sequences, proximal in zip(self._pack(update), by_micro_batch, strict=True):
+                for sequences, tokens in plan.micro_batches:
                     _check(stop)
-                    self._backward(sequences, proximal, update, totals)
-                self._step(self._learning_rate(update), totals)
+                    self._backward(plan, sequences, tokens, state, totals)
+                self._step(self._highest_rate(plan), totals)
         return totals.metrics()
 
     def save(self, path: Path) -> None:
@@ -181,27 +194,43 @@ class Learner:
                 state.setdefault(int(index), {})[field] = tensor.clone()
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
-    def _pack(self, update: UpdateBatch) -> list[list[TokenSequence]]:
+    def _plan(self, update: UpdateBatch) -> UpdatePlan:
         lengths = [len(one.tokens) for one in update.sequences]
         packed = pack(lengths, self._settings.max_tokens)
-        return [[update.sequences[index] for index in chosen] for chosen in packed]
+        return UpdatePlan(update, packed, self._loss, self.device)
 
-    def _proximal(
-        self, update: UpdateBatch, stop: threading.Event | None
-    ) -> Sequence[Tensor | None]:
-        """Returns the logprobs [N] at the batch's start, for each micro-batch.
-
-        None if a batch has one update: its new logprobs are those of the start.
-        """
-        packed = self._pack(update)
-        if self._settings.updates == 1:
-            return [None] * len(packed)
-        proximal: list[Tensor] = []
+    def _all_logprobs(self, plan: UpdatePlan, stop: threading.Event | None) -> Tensor:
+        """Returns the logprobs [T] of an update's trained tokens, without gradient."""
+        found = torch.empty_like(plan.weights)
         with torch.no_grad():
-            for sequences in packed:
+            for sequences, tokens in plan.micro_batches:
                 _check(stop)
-                proximal.append(self._logprobs(self._collate(sequences))[0])
-        return proximal
+                found[tokens] = self._logprobs(self._collate(sequences))[0]
+        return found
+
+    @contextmanager
+    def _as_version_0(self) -> Iterator[None]:
+        """Exchanges the weights that learn for those of version 0. Nothing is copied."""
+        own = [one.data for one in self._parameters]
+        try:
+            for parameter, first in zip(self._parameters, self._version_0, strict=True):
+                parameter.data = first
+            yield
+        finally:
+            for parameter, data in zip(self._parameters, own, strict=True):
+                parameter.data = data
+
+    def _prepared(self, plan: UpdatePlan, stop: threading.Event | None, *, first: bool) -> object:
+        """Returns what the loss wants to know of an update before its first micro-batch.
+
+        In the batch's first update, the logprobs of the batch's start are the current ones.
+        """
+        chosen = (~plan.demonstrated).nonzero().squeeze(1)
+        if not self._loss.prepares or not len(chosen):
+            return None
+        known = plan.proximal if first else None
+        logprobs = (self._all_logprobs(plan, stop) if known is None else known)[chosen]
+        return self._loss.prepare(plan.tokens(chosen, logprobs), logprobs)
 
     def _collate(self, sequences: Sequence[TokenSequence]) -> Inputs:
         return collate(sequences, self.vocabulary, self.device, self._schemas)
@@ -220,40 +249,37 @@ class Learner:
 
     def _backward(
         self,
+        plan: UpdatePlan,
         sequences: Sequence[TokenSequence],
-        proximal: Tensor | None,
-        update: UpdateBatch,
+        tokens: Tensor,
+        state: object,
         totals: Totals,
     ) -> None:
+        """Adds a micro-batch's gradient. `tokens` are its trained tokens' indices in the update."""
         inputs = self._collate(sequences)
         logprobs, entropies = self._logprobs(inputs)
-        proximal = logprobs.detach() if proximal is None else proximal
-        loss = logprobs.new_zeros(())
+        total = logprobs.new_zeros(())
         if len(shown := inputs.demonstrated):
-            loss = cross_entropy(logprobs[shown], inputs.advantages[shown], update.tokens)
-            totals.add_demonstrated(loss.detach(), logprobs[shown].detach())
+            terms = cross_entropy(logprobs[shown], inputs.advantages[shown])
+            total = (plan.weights[tokens[shown]] * terms).sum()
+            totals.add_demonstrated(total.detach(), logprobs[shown].detach())
         if len(sampled := inputs.sampled):
-            micro_batch = MicroBatch(
-                inputs.behaviour[sampled],
-                proximal[sampled],
-                inputs.advantages[sampled],
-                update.tokens,
-                self._settings,
+            new, spread = logprobs[sampled], entropies[sampled]
+            batch = plan.tokens(tokens[sampled], new.detach(), state)
+            part = objective(
+                self._loss, self._settings, batch, new, spread, plan.weights[tokens[sampled]]
             )
-            part = self._loss(micro_batch, logprobs[sampled])
-            part = part - entropy_bonus(micro_batch, entropies[sampled])
-            totals.add(
-                micro_batch, part.detach(), logprobs[sampled].detach(), entropies[sampled].detach()
-            )
-            loss = loss + part
-        loss.backward()  # type: ignore[no-untyped-call]
+            totals.add(batch, part, new.detach(), spread.detach())
+            total = total + part.differentiable
+        total.backward()  # type: ignore[no-untyped-call]
 
-    def _learning_rate(self, update: UpdateBatch) -> float:
+    def _highest_rate(self, plan: UpdatePlan) -> float:
+        """Returns the learning rate of an update before warmup and schedule."""
         settings = self._settings
-        shown = all(one.demonstrated.all() for one in update.sequences)
+        shown = bool(plan.demonstrated.all())
         return (settings.demonstration_learning_rate if shown else None) or settings.learning_rate
 
-    def _step(self, learning_rate: float, totals: Totals) -> None:
+    def _step(self, highest_rate: float, totals: Totals) -> None:
         """Makes one optimizer update. Raises UnusableBatch if loss or gradient is not finite.
 
         Makes no update if the gradient is 0, for example because all rewards are equal. Momentum
@@ -265,11 +291,10 @@ class Learner:
             raise UnusableBatch("the loss or its gradient is not finite")
         if not norm:
             return
-        warmup = self._settings.warmup_updates
         self.updates_done += 1
-        share = min(1.0, self.updates_done / warmup) if warmup else 1.0
+        rate = learning_rate_at(self._settings, self.updates_done, highest_rate)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate * share
+            group["lr"] = rate
         self._optimizer.step()
 
     @contextmanager

@@ -1,17 +1,23 @@
-"""Loads the trajectories of a batch and divides them into optimizer updates."""
+"""Loads the trajectories of a batch and divides them into minibatches."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from headrace.schemas.events import BatchAssembled, BatchSample, Event, TrajectoryRecorded
 from headrace.schemas.packed import unpack_f32
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.trainer.sequences import TokenSequence, UnusableBatch, UpdateBatch, token_sequences
+from headrace.trainer.sequences import (
+    Ints,
+    TokenSequence,
+    UnusableBatch,
+    UpdateBatch,
+    token_sequences,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,7 @@ class PreparedBatch:
 
     delivery: Delivery[BatchAssembled]
     updates: Sequence[UpdateBatch] = ()
+    """One for each minibatch."""
     unusable: str = ""
     """Why the batch can't be trained on; empty if it can."""
 
@@ -31,9 +38,9 @@ class PreparedBatch:
 
 
 async def load_batch(
-    log: EventLog, delivery: Delivery[BatchAssembled], vocabulary: int, updates: int
+    log: EventLog, delivery: Delivery[BatchAssembled], vocabulary: int, minibatches: int
 ) -> PreparedBatch:
-    """Fetches and checks a batch's trajectories, and divides them into at most `updates` updates.
+    """Fetches and checks a batch's trajectories, and divides them into at most so many minibatches.
 
     A batch that contradicts itself comes back as `unusable`. Raises what `EventLog.fetch` raises.
     """
@@ -44,20 +51,21 @@ async def load_batch(
     fetched = await log.fetch([refs[index] for index in order])
     events = [event for _, event in sorted(zip(order, fetched, strict=True), key=lambda o: o[0])]
     try:
-        prepared = await asyncio.to_thread(build_updates, batch, events, vocabulary, updates)
+        prepared = await asyncio.to_thread(build_updates, batch, events, vocabulary, minibatches)
     except UnusableBatch as error:
         return PreparedBatch(delivery, unusable=str(error))
     return PreparedBatch(delivery, prepared)
 
 
 def build_updates(
-    batch: BatchAssembled, events: Sequence[Event], vocabulary: int, updates: int
+    batch: BatchAssembled, events: Sequence[Event], vocabulary: int, minibatches: int
 ) -> list[UpdateBatch]:
-    """Divides a batch into optimizer updates. `events` are its trajectories, one for each sample.
+    """Divides a batch into minibatches, each of which makes an optimizer update in each epoch.
 
-    Sample i belongs to update i modulo `updates`. The samples of a group are neighbours, so they
-    are spread evenly. An update without trained tokens is left out. Raises UnusableBatch if the
-    batch and its trajectories contradict each other.
+    `events` are its trajectories, one for each sample. Sample i belongs to minibatch i modulo
+    `minibatches`. The samples of a group are neighbours, so they are spread evenly. A minibatch
+    without trained tokens is left out. Raises UnusableBatch if the batch and its trajectories
+    contradict each other.
     """
     counted = sum(sample.tokens for sample in batch.samples)
     if batch.sampled_tokens != counted:
@@ -66,16 +74,20 @@ def build_updates(
             f"samples have {counted}"
         )
     by_sample = []
-    for sample, event in zip(batch.samples, events, strict=False):
+    groups: dict[int, int] = {}
+    """The index of each group, by its task."""
+    for index, (sample, event) in enumerate(zip(batch.samples, events, strict=False)):
+        group = groups.setdefault(sample.task, len(groups))
         try:
-            by_sample.append(_sequences(batch.policy, sample, event, vocabulary))
+            found = _sequences(batch.policy, sample, event, vocabulary)
+            by_sample.append([replace(one, sample=index, group=group) for one in found])
         except ValueError as error:
             raise UnusableBatch(
                 f"batch {batch.version}, task {sample.task} sample {sample.sample}: {error}"
             ) from error
-    parts = (by_sample[number::updates] for number in range(updates))
+    parts = (by_sample[number::minibatches] for number in range(minibatches))
     divided = ([one for sequences in part for one in sequences] for part in parts)
-    return [UpdateBatch(sequences) for sequences in divided if sequences]
+    return [UpdateBatch(sequences, batch.version - 1) for sequences in divided if sequences]
 
 
 def _sequences(
@@ -99,14 +111,21 @@ def _sequences(
 def staleness(batch: BatchAssembled, updates: Sequence[UpdateBatch]) -> dict[str, float]:
     """Returns how many versions the sampled tokens are behind version n - 1.
 
-    n is the version that the batch trains. The metrics are `staleness_mean` and `staleness_max`, or
-    nothing if the batch has no sampled tokens.
+    n is the version that the batch trains. `staleness_mean` and `staleness_max` are over tokens,
+    and `staleness_oldest` is the mean over samples of their oldest token. Nothing is returned if
+    the batch has no sampled tokens.
     """
-    versions = [one.versions for update in updates for one in update.sequences]
-    if not versions:
+    behind: dict[int, list[Ints]] = {}
+    for one in (one for update in updates for one in update.sequences):
+        versions = one.versions[one.versions >= 0]
+        if len(versions):
+            behind.setdefault(one.sample, []).append(batch.version - 1 - versions)
+    if not behind:
         return {}
-    sampled_by = np.concatenate(versions)
-    behind = batch.version - 1 - sampled_by[sampled_by >= 0]
-    if not len(behind):
-        return {}
-    return {"staleness_mean": float(behind.mean()), "staleness_max": float(behind.max())}
+    by_sample = [np.concatenate(parts) for parts in behind.values()]
+    tokens = np.concatenate(by_sample)
+    return {
+        "staleness_mean": float(tokens.mean()),
+        "staleness_max": float(tokens.max()),
+        "staleness_oldest": float(np.mean([one.max() for one in by_sample])),
+    }

@@ -173,7 +173,7 @@ class Trainer:
             return PreparedBatch(delivery, unusable="it was skipped when it was first published")
         try:
             return await load_batch(
-                self._context.log, delivery, self._learner.vocabulary, self._settings.updates
+                self._context.log, delivery, self._learner.vocabulary, self._settings.minibatches
             )
         except UnknownSchema as error:
             raise DependencyError(

@@ -23,6 +23,8 @@ from headrace.schemas.recipe.tables import (
 )
 from headrace.schemas.topics import NAME
 
+LIVE_UNTRAINED = 128
+"""Groups that run at the same time in a run that trains nothing, if its recipe sets no limit."""
 EXTERNAL = "external"
 """`use` of an environment that another team's worker serves, through the topics alone."""
 
@@ -134,7 +136,26 @@ class Agent(PlugIn):
     """A built-in (`single_turn`, `multi_turn`, `chat`, `command`, `client`), or an import path."""
     unfinished_reward: float | None = None
     """Reward of an episode that ends at a limit of turns, tokens or context. Absent: the reward
-    that it has by then."""
+    that it has by then. If it has none, it is not trained on. So set this key if the environment
+    gives its reward only at the end."""
+    overlong: Literal["penalise", "mask"] = "penalise"
+    """How an episode counts that a limit of turns, tokens or context cut.
+
+    `penalise`: it is trained on with its reward. `mask`: its reward counts in its group, but
+    nothing is learned from its tokens. `mask` also holds for an episode whose last answer reached
+    a limit of tokens."""
+    overlong_buffer: NotNegative = 0
+    """Number of tokens, below the task's `max_tokens`, in which a penalty for length rises from 0
+    to `overlong_penalty`. 0: length itself is not penalised."""
+    overlong_penalty: float = Field(default=1.0, ge=0)
+    """The largest penalty of `overlong_buffer`. It is subtracted from the reward of a training
+    episode. An episode that no longer fits into the model's context has the whole penalty."""
+    timeouts: Literal["exclude", "unfinished"] = "exclude"
+    """How an episode counts that its deadline ends, or whose last attempt ends because a reset or
+    a step exceeded `environments.NAME.step_s`.
+
+    `exclude`: it has no reward and is not trained on. `unfinished`: it has `unfinished_reward`, or
+    without that the reward that it has by then."""
 
 
 class EnvironmentSettings(PlugIn):
@@ -146,6 +167,18 @@ class EnvironmentSettings(PlugIn):
     """Maximum number of episodes that one worker serves at the same time."""
     score_s: PositiveSeconds | None = None
     """Maximum seconds for an answer to `score`. Absent: until the episode's deadline."""
+    step_s: PositiveSeconds | None = None
+    """Maximum seconds for a `reset` or a `step`. If one takes longer, the worker cancels it, and
+    the episode gets a new attempt, up to `tasks.attempts`. Absent: until the episode's deadline."""
+
+    @model_validator(mode="after")
+    def _step_s_is_kept(self) -> EnvironmentSettings:
+        if self.external and self.step_s is not None:
+            raise ValueError(
+                "step_s: the workers of an external environment are not ours, so they can't be "
+                "told. Remove it, and let them bound their own steps"
+            )
+        return self
 
     @property
     def external(self) -> bool:
@@ -156,8 +189,9 @@ class EnvironmentSettings(PlugIn):
 class Scheduler(Settings):
     """Limits of what runs at the same time."""
 
-    live_episodes: Positive = 1024
-    """Maximum number of training episodes that run at the same time."""
+    live_episodes: Positive | None = None
+    """Maximum number of training episodes that run at the same time. Absent: as many as a batch
+    has, `batches.groups` times `tasks.samples`; of several policies, the largest batch counts."""
     evaluation_episodes: Positive = 128
     """Maximum number of evaluation episodes that run at the same time, in addition to those."""
     starts_per_s: float | None = Field(default=None, gt=0)
@@ -244,6 +278,13 @@ class Recipe(Settings):
                 f"tasks.minimum: {tasks.minimum} is more than tasks.samples, {tasks.samples}"
             )
         return self
+
+    @property
+    def live_episodes(self) -> int:
+        """Maximum number of training episodes that run at the same time."""
+        trained = [one.batches.groups for one in self.policies.values() if one.training is not None]
+        batch = max(trained, default=LIVE_UNTRAINED) * self.tasks.samples
+        return self.scheduler.live_episodes or batch
 
     def canonical(self) -> str:
         """Returns the recipe as canonical JSON: equal recipes have equal texts."""

@@ -85,7 +85,7 @@ def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
         options = reveal(settings.options, f"agents.{key}.options")
         if isinstance(agent, type):
             agent, options = _make(key, agent, options), {}
-        setups[key] = AgentSetup(agent, options, settings.unfinished_reward, tokenizers, score_s)
+        setups[key] = AgentSetup(agent, options, settings, tokenizers, score_s)
     return setups
 
 

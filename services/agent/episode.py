@@ -130,6 +130,11 @@ class Episode:
         return self._started.submitted.max_tokens - self._token_count
 
     @property
+    def tokens_sampled(self) -> int:
+        """How many tokens policies have sampled in this episode."""
+        return self._token_count
+
+    @property
     def seconds_left(self) -> float:
         """Seconds until the episode's deadline.
 
@@ -310,8 +315,8 @@ class Episode:
         )
         self._turn_count += 1
         answer = await self._runtime.ask_policy(request)
-        if answer.finish == "overflow":
-            raise EpisodeStopped("overflow")
+        if answer.finish == "overflow" and not answer.tokens:
+            raise EpisodeStopped("overflow")  # The prompt itself is too long.
         if prompt.demonstration is not None and answer.logprobs:
             raise RuntimeError(
                 f"the inference worker {answer.worker} ignores demonstrations: it is too old. "
@@ -324,9 +329,13 @@ class Episode:
                 f"{before!r}: the worker is too old to force tool calls. Update it"
             )
         sampled = packed.unpack_i32(answer.tokens)
-        self.turns[request.call] = conversation.append(request, answer, sampled)
+        turn = self.turns[request.call] = conversation.append(request, answer, sampled)
+        most = min(left, self.sampling(conversation.role).max_tokens)
+        turn.cut = answer.finish == "length" and request.sampling.max_tokens == most
         self._token_count += len(sampled)
         here.last_turn = request.call
+        if answer.finish == "overflow":
+            raise EpisodeStopped("overflow")
         finish: Literal["stop", "length"] = "length" if answer.finish == "length" else "stop"
         return Generation(answer.text, tuple(sampled), finish)
 

@@ -18,8 +18,9 @@ from headrace.services.agent.awaiting import check_awaited
 from headrace.services.agent.episode import Agent, Episode, NoScore
 from headrace.services.agent.records import (
     AgentSetup,
+    EarnedReward,
+    earned_reward,
     outcome_of,
-    reward_of,
     trajectory_of,
     without_details,
 )
@@ -34,7 +35,7 @@ from headrace.services.agent.stops import (
 )
 from headrace.services.base.clock import now
 from headrace.services.base.redactor import REDACTOR
-from headrace.services.base.types import check_names
+from headrace.services.base.types import STEP_TIMEOUT, check_names
 from headrace.services.tasks.admission import refused
 from headrace.services.worker.shard import ShardClosed
 
@@ -91,11 +92,13 @@ class EpisodeRun:
     async def run(self) -> None:
         """Runs the episode until its outcome is delivered."""
         ending, failure = await self._run_attempts()
+        earned = earned_reward(self.started, self.setup, self._episode, ending, failure)
         ref = None
         try:
-            ref = await self._record_trajectory(ending)
+            ref = await self._record_trajectory(ending, earned)
         except TooLarge as error:
             ending, failure = "failed", refused("too_large", str(error))
+            earned = earned_reward(self.started, self.setup, self._episode, ending, failure)
         outcome = outcome_of(
             self.started,
             ending,
@@ -104,7 +107,7 @@ class EpisodeRun:
             seconds=max(0.0, now() - self.recorded_at),
             episode=self._episode,
             trajectory=ref,
-            reward=reward_of(self.setup, self._episode, ending),
+            earned=earned,
         )
         try:
             await self.send(outcome)
@@ -129,19 +132,30 @@ class EpisodeRun:
             except AttemptFailed as failed:
                 failure = failed.failure
             except TimeoutError:
-                # The agent waited for an answer: that is not the policy's fault.
-                message = f"the episode did not end within {self.started.submitted.deadline_s} s"
-                return "deadline", Failure(
-                    origin="infrastructure", code="deadline", message=message
-                )
+                return "deadline", self._failure_of_deadline()
             number = self._current.attempt
             if self.attempt > number:
                 continue
             self._failures.append(failure)
             if not failure.retryable or number + 1 >= self.started.submitted.attempts:
-                return "failed", failure
+                counts = failure.code == STEP_TIMEOUT and self._counts_timeouts
+                return ("step_timeout", None) if counts else ("failed", failure)
             await self._close_environment()
             self.attempt = max(self.attempt, number + 1)
+
+    @property
+    def _counts_timeouts(self) -> bool:
+        return self.setup.settings.timeouts == "unfinished"
+
+    def _failure_of_deadline(self) -> Failure | None:
+        """Returns why the deadline excludes the episode, or None if it counts as unfinished.
+
+        If an earlier attempt failed, the policy did not have the whole time.
+        """
+        if self._counts_timeouts and self._current.attempt == self.started.attempt:
+            return None
+        message = f"the episode did not end within {self.started.submitted.deadline_s} s"
+        return Failure(origin="infrastructure", code="deadline", message=message)
 
     async def _one_attempt(self) -> Ending:
         """Runs the agent's coroutine until it ends, or is cancelled, superseded or overdue."""
@@ -206,7 +220,7 @@ class EpisodeRun:
         if last is not None:
             await self.send(close_after(last, self.started.submitted.environment))
 
-    async def _record_trajectory(self, ending: Ending) -> Ref | None:
+    async def _record_trajectory(self, ending: Ending, earned: EarnedReward) -> Ref | None:
         """Writes the trajectory of the last attempt. Returns None if the attempt did nothing."""
         await self._close_environment()
         episode = self._episode
@@ -217,6 +231,7 @@ class EpisodeRun:
             self.setup,
             episode,
             ending,
+            earned=earned,
             attempt=self._current.attempt,
             failures=self._failures,
             began_ms=int(self.recorded_at * 1000),

@@ -16,15 +16,20 @@ from headrace.schemas.events import (
     TaskSubmitted,
     TrajectoryRecorded,
 )
+from headrace.schemas.recipe.recipe import Agent as AgentSettings
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.requests import following
-from headrace.services.agent.turns import arrange, policy_uses
+from headrace.services.agent.turns import arrange, is_cut, policy_uses
 from headrace.services.base.clock import now_ms
 
 UNFINISHED: frozenset[Ending] = frozenset({"turn_limit", "token_limit", "overflow"})
 """Endings by a limit that the policy reached. They are data; the recipe may set their reward."""
-UNREWARDED: frozenset[Ending] = frozenset({"failed", "deadline", "cancelled"})
+TIMEOUTS: frozenset[Ending] = frozenset({"deadline", "step_timeout"})
+"""Endings by a limit of time. If the recipe excludes them, they have a failure."""
+UNREWARDED: frozenset[Ending] = frozenset({"failed", "cancelled"})
 """Endings that say nothing about the policy, and have no reward."""
+OVERLONG = "overlong"
+"""The named part of the reward that is the penalty for length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class AgentSetup:
 
     agent: Agent
     options: Mapping[str, Any]
-    unfinished_reward: float | None
+    settings: AgentSettings
     tokenizers: Mapping[str, str]
     """The digest of each policy's tokenizer, by the policy's name."""
     score_s: Mapping[str, float] = field(default_factory=dict)
@@ -45,12 +50,25 @@ class AgentSetup:
         return bool(getattr(self.agent, "replayable", True))
 
 
+@dataclass(frozen=True, slots=True)
+class EarnedReward:
+    """What an episode earned, as its ending and the recipe have it."""
+
+    reward: float | None = None
+    """None if nothing may be learned from the episode."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The named parts of the reward, for reports."""
+    masked: bool = False
+    """Whether the reward counts in the group, but nothing is learned from the tokens."""
+
+
 def trajectory_of(
     started: EpisodeStarted,
     setup: AgentSetup,
     episode: Episode,
     ending: Ending,
     *,
+    earned: EarnedReward,
     attempt: int,
     failures: Sequence[Failure],
     began_ms: int,
@@ -72,8 +90,8 @@ def trajectory_of(
         environment=submitted.environment.use if submitted.environment else "",
         samplings=samplings,
         turns=turns,
-        reward=reward_of(setup, episode, ending),
-        rewards=episode.rewards,
+        reward=earned.reward,
+        rewards=dict(earned.parts),
         ending=ending,
         failures=tuple(failures),
         started=began_ms,
@@ -92,13 +110,13 @@ def outcome_of(
     seconds: float = 0.0,
     episode: Episode | None = None,
     trajectory: Ref | None = None,
-    reward: float | None = None,
+    earned: EarnedReward | None = None,
 ) -> EpisodeEnded:
     """Returns an episode's terminal record.
 
     `episode` is None if no attempt began. `attempts` are `attempt` + 1 if not given.
     """
-    submitted = started.submitted
+    submitted, earned = started.submitted, earned or EarnedReward()
     return EpisodeEnded(
         task=started.task,
         sample=started.sample,
@@ -110,11 +128,12 @@ def outcome_of(
         ending=ending,
         failure=failure,
         trajectory=trajectory,
-        reward=reward,
-        rewards=episode.rewards if episode else {},
+        reward=earned.reward,
+        rewards=dict(earned.parts),
         policies=policy_uses(episode.turns) if episode else (),
         attempts=following(attempt) if attempts is None else attempts,
         seconds=seconds,
+        masked=earned.masked,
     )
 
 
@@ -130,13 +149,43 @@ def without_details(outcome: EpisodeEnded) -> EpisodeEnded:
     return outcome.model_copy(update={"rewards": {}, "policies": uses, "failure": failure})
 
 
-def reward_of(setup: AgentSetup, episode: Episode | None, ending: Ending) -> float | None:
-    """Returns the reward that counts for an ending."""
-    if episode is None or ending in UNREWARDED:
-        return None
-    if ending in UNFINISHED and setup.unfinished_reward is not None:
-        return setup.unfinished_reward
-    return episode.reward
+def earned_reward(
+    started: EpisodeStarted,
+    setup: AgentSetup,
+    episode: Episode | None,
+    ending: Ending,
+    failure: Failure | None = None,
+) -> EarnedReward:
+    """Returns the reward that counts for an ending. What failed has none."""
+    if episode is None:
+        return EarnedReward()
+    if failure is not None or ending in UNREWARDED:
+        return EarnedReward(parts=episode.rewards)
+    reward, parts = episode.reward, dict(episode.rewards)
+    if ending in UNFINISHED | TIMEOUTS and setup.settings.unfinished_reward is not None:
+        reward = setup.settings.unfinished_reward
+    penalty = _length_penalty(started.submitted, setup.settings, episode, ending)
+    if reward is not None and penalty:
+        reward, parts[OVERLONG] = reward - penalty, -penalty
+    cut = ending in UNFINISHED or (ending == "finished" and is_cut(episode.turns))
+    return EarnedReward(reward, parts, masked=cut and setup.settings.overlong == "mask")
+
+
+def _length_penalty(
+    submitted: TaskSubmitted, settings: AgentSettings, episode: Episode, ending: Ending
+) -> float:
+    """Returns what a training episode loses because it is long.
+
+    Soft Overlong Punishment, DAPO (arXiv 2503.14476), equation 13, times -`overlong_penalty`: for y
+    sampled tokens, a limit of m and a buffer of b tokens it is the penalty times
+    (y - (m - b)) / b, at least 0 and at most 1 times the penalty. An overflow is beyond m.
+    """
+    buffer = settings.overlong_buffer
+    if not buffer or submitted.purpose != "train":
+        return 0.0
+    into = episode.tokens_sampled - (submitted.max_tokens - buffer)
+    share = 1.0 if ending == "overflow" else min(max(into / buffer, 0.0), 1.0)
+    return settings.overlong_penalty * share
 
 
 def refused(started: EpisodeStarted, verdict: Failure) -> EpisodeEnded:

@@ -56,6 +56,7 @@ def generation_requested(
         meant.append(prompt.chat)
     if prompt.demonstration is not None:
         meant.append(prompt.demonstration)
+    newest = prompt.demonstration is None and use.version is None
     return GenerationRequested(
         task=started.task,
         sample=started.sample,
@@ -63,6 +64,7 @@ def generation_requested(
         call=call,
         policy=use.policy,
         pinned=use.version,
+        minimum=started.versions.get(use.policy, 0) if newest else 0,
         tokens=tokens,
         text=prompt.text,
         chat=prompt.chat,

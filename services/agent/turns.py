@@ -46,6 +46,14 @@ class RecordedTurn:
     oldest_version: int
     """The oldest policy version that drew one of its tokens; -1 if none is known."""
     sampling: Sampling
+    cut: bool = False
+    """Whether its answer reached a limit of the recipe or the task, not only the agent's own."""
+
+
+def is_cut(recorded: Mapping[str, RecordedTurn]) -> bool:
+    """Returns whether an answer that nothing continues was cut by a limit of tokens."""
+    continued = {one.parent for one in recorded.values()}
+    return any(one.cut for call, one in recorded.items() if call not in continued)
 
 
 def arrange(

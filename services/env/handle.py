@@ -16,10 +16,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.errors import InfrastructureError
+from headrace.errors import EnvironmentFailed, InfrastructureError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.clock import now
-from headrace.services.base.types import TaskView
+from headrace.services.base.types import STEP_TIMEOUT, TaskView
 from headrace.services.env.answers import (
     Answer,
     alike,
@@ -48,8 +48,12 @@ class Handle:
         instance: str,
         claim: Claim,
         history: History = (),
+        step_s: float | None = None,
     ) -> None:
-        """`history` holds the actions answered before, with their recorded answers."""
+        """`history` holds the actions answered before, with their recorded answers.
+
+        `step_s` is the most seconds that a reset or a step may take. None: until the deadline.
+        """
         self.attempt = reset.attempt
         self.expires_at = reset.expires_at / 1000
         self.task: asyncio.Task[None] | None = None
@@ -59,6 +63,7 @@ class Handle:
         self._instance = instance
         self._claim = claim
         self._history = history
+        self._step_s = step_s
         self._actions: asyncio.Queue[ActionRequested] = asyncio.Queue()
         self._done = history[-1][0].index if history else -1
         self._last = history[-1][1] if history else None
@@ -93,7 +98,8 @@ class Handle:
             try:
                 async with asyncio.timeout(max(0.0, self.expires_at - now())):
                     while True:
-                        fit = environment is not None and self._actions.empty()
+                        idle = environment is not None and self._actions.empty()
+                        fit = idle and self._broken is None
                         action = await self._actions.get()
                         fit = False
                         if environment is None and self._broken is None:
@@ -121,10 +127,12 @@ class Handle:
     async def _rebuild(self, environment: Environment) -> None:
         """Resume it, or repeat the recorded actions and note where an answer differs."""
         if self._history and isinstance(environment, Resumable):
+            bound = asyncio.timeout(self._step_s)
             try:
-                await environment.resume(_view(self._reset, self._setup.options), self._done)
+                async with bound:
+                    await environment.resume(_view(self._reset, self._setup.options), self._done)
             except Exception as error:  # as in _act: it may run an environment's own code
-                self._broken = failure_of(error)
+                self._broken = failure_of(self._late("resume") if bound.expired() else error)
             return
         if self._history and not environment.replayable:
             self._broken = infrastructure("sandbox_lost", "its worker is gone")
@@ -172,16 +180,22 @@ class Handle:
 
     async def _act(self, environment: Environment, action: ActionRequested) -> ObservationRecorded:
         began = now()
+        bound = asyncio.timeout(self._step_s)
         try:
-            if action.kind == "reset":
-                observation = await environment.reset(_view(action, self._setup.options))
-            else:
-                observation = await environment.step(str(json.loads(action.payload)["action"]))
+            async with bound:
+                if action.kind == "reset":
+                    observation = await environment.reset(_view(action, self._setup.options))
+                else:
+                    observation = await environment.step(str(json.loads(action.payload)["action"]))
             run_ms = int((now() - began) * 1000)
             return answer_to(action, observation, self._instance, run_ms=run_ms)
-        except Exception as error:  # an environment's own code: typed and retried, never rewarded
-            self._broken = failure_of(error)
+        except Exception as error:  # an environment's own code: typed and retried
+            self._broken = failure_of(self._late(action.kind) if bound.expired() else error)
             return failed(action, self._instance, self._broken)
+
+    def _late(self, call: str) -> EnvironmentFailed:
+        message = f"{call} took longer than step_s, {self._step_s:g} s"
+        return EnvironmentFailed(STEP_TIMEOUT, message)
 
 
 async def score(

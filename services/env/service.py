@@ -37,6 +37,8 @@ async def run(context: ServiceContext) -> None:
     instances = Instances(context.log.send, context.worker_id)
     setups = load_environments(context.recipe, context.namespace, instances)
     external = {key for key, one in context.recipe.environments.items() if one.external}
+    bounds = {key: one.step_s for key, one in context.recipe.environments.items()}
+    step_s = {key: bound for key, bound in bounds.items() if bound is not None}
     topics = context.log.topics
 
     def side_partitions(partition: Partition) -> Mapping[Partition, SideStart]:
@@ -46,7 +48,7 @@ async def run(context: ServiceContext) -> None:
         context.log,
         topics=[topics.name(ACTIONS)],
         consumer_group=context.consumer_group("env"),
-        make_shard=lambda shard: EnvShard(shard, setups, context.worker_id, external),
+        make_shard=lambda shard: EnvShard(shard, setups, context.worker_id, external, step_s),
         side_partitions=side_partitions,
         stopping=context.stopping,
     )

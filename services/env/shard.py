@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import Counter, Gauge
@@ -61,12 +62,17 @@ class EnvShard:
         setups: Mapping[str, Setup],
         worker_id: str,
         external: Collection[str] = (),
+        step_s: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """`setups` are keyed as in the recipe. Other teams run the `external` environments."""
+        """`setups` are keyed as in the recipe. Other teams run the `external` environments.
+
+        `step_s` has the most seconds of a reset or a step, for the environments that have a limit.
+        """
         self._context = context
         self._setups = setups
         self._worker_id = worker_id
         self._external = external
+        self._step_s = step_s
         self._handles: dict[Key, Handle] = {}
         self._recorded: dict[Key, _Recorded] = {}
         self._observed: dict[Name, ObservationRecorded] = {}
@@ -188,7 +194,8 @@ class EnvShard:
     ) -> Handle:
         reset, claim = delivery.event, self._claim(delivery)
         setup = self._setups[reset.environment.use]
-        handle = Handle(setup, reset, self._context.send, self._worker_id, claim, answered)
+        step_s = self._step_s.get(reset.environment.use)
+        handle = Handle(setup, reset, self._context.send, self._worker_id, claim, answered, step_s)
         key = reset.task, reset.sample
         self._handles[key] = handle
         for early in self._early:

@@ -19,6 +19,9 @@ from headrace.services.inference.tokenizer import Tokenizer
 
 RECHECK_S = 1.0
 """After this time an engine's capacity is read again: it may change without a notification."""
+LOAD_WAIT_S = 60.0
+"""Most seconds that a prompt waits for its `minimum` version. It waits for at most a quarter of the
+time that its episode has left."""
 
 
 class Slots:
@@ -84,6 +87,31 @@ class ServedPolicy:
 
     def __post_init__(self) -> None:
         self.metrics = PolicyMetrics(self.name)
+        self._loaded = asyncio.Event()
+        self._given_up = -1
+        """The newest version for which a prompt waited in vain: no other prompt waits for it."""
+
+    def on_loaded(self, version: int) -> None:
+        """Notes that the engine draws with another version from now on."""
+        self.version = version
+        self.slots.notify()
+        self._loaded.set()
+        self._loaded = asyncio.Event()
+
+    def is_behind(self, request: GenerationRequested) -> bool:
+        """Whether a request should wait until the engine has the version that it asks for."""
+        newest = max(self.version, self._given_up)
+        return request.pinned is None and newest < request.minimum
+
+    async def catch_up(self, request: GenerationRequested) -> None:
+        """Waits until the engine has the version that a request asks for, but not for long."""
+        left_s = request.expires_at / 1000 - clock.now()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(LOAD_WAIT_S, max(0.0, left_s / 4))):
+                while self.is_behind(request):
+                    await self._loaded.wait()
+                return
+        self._given_up = max(self._given_up, request.minimum)
 
     async def complete(
         self, request: GenerationRequested, slot: Slot, queue_s: float

@@ -62,6 +62,9 @@ class PromptShard:
         if self._pinned is not None and request.pinned is not None:
             self._context.spawn(self._answer_pinned(prompt_id, request, self._pinned), prompt_id)
             return
+        if self._policy.is_behind(request):
+            self._context.spawn(self._answer_later(prompt_id, request, arrived), prompt_id)
+            return
         slot = await self._policy.slots.take()
         self._policy.metrics.busy.inc()
         work = self._answer(prompt_id, request, slot, loop.time() - arrived)
@@ -75,6 +78,22 @@ class PromptShard:
         answer = await self._policy.complete(request, slot, queue_s)
         slot.free()  # the next prompt need not wait until this answer is durable
         await self._deliver(prompt_id, answer)
+
+    async def _answer_later(
+        self, prompt_id: str, request: GenerationRequested, arrived: float
+    ) -> None:
+        """Answers once the engine has loaded the version that the prompt asks for.
+
+        The prompts behind it go on. The limit of live episodes bounds how many wait.
+        """
+        await self._policy.catch_up(request)
+        slot = await self._policy.slots.take()
+        self._policy.metrics.busy.inc()
+        try:
+            queue_s = asyncio.get_running_loop().time() - arrived
+            await self._answer(prompt_id, request, slot, queue_s)
+        finally:
+            self._free(slot)
 
     async def _answer_pinned(
         self, prompt_id: str, request: GenerationRequested, pinned: PinnedVersions

@@ -105,8 +105,7 @@ class WeightsFollower:
     async def _load(self, policy: ServedPolicy, published: PolicyPublished) -> None:
         weights = await asyncio.to_thread(self._local[policy.name].weights, published)
         await policy.engine.load(weights)
-        policy.version = published.version
-        policy.slots.notify()
+        policy.on_loaded(published.version)
         policy.metrics.loaded.inc()
         policy.metrics.version.set(published.version)
         logger.info("policy %s: serving version %d", policy.name, published.version)

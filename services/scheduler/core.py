@@ -84,7 +84,7 @@ class SchedulerCore:
             if policy.training is not None
         }
         self._lanes: dict[Purpose, _Lane] = {
-            "train": _Lane(self._limits.live_episodes),
+            "train": _Lane(recipe.live_episodes),
             "evaluate": _Lane(self._limits.evaluation_episodes),
         }
         self._evaluated_last = False

@@ -41,8 +41,10 @@ SIGMAS = (0.3, 0.6, 0.9, 1.2)
 KEPT = (1.0, 0.4, 0.2)
 BEGAN_S = 1_000_000.0
 TASKS_OF_BATCHES = 40
-DEADLINE_MEDIANS = 10
-"""The deadline of an episode, in medians."""
+LIMIT_MEDIANS = 10
+"""After so many medians a limit of turns or tokens ends an episode."""
+DEADLINE_MEDIANS = 30
+"""The deadline of an episode, in medians: only those that hang reach it."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,12 @@ class World:
     train_s: float = 1.0
     deaths: float = 0.0
     """Share of the attempts that die with their worker at a random moment, and begin again."""
+    hung: float = 0.0
+    """Share of the attempts that hang until the deadline."""
+    load_s: float = 0.0
+    """Seconds from the publication of a version until the engines have it."""
+    waits: bool = True
+    """Whether engines wait for the version that a start names."""
     tasks: int = 400
     seed: int = 0
 
@@ -123,7 +131,9 @@ class Loop:
         self._offsets = count()
         self._lengths: dict[int, dict[int, float]] = {}
         self._oldest: dict[int, dict[int, int]] = {}
-        self._published = -1
+        self._began: dict[int, float] = {}
+        self._published = self._loaded = -1
+        self._loads_s = 0.0
         self._queue: list[int] = []
         self._training = False
         self._submitted = 0
@@ -165,6 +175,7 @@ class Loop:
             for start in starts:
                 self._core.on_started(start)
                 self._assembler.on_start(start, self._now)
+                self._began.setdefault(start.task, self._now)
                 self._attempt(start.task, start.sample, 0.0)
 
     def _task(self, number: int) -> TaskSubmitted:
@@ -178,29 +189,38 @@ class Loop:
     def _attempt(self, task: int, sample: int, spent_s: float) -> None:
         world = self._world
         length_s = world.median_s * math.exp(world.sigma * self._random.gauss(0, 1))
-        self._oldest.setdefault(task, {})[sample] = self._published
-        left_s = DEADLINE_MEDIANS * world.median_s - spent_s
+        oldest, wait_s = self._loaded, 0.0
+        if world.waits and oldest < self._published:
+            oldest, wait_s = self._published, self._loads_s - self._now
+        self._oldest.setdefault(task, {})[sample] = oldest
+        left_s = LIMIT_MEDIANS * world.median_s - spent_s
         lost_s = length_s * self._random.random()
-        if lost_s < left_s and self._random.random() < world.deaths:
-            self._at(lost_s, lambda: self._attempt(task, sample, spent_s + lost_s))
+        if world.hung and self._random.random() < world.hung:
+            hung_s = DEADLINE_MEDIANS * world.median_s - spent_s
+            self._at(hung_s, lambda: self._end(task, sample, None))
+        elif lost_s < left_s and self._random.random() < world.deaths:
+            self._at(wait_s + lost_s, lambda: self._attempt(task, sample, spent_s + lost_s))
         else:
             length_s = min(length_s, left_s)
-            self._at(length_s, lambda: self._end(task, sample, spent_s + length_s))
+            self._at(wait_s + length_s, lambda: self._end(task, sample, spent_s + length_s))
 
-    def _end(self, task: int, sample: int, length_s: float) -> None:
+    def _end(self, task: int, sample: int, length_s: float | None) -> None:
+        """Ends an episode. `length_s` is None if it hung: then its sample is left out."""
         self._core.on_outcome(task, sample)
         lengths = self._lengths.setdefault(task, {})
-        lengths[sample] = length_s
+        if length_s is None:
+            del self._oldest[task][sample]
+        lengths[sample] = length_s or 0.0
         if len(lengths) == self._samples:
             self._close(task)
 
     def _close(self, task: int) -> None:
         self.result.closed_s = self._now
-        kept = self._random.random() < self._world.kept
         oldest = self._oldest.pop(task)
-        group = _group(task, oldest, kept, self._now)
+        kept = self._random.random() < self._world.kept and bool(oldest)
+        group = _group(task, oldest, kept, self._now, self._now - self._began.pop(task))
         if kept:
-            self.result.generated += self._lengths[task].values()
+            self.result.generated += [self._lengths[task][sample] for sample in oldest]
         self._assembler.on_group(group, next(self._offsets))
         self._core.on_group(POLICY, task, oldest=min(oldest.values()) if kept else None)
 
@@ -215,7 +235,8 @@ class Loop:
     def _note(self, batch: BatchAssembled) -> None:
         self.result.decided_s = self._now
         decided = {sample.task for sample in batch.samples}
-        self.result.parts += len(batch.samples) < len(decided) * self._samples
+        if not self._world.hung:
+            self.result.parts += len(batch.samples) < len(decided) * self._samples
         if self._submitted < self._world.tasks:
             self.result.batches.append(len(decided))
             self.result.seconds = self._now - BEGAN_S
@@ -239,6 +260,12 @@ class Loop:
 
     def _publish(self, version: int) -> None:
         self._published = version
+        load_s = self._world.load_s if version else 0.0
+        self._loads_s = self._now + load_s
+        if load_s:
+            self._at(load_s, lambda: self._on_loaded(version))
+        else:
+            self._on_loaded(version)
         self._core.on_policy(POLICY, version)
         self._assembler.on_policy(
             PolicyPublished(
@@ -246,6 +273,9 @@ class Loop:
                 full_version=version,
             )
         )  # fmt: skip
+
+    def _on_loaded(self, version: int) -> None:
+        self._loaded = version
 
 
 def changed(recipe: Recipe, **batches: float) -> Recipe:
@@ -259,12 +289,14 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
 
 
-def _group(task: int, oldest: Mapping[int, int], kept: bool, now_s: float) -> GroupClosed:
+def _group(
+    task: int, oldest: Mapping[int, int], kept: bool, now_s: float, seconds: float
+) -> GroupClosed:
     ended = int(now_s * 1000)
     if not kept:
         return GroupClosed(
             task=task, policy=POLICY, item_id=str(task), verdict="dropped",
-            reason="zero_advantage", ended=ended,
+            reason="zero_advantage", mean=1.0, ended=ended, seconds=seconds,
         )  # fmt: skip
     samples = tuple(
         GroupSample(
@@ -275,7 +307,7 @@ def _group(task: int, oldest: Mapping[int, int], kept: bool, now_s: float) -> Gr
     )  # fmt: skip
     return GroupClosed(
         task=task, policy=POLICY, item_id=str(task), verdict="scored", samples=samples,
-        mean=1.0, deviation=0.0, ended=ended,
+        mean=1.0, deviation=0.0, ended=ended, seconds=seconds,
     )  # fmt: skip
 
 

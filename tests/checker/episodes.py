@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from headrace.schemas.events import EpisodeEnded, EpisodeStarted, ObservationRecorded
+from headrace.schemas.recipe.recipe import Agent, Recipe
 from tests.checker.facts import Facts, Violations
 
-NO_REWARD = ("failed", "deadline", "cancelled")
+NO_REWARD = ("failed", "cancelled")
 """Endings from which nothing may be learned."""
-BY_FAILURE = ("failed", "deadline")
-"""Endings that say why."""
+TIMEOUTS = ("deadline", "step_timeout")
+"""Endings that count only if the recipe says so."""
+LIMITS = ("turn_limit", "token_limit", "overflow")
+"""Endings of episodes that a limit cut."""
 
 
-def check(facts: Facts, *, drained: bool) -> Violations:
+def check(facts: Facts, recipe: Recipe, *, drained: bool) -> Violations:
     """Judges all episodes. `drained`: each must have ended."""
     starts = {(event.task, event.sample): event for event in facts.events(EpisodeStarted)}
     ends = {(event.task, event.sample): event for event in facts.events(EpisodeEnded)}
@@ -21,15 +24,16 @@ def check(facts: Facts, *, drained: bool) -> Violations:
     for task, sample in sorted(ends.keys() - starts.keys()):
         yield f"I1: EpisodeEnded of {task}/{sample}, which was never started"
     for key in sorted(starts.keys() & ends.keys()):
-        yield from _end(starts[key], ends[key])
-        yield from _reward(ends[key])
+        agent = recipe.agents.get(starts[key].submitted.agent, Agent())
+        yield from _end(starts[key], ends[key], agent)
+        yield from _reward(ends[key], agent)
     for observation in facts.events(ObservationRecorded):
         failure = observation.failure
         if failure is not None and failure.origin != "policy" and observation.reward is not None:
             yield f"I6: observation {observation.event_id} has a reward, and {failure.code}"
 
 
-def _end(started: EpisodeStarted, outcome: EpisodeEnded) -> Violations:
+def _end(started: EpisodeStarted, outcome: EpisodeEnded, agent: Agent) -> Violations:
     name = f"episode {outcome.task}/{outcome.sample}"
     submitted = started.submitted
     theirs = (submitted.tenant, submitted.purpose, submitted.item_id, submitted.epoch)
@@ -45,14 +49,36 @@ def _end(started: EpisodeStarted, outcome: EpisodeEnded) -> Violations:
     if outcome.attempts != outcome.attempt + 1:
         yield f"I1: {name} ended attempt {outcome.attempt} and counts {outcome.attempts}"
     failed = outcome.failure is not None
-    if failed != (outcome.ending in BY_FAILURE) and outcome.ending != "cancelled":
+    if failed != _must_fail(outcome, agent) and outcome.ending != "cancelled":
         yield f"I6: {name} ended {outcome.ending} with failure {outcome.failure}"
-    if outcome.trajectory is None and outcome.ending not in NO_REWARD:
+    if outcome.trajectory is None and outcome.ending not in (*NO_REWARD, "deadline"):
         yield f"I2: {name} ended {outcome.ending} without a trajectory"
 
 
-def _reward(outcome: EpisodeEnded) -> Violations:
+def _must_fail(outcome: EpisodeEnded, agent: Agent) -> bool:
+    """Whether an ending says why it does not count."""
+    counts = agent.timeouts == "unfinished"
+    if outcome.ending == "deadline":  # After another attempt the time was not the policy's own.
+        return not counts or outcome.attempt > 0
+    return outcome.ending == "failed" or (outcome.ending == "step_timeout" and not counts)
+
+
+def _reward(outcome: EpisodeEnded, agent: Agent) -> Violations:
     name = f"episode {outcome.task}/{outcome.sample}"
+    if outcome.masked:
+        if agent.overlong != "mask":
+            yield f"I3: {name} is masked, and its agent masks none"
+        if outcome.ending not in (*LIMITS, "finished"):
+            yield f"I3: {name} is masked, and ended {outcome.ending}"
+    elif outcome.ending in LIMITS and agent.overlong == "mask":
+        yield f"I3: {name} ended {outcome.ending}, and is not masked"
+    bare = agent.overlong_buffer == 0 and agent.unfinished_reward is not None
+    unfinished = outcome.ending in LIMITS or (
+        outcome.ending in TIMEOUTS and outcome.failure is None
+    )
+    told = unfinished and bare and outcome.trajectory is not None
+    if told and outcome.reward != agent.unfinished_reward:
+        yield f"I6: {name} ended {outcome.ending} with reward {outcome.reward}"
     if outcome.reward is None:
         return
     if outcome.ending in NO_REWARD:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isclose, isnan, nan
 from statistics import fmean
 
@@ -12,11 +13,13 @@ from headrace.schemas.events import (
     TaskEnded,
     TrajectoryRecorded,
 )
-from headrace.schemas.packed import pack_f32
+from headrace.schemas.packed import pack_f32, unpack_f32
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.base.plugins import load
-from headrace.stream_jobs.advantages import ADVANTAGES
+from headrace.schemas.recipe.tables import use_and_options
+from headrace.stream_jobs.advantages import TurnAdvantage
+from headrace.stream_jobs.groups import OVERLONG
+from headrace.stream_jobs.load_advantage import load_advantage
 from tests.checker.facts import Facts, Violations
 from tests.checker.trajectories import use_of
 
@@ -42,7 +45,7 @@ def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
                 yield f"I3: {name} is dropped {found}"
         else:
             yield from _scored(facts, group, task_ended, name)
-            yield from _advantages(group, training[group.policy], name)
+            yield from _advantages(group, training[group.policy], task_ended, name)
 
 
 def _scored(facts: Facts, group: GroupClosed, ended: TaskEnded, name: str) -> Violations:
@@ -63,6 +66,9 @@ def _scored(facts: Facts, group: GroupClosed, ended: TaskEnded, name: str) -> Vi
             yield f"I3: {name} leaves sample {exclusion.sample} out without a reason"
         counts = outcome is not None and outcome.reward is not None and outcome.failure is None
         known = exclusion.reason in ("reward_out_of_range", "policy_absent", "no_tokens")
+        if exclusion.reason == OVERLONG and not (outcome is not None and outcome.masked):
+            yield f"I3: {name} leaves out {exclusion.sample} as overlong, and it is not masked"
+        known = known or exclusion.reason == OVERLONG
         # Beside a demonstration a filter leaves out what was sampled, not the whole group.
         filtered = any(sample.oldest_version < 0 for sample in group.samples)
         if counts and not (known or filtered):
@@ -79,6 +85,8 @@ def _sample(
     ):
         yield f"I6: {name} is not its outcome"
         return
+    if outcome.masked and sample.oldest_version >= 0:
+        yield f"I3: {name} is trained on, and masked"
     trajectory = facts.resolve(sample.trajectory)
     use = use_of(trajectory, group.policy) if isinstance(trajectory, TrajectoryRecorded) else None
     if use is None:
@@ -90,15 +98,30 @@ def _sample(
         yield f"I5: {name} states tokens, length and oldest version {stated}: they are {counted}"
 
 
-def _advantages(group: GroupClosed, policy: Policy, name: str) -> Violations:
-    """They follow from all rewards that were sampled, by the recipe's estimator; others are 1."""
+def _advantages(group: GroupClosed, policy: Policy, ended: TaskEnded, name: str) -> Violations:
+    """They follow from all rewards that were sampled, by the recipe's estimator; others are 1.
+
+    Masked samples count, and have none themselves.
+    """
     sampled = [sample for sample in group.samples if sample.oldest_version >= 0]
-    rewards = [sample.reward for sample in sampled]
-    estimator = policy.groups.advantage
+    known = {sample.sample: sample.reward for sample in sampled}
+    masked = {one.sample for one in group.excluded if one.reason == OVERLONG}
+    for outcome in ended.outcomes:
+        if outcome.sample in masked and outcome.reward is not None:
+            known[outcome.sample] = outcome.reward
+    order = sorted(known)
+    rewards = [known[sample] for sample in order]
+    estimator, _ = use_and_options(policy.groups.advantage)
     if group.estimator != estimator:
         yield f"I3: {name} is scored by {group.estimator}, the recipe says {estimator}"
-    advantages = load("advantage", estimator, ADVANTAGES)(rewards) if rewards else ()
-    if [sample.advantages for sample in sampled] != [pack_f32([one]) for one in advantages]:
+    estimate = load_advantage(policy.groups.advantage)
+    advantages: list[Sequence[float]] = []
+    if rewards and isinstance(estimate, TurnAdvantage):
+        advantages += estimate(rewards, [_turn_rewards(ended, group, one) for one in order])
+    elif rewards and not isinstance(estimate, TurnAdvantage):
+        advantages += [[one] for one in estimate(rewards)]
+    expected = dict(zip(order, advantages, strict=True))
+    if any(one.advantages != pack_f32(expected[one.sample]) for one in sampled):
         yield f"I3: {name} has other advantages than its rewards {rewards} give"
     for sample in group.samples:
         if sample.oldest_version < 0 and sample.advantages != pack_f32([1.0]):
@@ -108,3 +131,10 @@ def _advantages(group: GroupClosed, policy: Policy, name: str) -> Violations:
     unknown = not rewards and not group.excluded
     if (rewards and not isclose(stated, fmean(rewards))) or (unknown and not isnan(stated)):
         yield f"I3: {name} states the mean {group.mean} of rewards {rewards}"
+
+
+def _turn_rewards(ended: TaskEnded, group: GroupClosed, sample: int) -> list[float]:
+    """The rewards of a sample's turns by its outcome; 0 for a turn without one."""
+    outcome = next(one for one in ended.outcomes if one.sample == sample)
+    use = next(one for one in outcome.policies if one.policy == group.policy)
+    return [0.0 if isnan(one) else one for one in unpack_f32(use.turn_rewards)]

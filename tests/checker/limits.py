@@ -51,7 +51,7 @@ class _World:
 
     def __init__(self, recipe: Recipe) -> None:
         self.limits = {
-            "train": recipe.scheduler.live_episodes,
+            "train": recipe.live_episodes,
             "evaluate": recipe.scheduler.evaluation_episodes,
         }
         self.live: dict[str, set[tuple[int, int]]] = {purpose: set() for purpose in self.limits}

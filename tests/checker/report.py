@@ -51,6 +51,8 @@ class Report:
     """Newest published, by policy."""
     trained: int
     """Samples in batches, as fresh."""
+    endings: Counter[str]
+    """Endings of episodes; with `masked` those whose tokens nothing learns from."""
     dropped: Counter[str]
     """Samples and whole groups that batches decided without training on them, by reason."""
     duplicates: dict[str, int]
@@ -61,7 +63,8 @@ class Report:
         lines = [
             f"tasks {self.tasks}, ended {self.tasks_ended}; episodes {self.episodes}, ended "
             f"{self.episodes_ended}; batches {self.batches}, versions {self.versions}; samples "
-            f"trained {self.trained}, dropped {dict(self.dropped)}; duplicates "
+            f"trained {self.trained}, dropped {dict(self.dropped)}; endings "
+            f"{dict(self.endings)}; duplicates "
             f"{self.duplicates}; undecodable {self.undecodable}",
             f"{len(self.violations)} violations",
             *self.violations[:SHOWN],
@@ -108,10 +111,17 @@ def examine(
         batches=dict(Counter(batch.policy for batch in assembled)),
         versions=newest,
         trained=sum(sample.use == 0 for batch in assembled for sample in batch.samples),
+        endings=Counter(
+            ending for outcome in facts.events(EpisodeEnded) for ending in _endings(outcome)
+        ),
         dropped=Counter(drop.reason for batch in assembled for drop in batch.dropped),
         duplicates={kind.__name__: len(again) for kind, again in facts.again.items() if again},
         undecodable=undecodable,
     )
+
+
+def _endings(outcome: EpisodeEnded) -> list[str]:
+    return [outcome.ending, "masked"] if outcome.masked else [outcome.ending]
 
 
 def violations(
@@ -119,7 +129,7 @@ def violations(
 ) -> Violations:
     """All that is wrong, invariant by invariant."""
     yield from tasks.check(facts, recipe, drained=drained)
-    yield from episodes.check(facts, drained=drained)
+    yield from episodes.check(facts, recipe, drained=drained)
     yield from trajectories.check(facts)
     yield from groups.check(facts, recipe, settled=settled)
     yield from batches.check(facts, recipe, settled=settled)

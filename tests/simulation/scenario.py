@@ -65,6 +65,8 @@ SLOW, DEBATE = "engine slow", "debate"
 """No misbehaviour, and no excuse: answers that take seconds, and agents that ask twice at once."""
 DEMONSTRATIONS = "demonstrations"
 """Nor is this one: a warm start, and turns that are demonstrated."""
+CUT = "limits"
+"""Episodes run into limits of context and of time, which the recipe penalises or masks."""
 WIRE = {"lost_sends": 0.05, "unknown_commits": 0.3, "disorder": True}
 """Faults of the way to the log that `draw_only` knows, and how strong they are there."""
 
@@ -98,7 +100,8 @@ class Scenario:
     def costs_attempts(self) -> bool:
         """Whether an episode may need a second attempt, or end otherwise than finished."""
         # A zombie that thaws after its successor has acted makes it diverge, and rightly so.
-        return bool((self.misbehaviour | UNSAFE | {"ending"}) & self.kinds - {SLOW, DEBATE})
+        costly = self.misbehaviour | UNSAFE | {"ending", CUT}
+        return bool(costly & self.kinds - {SLOW, DEBATE})
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -130,6 +133,8 @@ def draw(seed: int) -> Scenario:
     scenario.faults.disorder = later.random() < 0.2
     if later.random() < 0.2:
         scenario.recipe = _with_demonstrations(scenario.recipe, later)
+    if later.random() < 0.2 and not quiet:
+        _add_limits(scenario, later)
     if not quiet:
         scenario.timing = timing
         _add_faults(scenario, chance)
@@ -140,7 +145,7 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
     """A scenario of a seed with no faults but these kinds of ACTS, MISBEHAVIOUR and WIRE.
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
-    SLOW, DEBATE and DEMONSTRATIONS are what they are in a swarm's seed.
+    SLOW, DEBATE, CUT and DEMONSTRATIONS are what they are in a swarm's seed.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
@@ -153,6 +158,8 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
         setattr(scenario.faults, fault, WIRE[fault])
     if DEMONSTRATIONS in kinds:
         scenario.recipe = _with_demonstrations(scenario.recipe, chance)
+    if CUT in kinds:
+        _add_limits(scenario, chance)
     return scenario
 
 
@@ -181,6 +188,22 @@ def _with_demonstrations(recipe: Recipe, chance: Random) -> Recipe:
     tree["agents"]["wanderer"]["options"]["demonstrated"] = chance.choice([0.0, 0.1, 0.7])
     tree["warm_start"] = {"tasks": chance.choice([1, 5]), "samples": chance.choice([1, 2])}
     return Recipe.model_validate(tree)
+
+
+def _add_limits(scenario: Scenario, chance: Random) -> None:
+    """Contexts that some turn fills, steps that take too long, and what counts of both."""
+    tree = scenario.recipe.model_dump(mode="json")
+    for agent in tree["agents"].values():
+        agent["overlong"] = chance.choice(["penalise", "mask"])
+        agent["timeouts"] = chance.choice(["exclude", "unfinished"])
+        agent["unfinished_reward"] = chance.choice([None, -1.0])
+    tree["environments"]["default"]["step_s"] = 2.0
+    tree["environments"]["default"]["options"]["hangs"] = chance.choice([0.0, 0.3])
+    tree["policies"]["default"]["engine"]["options"]["full"] = chance.choice([0.1, 0.3])
+    # With it an answer ends by itself; without it each reaches its limit of tokens.
+    tree["policies"]["default"]["engine"]["options"]["count"] = chance.choice([2, 2, None])
+    scenario.recipe = Recipe.model_validate(tree)
+    scenario.misbehaviour |= {CUT}
 
 
 def _crowded(recipe: dict[str, Any]) -> bool:

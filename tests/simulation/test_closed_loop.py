@@ -81,7 +81,10 @@ MUTANTS = {
         "if live or now_s < self._changed_s",
         "if now_s < self._changed_s",
     ),
-    "closed groups stay live": ("        self._live.pop(group.task, None)\n", ""),
+    "closed groups stay live": (
+        "        self._live.close(group.task, group.seconds if group.mean is not None else 0.0)\n",
+        "",
+    ),
     "groups are short of stale samples": (
         "fresh = tuple(sample for sample in group.samples if sample.oldest_version < 0)",
         "fresh = tuple(one for one in group.samples if self._slack(one.oldest_version) >= 0)",

@@ -31,7 +31,7 @@ class Dice(ScriptedEngine):
     """Draws tokens by the loop's chance, after a moment: no two generations are alike.
 
     Options, beside those of ScriptedEngine: `fails`, `breaks` and `slow`, shares of prompts that
-    fail, that end the process, and that take seconds.
+    fail, that end the process, and that take seconds; `full` is the share that fills the context.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -39,6 +39,7 @@ class Dice(ScriptedEngine):
         self._fails: float = options.pop("fails", 0.0)
         self._breaks: float = options.pop("breaks", 0.0)
         self._slow: float = options.pop("slow", 0.0)
+        self._full: float = options.pop("full", 0.0)
         changed = {"options": options}
         super().__init__(EngineSetup(**{**_fields(setup), **changed}))
         self._random = loop().random
@@ -53,6 +54,10 @@ class Dice(ScriptedEngine):
             raise DependencyError("the engine broke, by chance: this process must end")
         generation = await super()._continue(prompt)
         generation.tokens[:] = self._random.choices(prompt.allowed, k=len(generation.tokens))
+        if self._full and self._random.random() < self._full:
+            drawn = self._random.choice([0, 1])
+            cut = [part[:drawn] for part in (generation.tokens, generation.logprobs)]
+            return EngineOutput(*cut, generation.versions[:drawn], "overflow")
         return generation
 
 

@@ -20,7 +20,13 @@ from headrace.schemas.events import (
     ObservationRecorded,
 )
 from headrace.services.agent.episode import Episode
-from headrace.services.agent.records import UNREWARDED, AgentSetup, outcome_of, reward_of
+from headrace.services.agent.records import (
+    TIMEOUTS,
+    UNREWARDED,
+    AgentSetup,
+    earned_reward,
+    outcome_of,
+)
 from headrace.services.agent.requests import Answer, Request
 from headrace.services.agent.stops import EpisodeStopped, error_of, exits_contained
 from headrace.services.operate.readable import readable
@@ -84,7 +90,7 @@ class RecordedAttempt:
             return True
         failure = self.outcome.failure
         own = failure is not None and failure.code == "agent_error"
-        return self.outcome.ending in UNREWARDED and not own
+        return self.outcome.ending in UNREWARDED | TIMEOUTS and not own
 
     def diverged(self, call: str, then: dict[str, Any], now: dict[str, Any]) -> Divergence:
         """Makes a divergence of this attempt."""
@@ -185,7 +191,7 @@ def _judge(
         None,
         attempt=recorded.attempt,
         episode=episode,
-        reward=reward_of(setup, episode, ending),
+        earned=earned_reward(recorded.started, setup, episode, ending),
     )
     assert recorded.outcome is not None
     then_end, now_end = _end(recorded.outcome), _end(now)
@@ -220,4 +226,4 @@ def _ended(outcome: EpisodeEnded | None) -> dict[str, Any]:
 
 
 def _end(outcome: EpisodeEnded) -> dict[str, Any]:
-    return _only(readable(outcome), "ending", "reward", "rewards", "policies")
+    return _only(readable(outcome), "ending", "reward", "rewards", "policies", "masked")

@@ -46,6 +46,15 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         faults=(),
     ),
     Mutant(
+        name="masked_samples_trained",
+        sentence="A masked sample counts in its group, and is not trained on.",
+        file=GROUPS,
+        old="                if not one.masked\n",
+        new="",
+        caught_by=("I3: ",),
+        faults=("limits",),
+    ),
+    Mutant(
         name="decided_groups_taken_again",
         sentence="A late duplicate is below the frontier, and ignored whenever it comes.",
         file=CORE,

@@ -64,7 +64,7 @@ OF_ENVIRONMENTS = (
         sentence="An environment raises InfrastructureError, never rewards it.",
         file=HANDLE,
         old="""\
-            self._broken = failure_of(error)
+            self._broken = failure_of(self._late(action.kind) if bound.expired() else error)
             return failed(action, self._instance, self._broken)
 """,
         new="""\

@@ -30,6 +30,7 @@ from headrace.schemas.events import (
     TrajectoryRecorded,
     Use,
 )
+from headrace.schemas.recipe.recipe import Agent as AgentSettings
 from headrace.services.agent.agents import chat, multi_turn
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.episode_run import EpisodeRun
@@ -128,16 +129,17 @@ def end(
     agent: Agent = multi_turn,
     *,
     left_s: float = 60.0,
-    unfinished_reward: float | None = None,
     meanwhile: Callable[[EpisodeRun], Awaitable[None]] | None = None,
     answers: dict[int, dict[str, Any]] | None = None,
     score_s: dict[str, float] | None = None,
     bound_s: float = 5.0,
+    **limits: Any,
 ) -> EpisodeEnded:
-    """Runs an episode to its end; its outcome."""
+    """Runs an episode to its end; its outcome. `limits` are settings of its agent."""
 
     async def main() -> None:
-        setup = AgentSetup(agent, {}, unfinished_reward, {"default": "digest"}, score_s or {})
+        settings = AgentSettings.model_validate(limits)
+        setup = AgentSetup(agent, {}, settings, {"default": "digest"}, score_s or {})
         started = start(submitted or task(), left_s)
         world.run = EpisodeRun(world.send, started, 0.0, setup, answers or {})
         running = asyncio.create_task(world.run.run())
@@ -315,6 +317,163 @@ def test_limits_are_endings_with_the_recipes_reward() -> None:
     assert (outcome.ending, outcome.reward, len(trajectory.turns)) == ("turn_limit", -0.5, 2)
     outcome, _ = play(World(), task(max_tokens=4))
     assert (outcome.ending, outcome.reward) == ("token_limit", 0.0)
+
+
+def test_requests_ask_for_the_version_that_the_start_names() -> None:
+    def minima(submitted: TaskSubmitted, agent: Agent = multi_turn) -> set[int]:
+        world = World()
+
+        async def main() -> None:
+            started = start(submitted).model_copy(update={"versions": {"default": 6}})
+            setup = AgentSetup(agent, {}, AgentSettings(), {"default": "digest"})
+            world.run = EpisodeRun(world.send, started, 0.0, setup, {})
+            await asyncio.wait_for(world.run.run(), 5)
+
+        asyncio.run(main())
+        return {one.minimum for one in world.of(GenerationRequested)}
+
+    async def teacher(episode: Episode) -> None:
+        await episode.generate("a", demonstration="b")
+
+    assert minima(task()) == {6}
+    pinned = Use(policy="default", version=4, sampling=Sampling(max_tokens=8))
+    assert minima(task(roles={"policy": pinned})) == {0}
+    assert minima(task(), teacher) == {0}
+
+
+class FullContext(World):
+    """The model's context is full after so many turns. `drawn` are the tokens of the last one."""
+
+    def __init__(self, turns: int, drawn: int) -> None:
+        super().__init__()
+        self.turns = turns
+        self.drawn = drawn
+
+    def answer(self, event: Event) -> GenerationCompleted | ObservationRecorded | None:
+        answer = super().answer(event)
+        if (
+            isinstance(answer, GenerationCompleted)
+            and len(self.of(GenerationRequested)) > self.turns
+        ):
+            some = range(self.drawn)
+            changes: dict[str, Any] = {
+                "finish": "overflow",
+                "tokens": packed.pack_i32([67 for _ in some]),
+                "logprobs": packed.pack_f32([-0.5 for _ in some]),
+                "versions": packed.pack_spans([4 for _ in some]),
+                "text": "C" * self.drawn,
+            }
+            answer = answer.model_copy(update=changes)
+        return answer
+
+
+def test_the_turn_that_fills_the_context_is_recorded() -> None:
+    """A penalty must reach the tokens that caused it, even if they are the only ones."""
+    for turns in (0, 1):
+        outcome, trajectory = play(FullContext(turns, drawn=3), unfinished_reward=-1.0)
+        assert (outcome.ending, outcome.reward, len(trajectory.turns)) == (
+            "overflow",
+            -1.0,
+            turns + 1,
+        )
+        last = trajectory.turns[-1]
+        assert (last.finish, packed.count(last.tokens)) == ("overflow", 3)
+        assert packed.count(last.logprobs) == 3
+        assert outcome.policies[0].tokens == 2 * turns + 3
+        assert outcome.policies[0].oldest_version >= 3
+
+
+def test_a_prompt_that_is_too_long_has_nothing_to_record() -> None:
+    outcome, trajectory = play(FullContext(1, drawn=0), unfinished_reward=-1.0)
+    assert (outcome.ending, outcome.reward, len(trajectory.turns)) == ("overflow", -1.0, 1)
+
+
+def test_an_episode_that_a_limit_cut_can_be_masked() -> None:
+    outcome, _ = play(World(), task(max_turns=2), unfinished_reward=-0.5, overlong="mask")
+    assert (outcome.reward, outcome.masked) == (-0.5, True)
+    assert not play(World(), task(max_turns=2), unfinished_reward=-0.5)[0].masked
+    assert not play(World(), overlong="mask")[0].masked
+
+
+def test_an_answer_that_the_recipe_cut_is_overlong_and_one_that_the_agent_cut_is_not() -> None:
+    class Cut(World):
+        def answer(self, event: Event) -> GenerationCompleted | ObservationRecorded | None:
+            answer = super().answer(event)
+            cut = isinstance(event, GenerationRequested) and event.sampling.max_tokens <= 2
+            return answer.model_copy(update={"finish": "length"}) if cut and answer else answer
+
+    def asking(*most: int | None) -> Agent:
+        async def agent(episode: Episode) -> None:
+            for limit in most:
+                await episode.generate("a", max_tokens=limit)
+            episode.reward = 1.0
+
+        return agent
+
+    def masked(agent: Agent, **limits: Any) -> bool:
+        return play(Cut(), task(**limits), agent, overlong="mask")[0].masked
+
+    assert masked(asking(None), max_tokens=2)
+    assert masked(asking(None, None), max_tokens=4)
+    assert not masked(asking(2))
+    assert not masked(asking(2, None), max_tokens=20)
+
+
+def test_length_is_penalised_within_the_buffer_alone() -> None:
+    """DAPO's equation 13: nothing below the buffer, then linear, and everything beyond."""
+    length = {"overlong_buffer": 4, "overlong_penalty": 2.0}
+    for most, reward in ((10, 1.0), (9, 0.5), (8, 0.0), (6, -1.0)):  # 6 tokens are sampled
+        outcome, trajectory = play(World(), task(max_tokens=most), **length)
+        assert (outcome.ending, outcome.reward) == ("finished", reward)
+        assert trajectory.reward == reward
+        assert outcome.rewards.get("overlong", 0.0) == reward - 1.0
+    outcome, _ = play(FullContext(0, drawn=1), unfinished_reward=0.0, **length)
+    assert outcome.reward == -2.0
+    outcome, _ = play(World(), task(max_tokens=6, purpose="evaluate"), **length)
+    assert outcome.reward == 1.0
+
+
+def test_the_deadline_can_count_as_unfinished() -> None:
+    for settings, reward in (({"unfinished_reward": -1.0}, -1.0), ({}, 0.0)):
+        world = World()
+        world.silent_after = 4
+        outcome, trajectory = play(world, left_s=0.1, timeouts="unfinished", **settings)
+        assert (outcome.ending, outcome.reward, outcome.failure) == ("deadline", reward, None)
+        assert len(trajectory.turns) == 2
+
+
+def test_a_deadline_after_a_failed_attempt_is_excluded() -> None:
+    """The policy did not have the whole time."""
+
+    class Late(World):
+        async def send(self, event: Event) -> Ref:
+            if isinstance(event, GenerationRequested) and event.attempt == 1:
+                self.silent_after = 0
+            return await super().send(event)
+
+    world = Late()
+    world.observed = lambda action: {"failure": LOST} if action.attempt == 0 else {}
+    outcome, _ = play(world, left_s=0.2, timeouts="unfinished", unfinished_reward=-1.0)
+    assert (outcome.ending, outcome.attempt, outcome.reward) == ("deadline", 1, None)
+    assert outcome.failure is not None
+
+
+SLOW = Failure(origin="environment", code="step_timeout", retryable=True)
+
+
+def test_a_step_that_takes_too_long_is_retried_then_excluded_or_penalised() -> None:
+    def play_slow(**settings: Any) -> EpisodeEnded:
+        world = World()
+        world.observed = lambda action: {"failure": SLOW} if action.index == 2 else {}
+        outcome, trajectory = play(world, task(attempts=2), unfinished_reward=-1.0, **settings)
+        assert (outcome.attempts, len(trajectory.failures)) == (2, 2)
+        assert len(trajectory.turns) == 2
+        return outcome
+
+    excluded = play_slow()
+    assert (excluded.ending, excluded.reward, excluded.failure) == ("failed", None, SLOW)
+    counted = play_slow(timeouts="unfinished")
+    assert (counted.ending, counted.reward, counted.failure) == ("step_timeout", -1.0, None)
 
 
 def test_the_deadline_ends_an_episode_that_waits() -> None:

@@ -18,6 +18,7 @@ from headrace.schemas.events import (
     TaskEnded,
     TaskSubmitted,
 )
+from headrace.schemas.recipe.recipe import Agent as AgentSettings
 from headrace.services.agent.crash_isolation.isolation import Isolation
 from headrace.services.agent.early_answers import EARLY
 from headrace.services.agent.episode import Episode
@@ -62,7 +63,7 @@ class Bench:
         self.sent: list[Event] = []
         self.spawned: list[asyncio.Task[None]] = []
         self.cancellations = Nobody()
-        setup = AgentSetup(patient, {}, None, {})
+        setup = AgentSetup(patient, {}, AgentSettings(), {})
         self.shard = AgentShard(
             cast("ShardContext", self),
             {"default": setup},

@@ -41,7 +41,9 @@ TOPICS = Topics("test", ("default",), 1)
 RECIPE = Recipe.model_validate(
     {
         "name": "test",
-        "policies": {"default": {"model": "tiny-llama", "batches": {"groups": 1}}},
+        "policies": {
+            "default": {"model": "tiny-llama", "batches": {"groups": 1, "max_staleness": 1}}
+        },
         "scheduler": {"live_episodes": 2},
     }
 )

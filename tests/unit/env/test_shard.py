@@ -123,11 +123,12 @@ def action(index: int, kind: str = "step", **changes: Any) -> ActionRequested:
 class Bench:
     """A shard, and how to feed it."""
 
-    def __init__(self, slots: int = 8) -> None:
+    def __init__(self, slots: int = 8, step_s: float | None = None) -> None:
         Counter.made = Counter.closed = Counter.unlike = 0
         self.context = FakeContext()
-        setup = EnvironmentSetup(Counter, {}, asyncio.Semaphore(slots))
-        self.shard = EnvShard(self.context, {"default": setup}, "me")  # type: ignore[arg-type]
+        setups = {"default": EnvironmentSetup(Counter, {}, asyncio.Semaphore(slots))}
+        bounds = {} if step_s is None else {"default": step_s}
+        self.shard = EnvShard(self.context, setups, "me", (), bounds)  # type: ignore[arg-type]
         self.context.shard = self.shard
         self._offset = 0
 
@@ -141,9 +142,11 @@ class Bench:
         await self.shard.on_caught_up()
 
 
-def run(test: Callable[[Bench], Coroutine[Any, Any, None]], slots: int = 8) -> None:
+def run(
+    test: Callable[[Bench], Coroutine[Any, Any, None]], slots: int = 8, step_s: float | None = None
+) -> None:
     async def main() -> None:
-        bench = Bench(slots)
+        bench = Bench(slots, step_s)
         try:
             await test(bench)
         finally:
@@ -437,6 +440,29 @@ def test_a_persistent_environment_is_made_once() -> None:
         assert (Counter.made, Counter.closed) == (1, 0)
 
     run(test)
+
+
+def test_a_step_that_takes_longer_than_its_limit_fails_the_attempt() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.live()
+        hang = json.dumps({"action": "hang"})
+        use = EnvironmentUse(use="default", mode="persistent")
+        await bench.feed(
+            action(0, "reset", environment=use), action(1, payload=hang, environment=use)
+        )
+        late = (await bench.context.answers(2))[1]
+        assert late.failure is not None
+        assert (late.failure.origin, late.failure.code) == ("environment", "step_timeout")
+        assert late.failure.retryable
+        assert late.reward is None
+        # The next attempt gets another instance, not the one whose step was cancelled.
+        await bench.feed(action(2, "close", environment=use))
+        await bench.context.idle()
+        assert (Counter.made, Counter.closed) == (1, 1)
+        await bench.feed(action(0, "reset", attempt=1, environment=use))
+        assert (await bench.context.answers(3))[2].text == "0"
+
+    run(test, step_s=0.05)
 
 
 def test_an_unknown_environment_is_answered_as_such() -> None:

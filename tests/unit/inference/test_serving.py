@@ -244,6 +244,49 @@ def test_nothing_is_started_while_catching_up(tmp_path: Path) -> None:
     drive(main)
 
 
+def test_a_prompt_waits_for_the_version_that_it_asks_for_and_delays_no_other(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        context = FakeContext()
+        policy = await serve(tmp_path, slots=1)
+        shard = PromptShard(context, policy)
+        await shard.on_event(delivery(request("0", minimum=8), 0))
+        await shard.on_event(delivery(request("1", minimum=7), 1))
+        await shard.on_event(delivery(request("2", minimum=8, pinned=7), 2))
+        await asyncio.gather(*context.spawned[1:])
+        assert [event.event_id[-1] for event in context.sent] == ["1", "2"]
+        await policy.engine.load(Weights("default", 8, empty_weights(tmp_path)))
+        policy.on_loaded(8)
+        await asyncio.gather(*context.spawned)
+        answer = context.sent[-1]
+        assert isinstance(answer, GenerationCompleted)
+        assert (answer.call, packed.oldest(answer.versions)) == ("0", 8)
+        assert policy.slots.starting == 0
+
+    drive(main)
+
+
+def test_a_version_that_is_not_loaded_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.services.inference.serving.LOAD_WAIT_S", 0.05)
+
+    async def main() -> None:
+        context = FakeContext()
+        policy = await serve(tmp_path)
+        shard = PromptShard(context, policy)
+        await shard.on_event(delivery(request("0", minimum=8), 0))
+        await asyncio.gather(*context.spawned)
+        answer = context.sent[-1]
+        assert isinstance(answer, GenerationCompleted)
+        assert packed.oldest(answer.versions) == 7, "late is better than never"
+        assert not policy.is_behind(request("1", minimum=8))
+        assert policy.is_behind(request("1", minimum=9))
+
+    drive(main)
+
+
 def test_the_intake_waits_for_a_slot(tmp_path: Path) -> None:
     async def main() -> None:
         context = FakeContext()

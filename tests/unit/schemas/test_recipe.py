@@ -48,10 +48,32 @@ def test_later_sources_win(shipped: Path) -> None:
         environment=environment,
         settings=["scheduler.live_episodes=8", 'tasks.options={"a": [1]}', "tasks.agent=default"],
     )
-    assert recipe.scheduler.live_episodes == 8
+    assert recipe.scheduler.live_episodes == recipe.live_episodes == 8
     assert recipe.stop.reward == 0.5
     assert recipe.description == "just text"
     assert recipe.tasks.options == {"a": [1]}
+
+
+def test_without_a_limit_as_many_episodes_run_as_the_largest_batch_has() -> None:
+    def live(*groups: int, training: bool = True, **scheduler: int) -> int:
+        tree = {
+            "name": "demo",
+            "tasks": {"samples": 4},
+            "scheduler": scheduler,
+            "policies": {
+                ("default", "other")[number]: {
+                    "model": "tiny-llama",
+                    "batches": {"groups": count},
+                    **({} if training else {"training": None}),
+                }
+                for number, count in enumerate(groups)
+            },
+        }
+        return Recipe.model_validate(tree).live_episodes
+
+    assert live(3, 5) == 20
+    assert live(3, 5, live_episodes=7) == 7
+    assert live(3, training=False) == 512
 
 
 def test_training_can_be_switched_off(shipped: Path) -> None:

@@ -15,13 +15,14 @@ from headrace.errors import Fenced, RecordsLost, UsageError
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import EVENTS, BatchAssembled, GroupClosed
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import BATCHES, Topics
+from headrace.schemas.topics import BATCHES, GROUPS, Topics
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs import assemble_batches
+from headrace.stream_jobs.live_groups import REMEMBERED
 from tests.memory.memory_broker import MemoryBroker
 from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
@@ -226,6 +227,24 @@ def test_what_is_no_group_is_parked_and_the_job_goes_on(tmp_path: Path) -> None:
         dead = Partition("space.dead-letters.v1", 0)
         assert (await broker.ends([dead]))[dead] == (0, 1)
         await batches.aclose()
+        await broker.close()
+
+    asyncio.run(main())
+
+
+def test_the_lengths_of_the_newest_decided_groups_are_read_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = MemoryBroker()
+        log = a_context(broker, "space", a_recipe(), tmp_path).log
+        await make_topics(log)
+        groups = log.topics.partition(GROUPS, "default")
+        for task in range(100):
+            await log.send(just_ended(task, 0))
+        assert await assemble_batches._first_group(log, groups, 90) == 90 - REMEMBERED
+        assert await assemble_batches._first_group(log, groups, 20) == 0
+        broker._state.log(groups).expire(50)
+        assert await assemble_batches._first_group(log, groups, 90) == 50
+        assert await assemble_batches._first_group(log, groups, 40) == 40, "RecordsLost says it"
         await broker.close()
 
     asyncio.run(main())

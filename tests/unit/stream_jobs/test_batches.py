@@ -24,7 +24,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.stream_jobs import batches
+from headrace.stream_jobs import batches, live_groups
 from headrace.stream_jobs.batches import BatchAssembler
 
 ENDED_S = 1_000.0
@@ -296,10 +296,58 @@ def test_nothing_waits_for_a_group_that_is_overdue() -> None:
     assembler.on_policy(a_publication(1))
     assembler.on_start(a_start(0, 0), ENDED_S)
     assembler.on_group(a_group(1, 1), 0)
-    overdue_s = DEADLINE_S + batches.OVERDUE_S
+    overdue_s = DEADLINE_S + live_groups.OVERDUE_S
     assert assembler.next_batch(overdue_s - 0.1) is None
     assert assembler.due_at(DEADLINE_S) == overdue_s
     assert tasks_of(assembler.next_batch(overdue_s)) == [1]
+
+
+LENGTHS = [*[10.0] * 3, *[1.0] * 16, 100.0, 0.0]
+"""Seconds that groups took: 90 % at most 10 s, one hung, and one did not begin."""
+
+
+def an_informed_assembler(**settings: Any) -> BatchAssembler:
+    """It knows LENGTHS, and version 1 is trained."""
+    assembler = an_assembler(groups=1, max_staleness=1, **settings)
+    assembler.on_policy(a_publication(1))
+    learn_lengths(assembler)
+    assembler.on_batch(a_batch(1))
+    return assembler
+
+
+def learn_lengths(assembler: BatchAssembler) -> None:
+    for offset, seconds in enumerate(LENGTHS):
+        assembler.on_group(a_dropped_group(100 + offset, seconds=seconds), offset)
+
+
+def when_due(assembler: BatchAssembler) -> float:
+    """When a full batch no longer waits for a group that it makes stale."""
+    assembler.on_start(a_start(0, 0), ENDED_S)
+    assembler.on_group(a_group(1, 1, seconds=1.0), len(LENGTHS))
+    now_s = ENDED_S
+    while assembler.next_batch(now_s) is None:
+        due_s = assembler.due_at(now_s)
+        assert due_s is not None
+        now_s = due_s
+    assert tasks_of(assembler.next_batch(now_s)) == [1]
+    return now_s - ENDED_S
+
+
+def test_no_batch_waits_for_a_group_that_takes_far_longer_than_others_did() -> None:
+    assert when_due(an_informed_assembler()) == live_groups.LATE * 10.0
+    assert when_due(an_informed_assembler(straggler_wait_s=60)) == 60, "the recipe's own limit"
+    uninformed = an_assembler(groups=1, max_staleness=1)
+    uninformed.on_policy(a_publication(1))
+    uninformed.on_batch(a_batch(1))
+    assert when_due(uninformed) == DEADLINE_S + live_groups.OVERDUE_S - ENDED_S
+
+
+def test_a_successor_that_reads_the_newest_groups_again_waits_as_long() -> None:
+    successor = an_assembler(groups=1, max_staleness=1)
+    successor.on_policy(a_publication(1))
+    successor.on_batch(a_batch(1, decided=range(100, 100 + len(LENGTHS))))
+    learn_lengths(successor)
+    assert when_due(successor) == live_groups.LATE * 10.0
 
 
 def test_a_batch_is_short_only_if_no_group_is_live() -> None:
@@ -329,7 +377,8 @@ def test_a_start_that_is_read_after_its_group_is_closed_is_not_live() -> None:
     assert tasks_of(assembler.next_batch(ENDED_S + WAIT_S)) == [1]
 
 
-def a_batch(version: int) -> BatchAssembled:
+def a_batch(version: int, decided: range = range(0)) -> BatchAssembled:
+    runs = (Run(first=decided[0], last=decided[-1]),) if decided else ()
     return BatchAssembled(
         policy="default",
         version=version,
@@ -338,6 +387,7 @@ def a_batch(version: int) -> BatchAssembled:
         samples=(),
         sampled_tokens=0,
         low_mark=0,
+        decided=runs,
         groups_read=0,
     )
 

@@ -102,6 +102,35 @@ def test_a_sample_that_does_not_count_is_excluded_with_its_reason(
     assert closed.mean == 0.75
 
 
+def test_a_masked_sample_counts_in_its_group_and_is_not_learned() -> None:
+    outcomes = [an_outcome(0, 1.0), an_outcome(1, 0.0, masked=True), an_outcome(2, 0.5)]
+    closed = close(a_task(outcomes), advantage="dr_grpo")
+    assert reasons(closed) == {1: "overlong"}
+    assert closed.mean == 0.5
+    advantages = {one.sample: unpack_f32(one.advantages) for one in closed.samples}
+    assert advantages == {0: [0.5], 2: [0.0]}
+
+
+def test_a_group_whose_samples_are_all_masked_is_dropped() -> None:
+    closed = close(a_task([an_outcome(0, 1.0, masked=True), an_outcome(1, 0.0, masked=True)]))
+    assert (closed.verdict, closed.reason, closed.mean) == ("dropped", "overlong", 0.5)
+    assert reasons(closed) == {0: "overlong", 1: "overlong"}
+    few = close(a_task([an_outcome(0, 1.0, masked=True), an_outcome(1, 0.0)], minimum=2))
+    assert (few.verdict, few.reason) == ("dropped", "too_few_samples")
+
+
+def test_a_masked_demonstration_is_learned() -> None:
+    shown = PolicyUse(policy="default", tokens=5, longest=9, oldest_version=-1)
+    closed = close(a_task([an_outcome(0, masked=True, policies=(shown,))]))
+    assert [one.sample for one in closed.samples] == [0]
+
+
+def test_a_group_says_how_long_its_longest_episode_took() -> None:
+    refused = an_outcome(2, seconds=9.0, attempts=0)
+    closed = close(a_task([an_outcome(0, seconds=4.0), an_outcome(1, seconds=6.0), refused]))
+    assert closed.seconds == 6.0
+
+
 def test_what_the_policy_caused_is_data() -> None:
     overflow = Failure(origin="policy", code="overflow")
     closed = close(a_task([an_outcome(0, -1.0, ending="overflow", failure=overflow)]))

@@ -21,7 +21,8 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder, weights_digest
 from headrace.trainer.collate import collate, entropy, processed_distribution, target_logprobs
 from headrace.trainer.learner import Learner
-from headrace.trainer.losses import MicroBatch
+from headrace.trainer.losses.load_loss import load_loss
+from headrace.trainer.losses.loss import Loss, MicroBatch
 from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 
@@ -64,13 +65,13 @@ def state(one: Learner, tmp_path: Path) -> bytes:
 
 def infinite_loss(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
     """Diverges on batches of a negative first advantage; else learns."""
-    loss = -(logprobs * batch.advantages).sum() / batch.denominator
+    loss = -logprobs * batch.advantages
     return loss / 0 if batch.advantages[0] < 0 else loss
 
 
 def exhausting_loss(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
     """Wants more memory than there is."""
-    return logprobs.sum() * torch.empty(2**60).sum()
+    return logprobs * torch.empty(2**60).sum()
 
 
 def test_version_0_follows_from_the_seed() -> None:
@@ -231,8 +232,10 @@ def test_training_makes_what_was_good_likelier() -> None:
 def test_later_updates_are_held_to_the_policy_at_the_batchs_start() -> None:
     """The second update sees ratios other than 1, and clips; the first never does."""
     same = update(*(sequence(seed) for seed in range(8)))
-    assert learner(updates=1).train([same])["clip_fraction"] == 0
-    assert learner(updates=3, learning_rate=0.05).train([same, same, same])["clip_fraction"] > 0
+    assert learner().train([same])["clip_fraction"] == 0
+    for settings in ({"minibatches": 3}, {"epochs": 3}):
+        updates = [same] * settings.get("minibatches", 1)
+        assert learner(learning_rate=0.05, **settings).train(updates)["clip_fraction"] > 0
 
 
 def test_warmup_raises_the_learning_rate_step_by_step() -> None:
@@ -242,6 +245,84 @@ def test_warmup_raises_the_learning_rate_step_by_step() -> None:
         one.train([update(sequence(seed))])
         rates.append(one._optimizer.param_groups[0]["lr"] / 1e-2)
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+
+
+@pytest.mark.parametrize("choice", ["grpo", "gspo", "cispo", "m2po", "icepop", "reinforce"])
+@pytest.mark.parametrize("reduction", ["token", "sequence", "constant"])
+def test_gradients_do_not_depend_on_micro_batches(choice: str, reduction: str) -> None:
+    """Also beside demonstrations, and in the last of several updates."""
+    taught = demonstrated(sequence(50, 2))
+    sampled = [sequence(seed, 1 + seed % 4) for seed in range(12)]
+    updates = [update(*sampled[:7], taught), update(*sampled[7:])]
+    found = []
+    for max_tokens in (4096, 20, 1):
+        loss = {"use": choice, "reduction": reduction}
+        one = learner(loss=loss, max_tokens=max_tokens, minibatches=2, kl_coefficient=0.1)
+        metrics = one.train(updates)
+        found.append((metrics["loss"], metrics["grad_norm"], metrics["clip_fraction"]))
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    assert found[2] == pytest.approx(found[0], rel=1e-3)
+
+
+def test_the_second_update_of_m2po_is_prepared_with_the_weights_of_the_first() -> None:
+    seen: list[torch.Tensor] = []
+
+    class Watching(Loss):
+        """Keeps the logprobs that updates are prepared with."""
+
+        def prepare(self, update: MicroBatch, logprobs: torch.Tensor) -> None:
+            seen.append(logprobs - update.proximal)
+
+        def terms(self, batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+            return -batch.advantages * logprobs
+
+    one = learner(epochs=2)
+    one._loss = Watching()
+    one.train([update(sequence(0), demonstrated(sequence(1)))])
+    assert [len(each) for each in seen] == [3, 3]
+    assert not seen[0].any()
+    assert seen[1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_the_reference_is_version_0_also_after_a_restart(
+    lora: dict[str, int] | None, tmp_path: Path
+) -> None:
+    """Without another gradient, the policy returns to version 0."""
+    tree = {"model": "tiny-llama", "lora": lora}
+    plain = {"learning_rate": 1e-2, "device": "cpu"}
+    moved = Learner(FOLDER, Policy.model_validate({**tree, "training": plain}))
+    batch = [update(*(sequence(seed) for seed in range(4)))]
+    for _ in range(10):
+        moved.train(batch)
+    moved.save(tmp_path / "state")
+    held = Learner(
+        FOLDER, Policy.model_validate({**tree, "training": {**plain, "kl_coefficient": 1.0}})
+    )
+    assert held.train(batch)["reference_kl"] == pytest.approx(0, abs=1e-6)
+    held.load(tmp_path / "state")
+    for one in batch[0].sequences:
+        one.advantages[:] = 0.0
+    divergences = [held.train(batch)["reference_kl"] for _ in range(20)]
+    assert divergences[0] > 0.1
+    assert divergences[-1] < divergences[0] / 4
+
+
+def test_a_stop_while_the_reference_is_measured_leaves_the_own_weights() -> None:
+    one, stop = learner(kl_coefficient=1.0), threading.Event()
+    one.train([update(sequence(0))])
+    weights = one.weights()
+    stop.set()
+    with pytest.raises(Stopped):
+        one.train([update(sequence(0))], stop)
+    assert one.weights() == weights
+
+
+def test_epochs_train_on_each_minibatch_again() -> None:
+    one = learner(epochs=3, minibatches=2, loss="reinforce")
+    metrics = one.train([update(sequence(0)), update(sequence(1))])
+    assert one.updates_done == 6
+    assert metrics["tokens"] == 3 * 6
 
 
 def fail_halfway(one: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +349,7 @@ def test_a_single_update_that_fails_in_the_optimizer_ends_the_trainer(
 def test_one_of_several_updates_that_fails_in_the_optimizer_is_undone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one = learner(updates=2)
+    one = learner(minibatches=2)
     kept, weights = state(one, tmp_path), one.weights()
     fail_halfway(one, monkeypatch)
     with pytest.raises(UnusableBatch, match="out of memory"):
@@ -280,10 +361,10 @@ def test_one_of_several_updates_that_fails_in_the_optimizer_is_undone(
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_poison_batch_changes_nothing(loss: str, before: int, tmp_path: Path) -> None:
     """Neither in its first update nor, after a good one, in its second."""
-    one = learner(updates=2)
+    one = learner(minibatches=2)
     one.train([update(sequence(0)), update(sequence(1))])
     kept, weights, done = state(one, tmp_path), one.weights(), one.updates_done
-    one._loss = globals()[loss]
+    one._loss = load_loss(f"{__name__}:{loss}")
     good, bad = sequence(2), sequence(3)
     good.advantages[:], bad.advantages[:] = 1.0, -1.0
 
@@ -305,7 +386,7 @@ def test_without_a_gradient_momentum_does_not_carry_on(tmp_path: Path) -> None:
 
 
 def test_a_stop_drops_the_version_in_the_making() -> None:
-    one, stop = learner(updates=2), threading.Event()
+    one, stop = learner(minibatches=2), threading.Event()
     weights = one.weights()
     stop.set()
     with pytest.raises(Stopped):
@@ -376,7 +457,7 @@ def test_demonstrations_are_learned_whatever_the_loss_does() -> None:
 
 def test_a_batch_may_hold_both_what_was_sampled_and_what_was_demonstrated() -> None:
     sampled, taught = sequence(0), demonstrated(sequence(1))
-    both, one_by_one = learner(updates=2), learner(updates=2, max_tokens=1)
+    both, one_by_one = learner(minibatches=2), learner(minibatches=2, max_tokens=1)
 
     metrics = both.train([update(sampled, taught), update(taught, sampled)])
     one_by_one.train([update(sampled, taught), update(taught, sampled)])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.schemas.events import EpisodeEnded, EpisodeStarted, Failure
+from headrace.schemas.recipe.recipe import Agent as AgentSettings
 from headrace.services.agent.agents import multi_turn
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.records import AgentSetup
@@ -43,7 +44,7 @@ def record(
 
 
 def replay(attempt: RecordedAttempt, agent: Agent = multi_turn) -> Divergence | None:
-    return asyncio.run(replay_attempt(attempt, AgentSetup(agent, {}, None, {})))
+    return asyncio.run(replay_attempt(attempt, AgentSetup(agent, {}, AgentSettings(), {})))
 
 
 def without(attempt: RecordedAttempt, call: str) -> RecordedAttempt:
