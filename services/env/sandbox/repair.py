@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from headrace.errors import UsageError
+from headrace.errors import InfrastructureError, UsageError
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.sandbox.coding import Case, grade, ungraded
 from headrace.services.env.sandbox.command_start import SandboxEnded
@@ -71,6 +71,10 @@ class Repair(Shell):
                 written = await self._sandbox.run(("python3", "-I", "-c", WRITER, path, text))
             except BadArgument as error:
                 raise UsageError(f"the task's file {path}: {error}") from error
+            if written.ended:  # The policy has not run anything yet, so the host was too slow.
+                raise InfrastructureError(
+                    "sandbox_slow", f"the task's file {path} was not written: {written.ended}"
+                )
             if written.exit_code != 0:
                 raise UsageError(f"the task's file {path} can't be written: {written.output}")
         listed = "\n".join(sorted(self._files))
