@@ -29,11 +29,17 @@ class PreparedBatch:
     """One for each minibatch."""
     unusable: str = ""
     """Why the batch can't be trained on; empty if it can."""
+    dropped: Sequence[str] = ()
+    """Why samples were dropped, one reason for each."""
 
     def metrics(self) -> dict[str, float]:
-        """Returns what is known before training: `reward_mean` and the metrics of `staleness`."""
+        """Returns what is known before training.
+
+        That is `reward_mean`, the metrics of `staleness`, and `dropped_samples`, a count.
+        """
         reward_mean = self.delivery.event.reward_mean
         known = {} if reward_mean is None else {"reward_mean": reward_mean}
+        known["dropped_samples"] = float(len(self.dropped))
         return known | staleness(self.delivery.event, self.updates)
 
 
@@ -42,7 +48,8 @@ async def load_batch(
 ) -> PreparedBatch:
     """Fetches and checks a batch's trajectories, and divides them into at most so many minibatches.
 
-    A batch that contradicts itself comes back as `unusable`. Raises what `EventLog.fetch` raises.
+    A batch that contradicts itself, or that has no sample to train on, comes back as `unusable`.
+    Raises what `EventLog.fetch` raises.
     """
     batch = delivery.event
     refs = [sample.trajectory for sample in batch.samples]
@@ -51,21 +58,24 @@ async def load_batch(
     fetched = await log.fetch([refs[index] for index in order])
     events = [event for _, event in sorted(zip(order, fetched, strict=True), key=lambda o: o[0])]
     try:
-        prepared = await asyncio.to_thread(build_updates, batch, events, vocabulary, minibatches)
+        built, dropped = await asyncio.to_thread(
+            build_updates, batch, events, vocabulary, minibatches
+        )
     except UnusableBatch as error:
         return PreparedBatch(delivery, unusable=str(error))
-    return PreparedBatch(delivery, prepared)
+    return PreparedBatch(delivery, built, dropped=dropped)
 
 
 def build_updates(
     batch: BatchAssembled, events: Sequence[Event], vocabulary: int, minibatches: int
-) -> list[UpdateBatch]:
+) -> tuple[list[UpdateBatch], list[str]]:
     """Divides a batch into minibatches, each of which makes an optimizer update in each epoch.
 
     `events` are its trajectories, one for each sample. Sample i belongs to minibatch i modulo
     `minibatches`. The samples of a group are neighbours, so they are spread evenly. A minibatch
-    without trained tokens is left out. Raises UnusableBatch if the batch and its trajectories
-    contradict each other.
+    without trained tokens is left out. A sample whose trajectory can't be trained on, or is not
+    what the batch states, is dropped: also returns the reasons. Raises UnusableBatch if the batch
+    contradicts itself or if no sample remains.
     """
     counted = sum(sample.tokens for sample in batch.samples)
     if batch.sampled_tokens != counted:
@@ -73,21 +83,27 @@ def build_updates(
             f"batch {batch.version} states {batch.sampled_tokens} trainable tokens, but its "
             f"samples have {counted}"
         )
-    by_sample = []
+    by_sample: list[list[TokenSequence]] = []
+    dropped: list[str] = []
     groups: dict[int, int] = {}
     """The index of each group, by its task."""
     for index, (sample, event) in enumerate(zip(batch.samples, events, strict=False)):
         group = groups.setdefault(sample.task, len(groups))
+        name = f"task {sample.task} sample {sample.sample}"
         try:
             found = _sequences(batch.policy, sample, event, vocabulary)
-            by_sample.append([replace(one, sample=index, group=group) for one in found])
-        except ValueError as error:
-            raise UnusableBatch(
-                f"batch {batch.version}, task {sample.task} sample {sample.sample}: {error}"
-            ) from error
+        except (ValueError, UnusableBatch) as error:
+            found = []
+            dropped.append(f"{name}: {error}")
+        by_sample.append([replace(one, sample=index, group=group, name=name) for one in found])
+    if dropped and len(dropped) == len(by_sample):
+        raise UnusableBatch(
+            f"none of the samples of batch {batch.version} can be trained on. {dropped[0]}"
+        )
     parts = (by_sample[number::minibatches] for number in range(minibatches))
     divided = ([one for sequences in part for one in sequences] for part in parts)
-    return [UpdateBatch(sequences, batch.version - 1) for sequences in divided if sequences]
+    updates = [UpdateBatch(sequences, batch.version - 1) for sequences in divided if sequences]
+    return updates, dropped
 
 
 def _sequences(

@@ -29,6 +29,15 @@ class UnusableBatch(HeadraceError):
     """The batch can't be trained on: its trajectories are malformed, or training diverges."""
 
 
+class UnusableSample(UnusableBatch):
+    """One sample can't be trained on; the rest of its batch can."""
+
+    def __init__(self, sample: int, reason: str) -> None:
+        """`sample` is its index in the batch."""
+        super().__init__(reason)
+        self.sample = sample
+
+
 class Stopped(HeadraceError):
     """The trainer was asked to stop; it drops the version that it was making."""
 
@@ -57,6 +66,8 @@ class TokenSequence:
     """The index in the batch of the sample that the sequence belongs to."""
     group: int = 0
     """The index in the batch of the sample's group."""
+    name: str = ""
+    """The sample's task and number, for people."""
 
 
 @dataclass(frozen=True, slots=True)

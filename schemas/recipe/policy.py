@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from headrace.schemas.problems import problems_of
 from headrace.schemas.recipe.secret_references import Options
@@ -20,6 +20,20 @@ from headrace.schemas.recipe.tables import (
 )
 
 Chosen = TypeVar("Chosen", bound=Settings)
+
+
+RENDERED = frozenset(
+    (
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "bos_token",
+        "eos_token",
+        "pad_token",
+        "unk_token",
+    )
+)
+"""The names that a chat template gets in any case."""
 
 
 class SamplingSettings(Settings):
@@ -199,6 +213,9 @@ class Training(Settings):
     sequence."""
     max_tokens: Positive = 16_384
     """Maximum number of tokens of one micro-batch, including padding."""
+    max_skipped: Positive = 5
+    """If so many batches in a row can't be trained on, for example because the loss is not finite,
+    the run stops and says why."""
     checkpoint_every: Positive = 10
     """Number of versions from one checkpoint to the next."""
     keep_checkpoints: Positive = 2
@@ -284,6 +301,9 @@ class Policy(Settings):
     """Seed of random weights: those of a model without weights, and those of a new adapter."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Values that the model's chat template gets by name, for example `enable_thinking = false` for
+    Qwen3. A template ignores names that it does not know."""
     lora: Lora | None = None
     """If it is set, only an adapter learns, and policies with the same model, seed and dtype share
     their base. Absent: all weights learn."""
@@ -293,3 +313,10 @@ class Policy(Settings):
     batches: Batches = Batches()
     training: Annotated[Training | None, FALSE_IS_NONE] = Training()
     """Absent (`training = false` in TOML): the policy keeps version 0."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _names_are_free(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(RENDERED & values.keys()):
+            raise ValueError(f"Headrace itself gives the chat template `{taken[0]}`: remove it")
+        return values

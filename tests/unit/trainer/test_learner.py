@@ -19,7 +19,7 @@ from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer.collate import collate, entropy, processed_distribution, target_logprobs
+from headrace.trainer.collate import collate
 from headrace.trainer.learner import Learner
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.loss import Loss, MicroBatch
@@ -146,32 +146,6 @@ def test_the_logprobs_are_those_of_the_whole_model_by_temperature_and_mask() -> 
             entropy.append(-(probabilities * probabilities.log()).sum())
     torch.testing.assert_close(logprobs, torch.stack(expected), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(entropies, torch.stack(entropy), rtol=1e-4, atol=1e-5)
-
-
-def test_a_forbidden_id_gets_no_gradient() -> None:
-    inputs = collate([sequence(0)], 258, torch.device("cpu"))
-    logits = torch.randn(3, 258, requires_grad=True)
-    logprobs = target_logprobs(processed_distribution(logits, inputs), inputs)
-    [gradient] = torch.autograd.grad(logprobs.sum(), logits)
-    assert torch.isfinite(gradient).all()
-    assert set(gradient.any(dim=0).nonzero().flatten().tolist()) == set(ACTIONS)
-
-
-def test_the_entropys_gradient_is_that_of_its_closed_form() -> None:
-    """dH / d logit = -p (log p + H) / temperature on what is allowed, and 0 elsewhere."""
-    inputs = collate([sequence(0, 2), sequence(1, 1, OPEN)], 258, torch.device("cpu"))
-    logits = (3 * torch.randn(3, 258, generator=torch.Generator().manual_seed(0))).requires_grad_()
-
-    [gradient] = torch.autograd.grad(entropy(processed_distribution(logits, inputs)).sum(), logits)
-
-    assert inputs.allowed is not None
-    for row, temperature in enumerate([0.5, 0.5, 1.0]):
-        allowed = inputs.allowed[inputs.allowed_set[row]]
-        p = (logits.detach()[row, allowed] / temperature).softmax(-1)
-        spread = -(p * p.log()).sum()
-        expected = -p * (p.log() + spread) / temperature
-        torch.testing.assert_close(gradient[row, allowed], expected, rtol=1e-4, atol=1e-6)
-        assert not gradient[row, ~allowed].any()
 
 
 def test_the_bonus_alone_raises_the_entropy() -> None:
@@ -355,6 +329,112 @@ def test_one_of_several_updates_that_fails_in_the_optimizer_is_undone(
     with pytest.raises(UnusableBatch, match="out of memory"):
         one.train([update(sequence(0)), update(sequence(1))])
     assert (state(one, tmp_path), one.weights(), one.updates_done) == (kept, weights, 0)
+
+
+def limit_memory(one: Learner, tokens: int) -> list[int]:
+    """Lets the model read at most so many tokens at once. Returns the sizes that it was given."""
+    sizes: list[int] = []
+
+    def refuse(module: Any, args: Any, given: dict[str, Any]) -> None:
+        sizes.append(given["input_ids"].numel())
+        if sizes[-1] > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    one._model.register_forward_pre_hook(refuse, with_kwargs=True)
+    return sizes
+
+
+def named(seed: int, turns: int) -> TokenSequence:
+    return replace(sequence(seed, turns), sample=seed, name=f"task 7 sample {seed}")
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_micro_batch_that_is_too_large_for_the_memory_is_divided(updates: int) -> None:
+    batch = [update(*(named(4 * n + i, 1 + i) for i in range(4))) for n in range(updates)]
+    small, divided = learner(max_tokens=10, minibatches=updates), learner(minibatches=updates)
+    sizes = limit_memory(divided, 10)
+
+    metrics, expected = divided.train(batch), small.train(batch)
+
+    assert metrics.pop("memory_retries") > expected.pop("memory_retries") == 0
+    assert metrics == expected
+    assert divided.weights() == small.weights()
+    assert max(sizes) == 32
+    sizes.clear()
+    divided.train([update(named(0, 2))])
+    assert sizes == [4]
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_sample_that_does_not_fit_the_memory_costs_only_itself(
+    updates: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All sequences of the sample are dropped."""
+    fitting = [update(*(named(4 * n + i, 2) for i in range(3))) for n in range(updates)]
+    long = named(90, 30)
+    short = replace(named(91, 1), sample=long.sample, name=long.name)
+    batch = [update(*fitting[0].sequences, short, long), *fitting[1:]]
+    one, other = learner(minibatches=updates), learner(minibatches=updates)
+    limit_memory(one, 16)
+
+    metrics, expected = one.train(batch), other.train(fitting)
+
+    assert (metrics["dropped_samples"], expected["dropped_samples"]) == (1, 0)
+    assert metrics["tokens"] == expected["tokens"] == 6 * updates
+    assert "task 7 sample 90: cpu is out of memory" in caplog.text
+    for name, tensor in load(one.weights()).items():
+        torch.testing.assert_close(tensor, load(other.weights())[name], atol=1e-3, rtol=0)
+
+
+def test_if_no_sample_fits_the_memory_the_batch_is_unusable(tmp_path: Path) -> None:
+    one = learner(minibatches=2)
+    kept = state(one, tmp_path)
+    sizes = limit_memory(one, 3)
+    with pytest.raises(UnusableBatch, match=r"none of its samples .* out of memory"):
+        one.train([update(*(named(seed, 2) for seed in range(4))), update(named(9, 3))])
+    assert state(one, tmp_path) == kept
+    assert len(sizes) < 12
+
+
+def test_a_sample_whose_masks_cant_be_recomputed_costs_only_itself() -> None:
+    """Its answer does not follow its schema."""
+    bad = replace(sequence(1, sampling=Sampling(max_tokens=1, json_schema="true")), sample=1)
+    one, other = learner(), learner()
+    metrics = one.train([update(named(0, 3), bad)])
+    other.train([update(named(0, 3))])
+    assert metrics["dropped_samples"] == 1
+    assert one.weights() == other.weights()
+
+
+def test_small_updates_add_up_in_a_bfloat16_model() -> None:
+    """Each is far below the distance of two bfloat16 numbers; the optimizer keeps them."""
+    settings = {"learning_rate": 1e-5, "device": "cpu"}
+    policy = {"model": "tiny-llama", "dtype": "bfloat16", "training": settings}
+    one = Learner(FOLDER, Policy.model_validate(policy))
+    name, master = next(iter(one._masters.by_name.items()))
+    before, model = master.detach().clone(), dict(one._model.named_parameters())
+    for _ in range(20):
+        one.train([update(sequence(0), sequence(1))])
+    assert master.dtype == torch.float32
+    assert (master - before).abs().max() > 1e-4
+    for name, master in one._masters.by_name.items():
+        assert torch.equal(model[name], master.bfloat16())
+        assert torch.equal(load(one.weights()).get(name, model[name]), model[name])
+        assert model[name].grad is None
+
+
+def test_a_bfloat16_models_gradients_are_added_up_in_float32() -> None:
+    """Over many micro-batches, the gradient is that of one float32 model to bfloat16's rounding."""
+
+    def gradients(dtype: str, max_tokens: int) -> torch.Tensor:
+        settings = {"learning_rate": 1e-9, "device": "cpu", "max_tokens": max_tokens}
+        policy = {"model": "tiny-llama", "dtype": dtype, "training": settings}
+        one = Learner(FOLDER, Policy.model_validate(policy))
+        one.train([update(*[sequence(5)] * 300)])
+        return torch.cat([parameter.grad.flatten() for parameter in one._parameters])  # type: ignore[union-attr]
+
+    exact, many = gradients("float32", 4096), gradients("bfloat16", 6)
+    assert (many - exact).norm() / exact.norm() < 0.05
 
 
 @pytest.mark.parametrize("loss", ["infinite_loss", "exhausting_loss"])
