@@ -238,8 +238,10 @@ class Training(Settings):
         if not isinstance(tree, Mapping):
             return tree
         tree = dict(tree)
+        if "updates" in tree and "minibatches" in tree:
+            raise ValueError("`updates` is called `minibatches` now: set only one of them")
         if "updates" in tree:
-            tree.setdefault("minibatches", tree.pop("updates"))
+            tree["minibatches"] = tree.pop("updates")
         moved = {key: tree.pop(key) for key in _OPTIONS_OF_GRPO if key in tree}
         changed = {key: value for key, value in moved.items() if value != _OPTIONS_OF_GRPO[key]}
         loss = tree.get("loss", "grpo")

@@ -82,8 +82,8 @@ class Loss(Settings):
         """Returns what `terms` needs to know of the whole update, as `MicroBatch.state`.
 
         `update` has all sampled tokens of the update, and `logprobs` are those by the weights that
-        the update begins with: [T] without gradient. If a loss has this method, the learner makes
-        one more forward pass for each update but the first. It is not called if an update has no
+        the update begins with: [T] without gradient. A loss with this method costs one more forward
+        pass for each update, except for the first of several. It is not called if an update has no
         sampled tokens.
         """
 

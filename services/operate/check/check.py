@@ -24,7 +24,7 @@ from headrace.errors import (
 )
 from headrace.schemas.events import EnvironmentUse, EpisodeEnded, PolicyUse, Ref, TaskEnded
 from headrace.schemas.packed import pack_f32
-from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.policy import Policy, Training
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import use_and_options
 from headrace.services.agent.agents import load_agents
@@ -50,6 +50,8 @@ from headrace.services.tasks.warm_start import demonstrations
 
 CHATTING = ("chat", "client", "command")
 """The built-in agents whose requests are messages."""
+CLIPS_LATER_UPDATES = ("grpo", "dr_grpo", "icepop")
+"""The built-in losses that clip how far a batch's later updates move from its first one."""
 DEADLINE_S = 600
 """The deadline that environments get, in seconds from now."""
 _ROOT = Path(__file__).resolve().parents[3]
@@ -196,11 +198,23 @@ class _Trial:
             GroupAssembler(self.recipe).on_task(_ended(self.recipe), recorded_at_ms=0)
         for name, policy in self.recipe.policies.items():
             if policy.training is not None:
-                loss, _ = use_and_options(policy.training.loss)
+                loss, options = use_and_options(policy.training.loss)
                 with self._trying(f"policies.{name}.training.loss {loss!r}"):
                     from headrace.trainer.losses.load_loss import try_loss
 
                     try_loss(policy.training.loss)
+                self._note_clip(name, policy.training, loss, options)
+
+    def _note_clip(
+        self, policy: str, training: Training, loss: str, options: Mapping[str, Any]
+    ) -> None:
+        bounds = [f"`{name}`" for name in ("clip_low", "clip_high") if name in options]
+        if loss in CLIPS_LATER_UPDATES and bounds and training.minibatches * training.epochs == 1:
+            self.say(
+                f"policies.{policy}.training.loss: {' and '.join(bounds)} of {loss!r} has no "
+                "effect, because a batch makes one update. Raise `minibatches` or `epochs`, or "
+                "use a loss that clips against the engine, such as 'gspo'"
+            )
 
     @contextmanager
     def _trying(self, part: str, announced: str | None = None) -> Iterator[None]:

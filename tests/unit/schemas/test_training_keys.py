@@ -31,6 +31,11 @@ def test_a_recorded_recipe_is_read_with_the_options_of_its_loss(
     assert Training.model_validate(training.model_dump(mode="json")) == training
 
 
+def test_minibatches_have_one_name() -> None:
+    with pytest.raises(ValidationError, match="set only one"):
+        Training.model_validate({"updates": 2, "minibatches": 4})
+
+
 def test_a_clip_that_would_have_no_effect_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"`clip_high` can't be set here.*loss = \{ use"):
         Training.model_validate({**RECORDED, "clip_high": 0.3, "loss": "gspo"})

@@ -258,12 +258,13 @@ def test_the_second_update_of_m2po_is_prepared_with_the_weights_of_the_first() -
     assert seen[1].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
 def test_the_reference_is_version_0_also_after_a_restart(
-    lora: dict[str, int] | None, tmp_path: Path
+    lora: dict[str, int] | None, dtype: str, tmp_path: Path
 ) -> None:
     """Without another gradient, the policy returns to version 0."""
-    tree = {"model": "tiny-llama", "lora": lora}
+    tree = {"model": "tiny-llama", "lora": lora, "dtype": dtype}
     plain = {"learning_rate": 1e-2, "device": "cpu"}
     moved = Learner(FOLDER, Policy.model_validate({**tree, "training": plain}))
     batch = [update(*(sequence(seed) for seed in range(4)))]

@@ -207,6 +207,16 @@ def test_what_takes_seconds_is_tried_last(changes: dict[str, Any]) -> None:
     assert not [line for line in announced if "engine" in line or "loss" in line]
 
 
+@pytest.mark.parametrize(
+    ("updates", "noted"), [({}, 1), ({"minibatches": 2}, 0), ({"epochs": 2}, 0)]
+)
+def test_a_clip_that_has_no_effect_is_noted(updates: dict[str, int], noted: int) -> None:
+    loss = {"use": "grpo", "clip_high": 0.28}
+    announced = tried(policies__default__training={"device": "cpu", "loss": loss, **updates})
+    found = [one for one in announced if "`clip_high` of 'grpo' has no effect" in one]
+    assert len(found) == noted
+
+
 def test_what_is_not_there_yet_is_left_out() -> None:
     announced = tried(environments__default__use=":NotThereYet")
     assert "NotThereYet.reset can't be tried now: unreachable: the server" in "\n".join(announced)

@@ -150,3 +150,15 @@ def test_a_null_in_options_is_refused() -> None:
     recipe = change_recipe(loads(RECIPES / "null.toml"), ["tasks.options.items=null"])
     with pytest.raises(UsageError, match=r"tasks\.options\.items is null.* --json"):
         recipe_toml(recipe)
+
+
+def test_plug_ins_with_options_are_read_back() -> None:
+    settings = [
+        'policies.default.training.loss={ use = "gspo", clip_low = 0.1 }',
+        'policies.default.groups.advantage={ use = "turn_returns", discount = 1.0 }',
+        'policies.default.groups.filters=["zero_advantage", { use = "mine:Easy", most = 0.9 }]',
+    ]
+    recipe = change_recipe(load_recipe("quickstart", shipped=RECIPES), settings)
+    written = recipe_toml(recipe)
+    assert parse_recipe(tomllib.loads(written), "written") == recipe
+    assert "clip_low = 0.1" in written
