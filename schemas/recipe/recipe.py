@@ -155,7 +155,9 @@ class Agent(PlugIn):
     a step exceeded `environments.NAME.step_s`.
 
     `exclude`: it has no reward and is not trained on. `unfinished`: it has `unfinished_reward`, or
-    without that the reward that it has by then."""
+    without that the reward that it has by then. A deadline excludes an episode in any case if the
+    policy did not have the whole time, because an attempt failed, a worker died, or the run was
+    paused."""
 
 
 class EnvironmentSettings(PlugIn):

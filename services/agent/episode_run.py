@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 MESSAGE = 1_000
 """Largest number of characters of an error: a TaskEnded contains those of all its samples."""
+WHOLE_TIME = 0.9
+"""An episode that begins with less than this share of its time left did not have the whole time."""
 AGENT_CLOSE_S = 1.0
 """Seconds that an agent's coroutine has to end after it is cancelled."""
 
@@ -69,6 +71,7 @@ class EpisodeRun:
         self._moved = asyncio.Event()
         self._cancelled: Failure | None = None
         self._episode: Episode | None = None
+        self._had_whole_time = False
 
     def on_answer(self, answer: Answer) -> None:
         """Takes an answer to this episode. If two have the same id, the first one counts."""
@@ -91,6 +94,9 @@ class EpisodeRun:
 
     async def run(self) -> None:
         """Runs the episode until its outcome is delivered."""
+        left_s = self.started.deadline / 1000 - now()
+        prompt = left_s >= WHOLE_TIME * self.started.submitted.deadline_s
+        self._had_whole_time = prompt and not self._current.was_begun
         ending, failure = await self._run_attempts()
         earned = earned_reward(self.started, self.setup, self._episode, ending, failure)
         ref = None
@@ -150,9 +156,11 @@ class EpisodeRun:
     def _failure_of_deadline(self) -> Failure | None:
         """Returns why the deadline excludes the episode, or None if it counts as unfinished.
 
-        If an earlier attempt failed, the policy did not have the whole time.
+        It does not count if the policy did not have the whole time: an earlier attempt failed, its
+        worker died, or the run was paused.
         """
-        if self._counts_timeouts and self._current.attempt == self.started.attempt:
+        first = self._current.attempt == self.started.attempt
+        if self._counts_timeouts and self._had_whole_time and first:
             return None
         message = f"the episode did not end within {self.started.submitted.deadline_s} s"
         return Failure(origin="infrastructure", code="deadline", message=message)

@@ -12,8 +12,7 @@ import argparse
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count, product
 
 from headrace.schemas.events import (
@@ -32,6 +31,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import read_recipe
 from headrace.services.scheduler.core import SchedulerCore
 from headrace.stream_jobs.batches import BatchAssembler
+from tests.bench.loop_world import LoopResult, World
 from tests.bench.report import Figure, print_figures
 
 POLICY = "default"
@@ -45,75 +45,6 @@ LIMIT_MEDIANS = 10
 """After so many medians a limit of turns or tokens ends an episode."""
 DEADLINE_MEDIANS = 30
 """The deadline of an episode, in medians: only those that hang reach it."""
-
-
-@dataclass(frozen=True)
-class World:
-    """What the loop meets."""
-
-    median_s: float
-    """Median length of an attempt."""
-    sigma: float
-    """Standard deviation of the logarithm of the length."""
-    kept: float = 1.0
-    """Share of the groups that no filter drops."""
-    train_s: float = 1.0
-    deaths: float = 0.0
-    """Share of the attempts that die with their worker at a random moment, and begin again."""
-    hung: float = 0.0
-    """Share of the attempts that hang until the deadline."""
-    load_s: float = 0.0
-    """Seconds from the publication of a version until the engines have it."""
-    waits: bool = True
-    """Whether engines wait for the version that a start names."""
-    tasks: int = 400
-    seed: int = 0
-
-
-@dataclass
-class Result:
-    """What the loop did. Times are of whole episodes."""
-
-    batches: list[int] = field(default_factory=list)
-    """Groups in each batch that was made before the tasks were exhausted."""
-    stale: int = 0
-    """Samples that were kept by the filter and dropped as stale."""
-    trained: list[float] = field(default_factory=list)
-    generated: list[float] = field(default_factory=list)
-    """Lengths of the episodes that were kept by the filter."""
-    staleness: list[int] = field(default_factory=list)
-    """Of each trained sample: how many versions its oldest token was behind."""
-    seconds: float = 0.0
-    """Until the tasks were exhausted."""
-    parts: int = 0
-    """Groups that were trained in part."""
-    undecided: int = 0
-    """Tasks that no batch decided in the end."""
-    closed_s: float = 0.0
-    """When the last group was closed."""
-    decided_s: float = 0.0
-    """When the last batch was made."""
-
-    def full(self, groups: int) -> float:
-        return sum(size == groups for size in self.batches) / max(1, len(self.batches))
-
-    @property
-    def stale_share(self) -> float:
-        return self.stale / max(1, self.stale + len(self.trained))
-
-    @property
-    def mean_staleness(self) -> float:
-        return _mean(self.staleness)
-
-    @property
-    def length_ratio(self) -> float:
-        """Mean length of what was trained, divided by that of what was generated."""
-        return _mean(self.trained) / _mean(self.generated)
-
-    @property
-    def rate(self) -> float:
-        """Trained samples a second."""
-        return len(self.trained) / self.seconds
 
 
 class Loop:
@@ -139,9 +70,9 @@ class Loop:
         self._submitted = 0
         self._decided: set[int] = set()
         self._ready = 4 * recipe.policies[POLICY].batches.groups
-        self.result = Result()
+        self.result = LoopResult()
 
-    def run(self) -> Result:
+    def run(self) -> LoopResult:
         """Runs until nothing happens any more."""
         self._publish(0)
         while True:
@@ -285,10 +216,6 @@ def changed(recipe: Recipe, **batches: float) -> Recipe:
     return parse_recipe(tree, recipe.name)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
-
-
 def _group(
     task: int, oldest: Mapping[int, int], kept: bool, now_s: float, seconds: float
 ) -> GroupClosed:
@@ -311,20 +238,28 @@ def _group(
     )  # fmt: skip
 
 
-def compare(recipe: Recipe, world: World) -> tuple[Result, Result]:
+def compare(recipe: Recipe, world: World) -> tuple[LoopResult, LoopResult]:
     """Returns what the recipe does, and what it does if no batch waits for a live group."""
     patient = Loop(recipe, world).run()
     return patient, Loop(changed(recipe, straggler_wait_s=0), world).run()
 
 
-def measure(name: str, recipe: Recipe, seeds: int) -> Iterator[Figure]:
-    """Yields the worst figures over all worlds of a median length."""
+def measure(
+    name: str, recipe: Recipe, seeds: int, hung: float = 0.0, load: float = 0.0
+) -> Iterator[Figure]:
+    """Yields the worst figures over all worlds of a median length.
+
+    `hung` is the share of attempts that hang, `load` how many medians engines take to load.
+    """
     groups = recipe.policies[POLICY].batches.groups
     for median_s in MEDIANS_S:
         rows = []
         for sigma, kept, seed in product(SIGMAS, KEPT, range(seeds)):
             tasks = int(TASKS_OF_BATCHES * groups / kept)
-            world = World(median_s, sigma, kept, median_s / 10, deaths=0.02, tasks=tasks, seed=seed)
+            world = World(
+                median_s, sigma, kept, median_s / 10, deaths=0.02, hung=hung,
+                load_s=load * median_s, tasks=tasks, seed=seed,
+            )  # fmt: skip
             result, impatient = compare(recipe, world)
             rows.append(
                 (
@@ -351,12 +286,20 @@ def main() -> None:
     parser.add_argument("recipes", nargs="*", default=RECIPES, metavar="RECIPE")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--hung", type=float, default=0.0, help="share of attempts that hang")
+    parser.add_argument("--load", type=float, default=0.0, help="medians that engines load for")
     options = parser.parse_args()
     print_figures(
         [
             figure
             for name in options.recipes
-            for figure in measure(name, read_recipe(name, tuple(options.set)), options.seeds)
+            for figure in measure(
+                name,
+                read_recipe(name, tuple(options.set)),
+                options.seeds,
+                options.hung,
+                options.load,
+            )
         ]
     )
 

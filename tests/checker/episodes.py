@@ -49,18 +49,22 @@ def _end(started: EpisodeStarted, outcome: EpisodeEnded, agent: Agent) -> Violat
     if outcome.attempts != outcome.attempt + 1:
         yield f"I1: {name} ended attempt {outcome.attempt} and counts {outcome.attempts}"
     failed = outcome.failure is not None
-    if failed != _must_fail(outcome, agent) and outcome.ending != "cancelled":
+    if failed not in _may_fail(outcome, agent):
         yield f"I6: {name} ended {outcome.ending} with failure {outcome.failure}"
     if outcome.trajectory is None and outcome.ending not in (*NO_REWARD, "deadline"):
         yield f"I2: {name} ended {outcome.ending} without a trajectory"
 
 
-def _must_fail(outcome: EpisodeEnded, agent: Agent) -> bool:
-    """Whether an ending says why it does not count."""
+def _may_fail(outcome: EpisodeEnded, agent: Agent) -> tuple[bool, ...]:
+    """Whether an outcome must say why it does not count, must not, or may do either."""
     counts = agent.timeouts == "unfinished"
-    if outcome.ending == "deadline":  # After another attempt the time was not the policy's own.
-        return not counts or outcome.attempt > 0
-    return outcome.ending == "failed" or (outcome.ending == "step_timeout" and not counts)
+    if outcome.ending == "cancelled":
+        return (True, False)
+    if outcome.ending == "deadline" and counts and outcome.attempt == 0:
+        return (True, False)  # A pause or a death may have taken the policy's time.
+    if outcome.ending == "step_timeout":
+        return (False,) if counts else ()
+    return (outcome.ending in ("failed", "deadline"),)
 
 
 def _reward(outcome: EpisodeEnded, agent: Agent) -> Violations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.stream_jobs import batches
+from headrace.stream_jobs import batches, live_groups
 from tests.bench import closed_loop
-from tests.bench.closed_loop import POLICY, Loop, World, changed
+from tests.bench.closed_loop import POLICY, Loop, changed
+from tests.bench.loop_world import World
 
 SEEDS = 40
 MANY_SEEDS = 1_000
@@ -48,6 +50,9 @@ def a_world(chance: Random, seed: int) -> World:
         kept=chance.choice((1.0, 0.6, 0.2, 0.0)),
         train_s=chance.choice((0.1, 10.0, 1_000.0)),
         deaths=chance.choice((0.0, 0.05, 0.5)),
+        hung=chance.choice((0.0, 0.0, 0.01, 0.2)),
+        load_s=chance.choice((0.0, 5.0, 100.0)),
+        waits=chance.random() < 0.8,
         tasks=80,
         seed=seed,
     )
@@ -110,6 +115,48 @@ def test_batches_are_full_and_every_task_is_decided_in_many_worlds() -> None:
     check(*range(MANY_SEEDS))
 
 
+def a_loop(live: int, max_staleness: int) -> Recipe:
+    """Batches of 8 groups with 8 samples."""
+    batches = {"groups": 8, "max_staleness": max_staleness}
+    return parse_recipe(
+        {
+            "name": "loop",
+            "tasks": {"use": "count", "samples": 8},
+            "scheduler": {"live_episodes": live},
+            "policies": {POLICY: {"model": "tiny-llama", "batches": batches}},
+        },
+        "test",
+    )
+
+
+def test_hung_episodes_cost_their_samples_and_not_the_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = a_loop(live=64, max_staleness=8)
+    for sigma in (0.3, 0.6):
+        world = World(120.0, sigma, train_s=12.0, deaths=0.02, hung=0.002, tasks=320, seed=1)
+        result, impatient = closed_loop.compare(recipe, world)
+        assert result.full(8) == 1.0
+        assert result.stale_share <= 0.05
+        assert result.length_ratio >= 0.97
+        assert result.rate >= 0.9 * impatient.rate
+        with monkeypatch.context() as mutant:
+            mutant.setattr(live_groups, "LATE", 1e9)
+            assert Loop(recipe, world).run().rate < 0.8 * impatient.rate, "no group is late"
+
+
+def test_late_engines_make_nothing_stale_if_they_wait_for_the_version_of_a_start() -> None:
+    recipe = a_loop(live=128, max_staleness=2)
+    world = World(120.0, 0.6, train_s=12.0, deaths=0.02, load_s=24.0, tasks=320)
+    result = Loop(recipe, world).run()
+    assert result.stale_share <= 0.05
+    assert result.length_ratio >= 0.97
+    hasty = Loop(recipe, replace(world, waits=False)).run()
+    assert hasty.stale_share > 0.2
+    assert hasty.length_ratio < 0.97
+    assert result.rate > 0.9 * hasty.rate
+
+
 def test_long_episodes_are_trained_as_often_as_short_ones() -> None:
     """With 8 versions of slack and one batch in flight; without the wait they are not."""
     tree = {
@@ -124,7 +171,7 @@ def test_long_episodes_are_trained_as_often_as_short_ones() -> None:
     assert good.full(4) == 1.0
     assert good.stale_share <= 0.01
     assert 0.97 <= good.length_ratio <= 1.03
-    impatient = Loop(changed(recipe, straggler_wait_s=0), world).run()
+    impatient = Loop(changed(recipe, max_staleness=1, straggler_wait_s=0), world).run()
     assert impatient.stale_share > 0.05
     assert impatient.length_ratio < 0.97
 

@@ -193,7 +193,7 @@ def talk(
                 continue
             write("\n")
             if finish == "length" and not remarked:
-                say(f"(an answer has at most {most} tokens: --max-tokens changes that)")
+                say(f"(answers end at max_tokens = {most}, and --max-tokens changes that)")
                 remarked = True
             elif finish == "overflow":
                 say("(the context is full: the next message starts a new chat)")

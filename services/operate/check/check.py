@@ -158,7 +158,7 @@ class _Trial:
             observation = await _observed(environment.reset(task), f"{kind}.reset")
         if observation is not None and not observation.done:
             with self._trying(f"environments.{key}: {kind}.step"):
-                await _observed(environment.step(action), f"{kind}.step")
+                self._note_reward(key, await _observed(environment.step(action), f"{kind}.step"))
 
     def _note_templates(self, agent: str) -> None:
         """Notes the models that can't answer an agent. An agent may never ask some of them."""
@@ -169,6 +169,21 @@ class _Trial:
                     f"{agent} sends messages, but the model of policies.{name} has no chat "
                     f"template, and can't answer them: add chat_template.jinja to {folder}"
                 )
+
+    def _note_reward(self, environment: str, observation: Observation) -> None:
+        """Notes that an episode has no reward before its end, which a limit may prevent.
+
+        One step shows it: it gave no reward, or it was the end.
+        """
+        agent = self.recipe.tasks.agent
+        late = observation.reward is None or observation.done
+        if late and self.recipe.agents[agent].unfinished_reward is None:
+            self.say(
+                f"environments.{environment} seems to give its reward at the end only. An episode "
+                "that a limit of turns, tokens or context cuts has no reward then, and is not "
+                f"trained on: set agents.{agent}.unfinished_reward, unless the agent itself sets "
+                "the reward in time"
+            )
 
     def _acting(self) -> list[Policy]:
         return [self.recipe.policies[name] for name in self.recipe.tasks.roles.values()]

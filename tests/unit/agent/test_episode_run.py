@@ -437,9 +437,27 @@ def test_the_deadline_can_count_as_unfinished() -> None:
     for settings, reward in (({"unfinished_reward": -1.0}, -1.0), ({}, 0.0)):
         world = World()
         world.silent_after = 4
-        outcome, trajectory = play(world, left_s=0.1, timeouts="unfinished", **settings)
+        whole = task(deadline_s=1)
+        outcome, trajectory = play(world, whole, left_s=1.0, timeouts="unfinished", **settings)
         assert (outcome.ending, outcome.reward, outcome.failure) == ("deadline", reward, None)
         assert len(trajectory.turns) == 2
+
+
+def test_a_deadline_is_excluded_if_the_policy_did_not_have_the_whole_time() -> None:
+    counted = {"timeouts": "unfinished", "unfinished_reward": -1.0}
+    world = World()
+    world.silent_after = 4
+    late = end(world, task(deadline_s=60), left_s=0.1, **counted)
+    assert (late.ending, late.reward, late.failure is None) == ("deadline", None, False)
+
+    first = World()
+    play(first)
+    recorded = [first.answer(one) for one in first.requests()[:2]]
+    answers = {0: {one.call: one for one in recorded if one is not None}}
+    heir = World()
+    heir.silent_after = 0
+    taken = end(heir, task(deadline_s=1), left_s=1.0, answers=answers, **counted)
+    assert (taken.ending, taken.reward, taken.failure is None) == ("deadline", None, False)
 
 
 def test_a_deadline_after_a_failed_attempt_is_excluded() -> None:
@@ -453,7 +471,8 @@ def test_a_deadline_after_a_failed_attempt_is_excluded() -> None:
 
     world = Late()
     world.observed = lambda action: {"failure": LOST} if action.attempt == 0 else {}
-    outcome, _ = play(world, left_s=0.2, timeouts="unfinished", unfinished_reward=-1.0)
+    whole = task(deadline_s=1)
+    outcome, _ = play(world, whole, left_s=1.0, timeouts="unfinished", unfinished_reward=-1.0)
     assert (outcome.ending, outcome.attempt, outcome.reward) == ("deadline", 1, None)
     assert outcome.failure is not None
 

@@ -32,6 +32,16 @@ class World:
     async def aclose(self) -> None: ...
 
 
+class Unrewarded(World):
+    async def step(self, action: str) -> Any:
+        return Observation("go on")
+
+
+class RewardedEachStep(World):
+    async def step(self, action: str) -> Any:
+        return Observation("go on", reward=0.0)
+
+
 class NoReplayable:
     reset, step, aclose = World.reset, World.step, World.aclose
 

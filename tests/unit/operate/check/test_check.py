@@ -71,6 +71,16 @@ def test_a_recipe_whose_parts_can_all_be_used() -> None:
     assert announced[-1] == "trying policies.default.training.loss 'grpo'"
 
 
+def test_an_environment_that_rewards_at_the_end_needs_a_reward_of_the_unfinished() -> None:
+    def notes(**changes: Any) -> list[str]:
+        return [one for one in tried(**changes) if "agents.default.unfinished_reward" in one]
+
+    assert len(notes()) == 1
+    assert len(notes(environments__default__use=":Unrewarded")) == 1
+    assert notes(agents__default__unfinished_reward=0.0) == []
+    assert notes(environments__default__use=":RewardedEachStep") == []
+
+
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"policies__default__model": "no-such-folder"}, "policies.default.model: .*no-such-folder"),
     ({"policies__default__engine": {"use": "torsh"}}, "no engine 'torsh'. Use .*torch"),

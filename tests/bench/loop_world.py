@@ -1,0 +1,80 @@
+"""What the closed loop meets, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class World:
+    """What the loop meets."""
+
+    median_s: float
+    """Median length of an attempt."""
+    sigma: float
+    """Standard deviation of the logarithm of the length."""
+    kept: float = 1.0
+    """Share of the groups that no filter drops."""
+    train_s: float = 1.0
+    deaths: float = 0.0
+    """Share of the attempts that die with their worker at a random moment, and begin again."""
+    hung: float = 0.0
+    """Share of the attempts that hang until the deadline."""
+    load_s: float = 0.0
+    """Seconds from the publication of a version until the engines have it."""
+    waits: bool = True
+    """Whether engines wait for the version that a start names."""
+    tasks: int = 400
+    seed: int = 0
+
+
+@dataclass
+class LoopResult:
+    """What the loop did. Times are of whole episodes."""
+
+    batches: list[int] = field(default_factory=list)
+    """Groups in each batch that was made before the tasks were exhausted."""
+    stale: int = 0
+    """Samples that were kept by the filter and dropped as stale."""
+    trained: list[float] = field(default_factory=list)
+    generated: list[float] = field(default_factory=list)
+    """Lengths of the episodes that were kept by the filter."""
+    staleness: list[int] = field(default_factory=list)
+    """Of each trained sample: how many versions its oldest token was behind."""
+    seconds: float = 0.0
+    """Until the tasks were exhausted."""
+    parts: int = 0
+    """Groups that were trained in part."""
+    undecided: int = 0
+    """Tasks that no batch decided in the end."""
+    closed_s: float = 0.0
+    """When the last group was closed."""
+    decided_s: float = 0.0
+    """When the last batch was made."""
+
+    def full(self, groups: int) -> float:
+        return sum(size == groups for size in self.batches) / max(1, len(self.batches))
+
+    @property
+    def stale_share(self) -> float:
+        return self.stale / max(1, self.stale + len(self.trained))
+
+    @property
+    def mean_staleness(self) -> float:
+        return mean(self.staleness)
+
+    @property
+    def length_ratio(self) -> float:
+        """Mean length of what was trained, divided by that of what was generated."""
+        return mean(self.trained) / mean(self.generated)
+
+    @property
+    def rate(self) -> float:
+        """Trained samples a second."""
+        return len(self.trained) / self.seconds
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; 0 of nothing."""
+    return sum(values) / max(1, len(values))
