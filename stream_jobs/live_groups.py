@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from headrace.schemas.frontier import Frontier
 
 OVERDUE_S = 60.0
 """Seconds after a group's deadline when nothing waits for it any more."""
@@ -56,7 +58,7 @@ class LiveGroups:
         self._live.pop(task, None)
         self._seconds.append(seconds)
 
-    def forget(self, decided: Container[int]) -> None:
+    def forget(self, decided: Frontier) -> None:
         """Removes the groups whose tasks are decided."""
         self._live = {task: one for task, one in self._live.items() if task not in decided}
 

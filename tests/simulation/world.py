@@ -56,8 +56,8 @@ class Dice(ScriptedEngine):
         generation.tokens[:] = self._random.choices(prompt.allowed, k=len(generation.tokens))
         if self._full and self._random.random() < self._full:
             drawn = self._random.choice([0, 1])
-            cut = [part[:drawn] for part in (generation.tokens, generation.logprobs)]
-            return EngineOutput(*cut, generation.versions[:drawn], "overflow")
+            tokens, logprobs = generation.tokens[:drawn], generation.logprobs[:drawn]
+            return EngineOutput(tokens, logprobs, generation.versions[:drawn], "overflow")
         return generation
 
 

@@ -444,7 +444,7 @@ def test_the_deadline_can_count_as_unfinished() -> None:
 
 
 def test_a_deadline_is_excluded_if_the_policy_did_not_have_the_whole_time() -> None:
-    counted = {"timeouts": "unfinished", "unfinished_reward": -1.0}
+    counted: dict[str, Any] = {"timeouts": "unfinished", "unfinished_reward": -1.0}
     world = World()
     world.silent_after = 4
     late = end(world, task(deadline_s=60), left_s=0.1, **counted)
