@@ -75,7 +75,7 @@ class Remaining:
             except UnusableSample as error:
                 self.drop(error.sample, str(error))
             # Only now does nothing refer to the tensors of the failed attempt.
-            if torch.cuda.is_initialized():
+            if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         if self.retries:
             logger.warning(

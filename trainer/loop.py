@@ -218,8 +218,8 @@ class Trainer:
                 await asyncio.wait({training}, timeout=FINISH_S)
                 stop.set()
             trained = await training
-            trained["dropped_samples"] += metrics["dropped_samples"]
-            metrics |= trained
+            dropped = metrics["dropped_samples"] + trained.get("dropped_samples", 0.0)
+            metrics |= trained | {"dropped_samples": dropped}
         except UnusableBatch as error:
             logger.error("batch %d is skipped and the weights stay as they are: %s", version, error)
             if version not in self._publisher.history.skipped:

@@ -116,7 +116,7 @@ def test_a_bfloat16_heads_gradient_is_added_up_in_float32() -> None:
         assert error < 0.01
 
 
-class LargestTensor(TorchDispatchMode):
+class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the number of elements of the largest tensor that torch makes."""
 
     elements = 0
@@ -134,7 +134,7 @@ def test_no_tensor_has_the_logits_of_all_tokens() -> None:
     inputs = collate([sequence(0, tokens)], VOCABULARY, CPU)
     layer = nn.Linear(8, VOCABULARY, bias=False)
     head = Head(layer, VOCABULARY, [layer.weight], linear=True)
-    with LargestTensor() as largest:
+    with LargestTensor() as largest:  # type: ignore[no-untyped-call]
         hidden = random(tokens, 8).requires_grad_()
         loss_of(token_logprobs(hidden, inputs, head, chunk)).backward()  # type: ignore[no-untyped-call]
     assert largest.elements == chunk * VOCABULARY
@@ -147,7 +147,8 @@ def configured(folder: Path, **changes: Any) -> Any:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(tree | changes))
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
+    make: Any = AutoModelForCausalLM.from_config
+    return make(AutoConfig.from_pretrained(folder)).eval()
 
 
 @pytest.mark.parametrize(
