@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RecordsLost,
         UsageError,
     )
+    from headrace.schemas.recipe.tables import Settings
     from headrace.services.agent.conversation import Conversation, Generation
     from headrace.services.agent.episode import Episode, NoScore
     from headrace.services.base.types import Observation, TaskView
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
     )
     from headrace.services.operate.try_episode.play_episode import play_episode
     from headrace.services.tasks.task_maker import Item
+    from headrace.stream_jobs.advantages import TurnAdvantage
     from headrace.stream_jobs.filters import Group
-    from headrace.trainer.losses import MicroBatch
+    from headrace.trainer.losses.loss import Loss, MicroBatch
     from headrace.trajectories import PathArrays, Trajectory, TurnArrays
 
 _MODULES = {
@@ -54,6 +56,7 @@ _MODULES = {
         "BlobError", "DependencyError", "EnvironmentFailed", "HeadraceError",
         "InfrastructureError", "RecordsLost", "UsageError",
     ),
+    "headrace.schemas.recipe.tables": ("Settings",),
     "headrace.services.agent.conversation": ("Conversation", "Generation"),
     "headrace.services.agent.episode": ("Episode", "NoScore"),
     "headrace.services.base.types": ("Observation", "TaskView"),
@@ -67,8 +70,9 @@ _MODULES = {
     ),
     "headrace.services.operate.try_episode.play_episode": ("play_episode",),
     "headrace.services.tasks.task_maker": ("Item",),
+    "headrace.stream_jobs.advantages": ("TurnAdvantage",),
     "headrace.stream_jobs.filters": ("Group",),
-    "headrace.trainer.losses": ("MicroBatch",),
+    "headrace.trainer.losses.loss": ("Loss", "MicroBatch"),
     "headrace.trajectories": ("PathArrays", "Trajectory", "TurnArrays"),
 }  # fmt: skip
 """Module to the names that it gives: the imports above, as they are made at run time."""
@@ -96,6 +100,7 @@ __all__ = [
     "InfrastructureError",
     "Item",
     "Judge",
+    "Loss",
     "MicroBatch",
     "Named",
     "NoScore",
@@ -105,10 +110,12 @@ __all__ = [
     "Resumable",
     "Sandbox",
     "SandboxEnded",
+    "Settings",
     "SubmittedTask",
     "TaskView",
     "Tool",
     "Trajectory",
+    "TurnAdvantage",
     "TurnArrays",
     "UsageError",
     "Weights",

@@ -508,8 +508,8 @@ class PolicyUse(Part):
     oldest_version: I64
     """Oldest version among its sampled tokens. -1 if it sampled none."""
     turn_rewards: bytes = b""
-    """f32[]: one reward for each turn of this policy, NaN if the turn has none. It is written and
-    shown, but no advantage estimator reads it yet."""
+    """f32[]: one reward for each turn of this policy, NaN if the turn has none. Estimators of
+    advantages of turns read it."""
 
 
 class EpisodeEnded(TaskEvent):
@@ -677,7 +677,7 @@ class BatchAssembled(Event):
     dropped: tuple[Dropped, ...] = ()
     """The samples and groups that this batch decides without training on them."""
     sampled_tokens: N63
-    """Sum of the samples' trainable tokens: the denominator of the loss."""
+    """Sum of the samples' trainable tokens."""
     reward_mean: float | None = None
     """Mean reward of all tasks that this batch decides. Filtered tasks are included;
     infrastructure failures are not. Null if there is no reward."""

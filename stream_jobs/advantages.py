@@ -1,22 +1,38 @@
 """Advantage estimators: how much better each sample of a group did than its siblings.
 
 An estimator is a pure function. It takes the rewards of a group's n samples, n >= 1, as float64,
-and returns n advantages in the same order. The log stores them as float32.
+and returns n advantages in the same order. A `TurnAdvantage` returns some for each turn. The log
+stores them as float32.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from math import fsum, sqrt
 from statistics import fmean
 
-Advantage = Callable[[Sequence[float]], list[float]]
+from headrace.schemas.recipe.tables import Settings
+
+Advantage = Callable[[Sequence[float]], Sequence[float]]
 
 GRPO_EPSILON = 1e-6
 """Added to the deviation, so that GRPO never divides by 0."""
 
-ADVANTAGES = {name: f"{__name__}:{name}" for name in ("grpo", "dr_grpo", "rloo")}
-"""The built-in estimators by the recipe's name."""
+
+class TurnAdvantage(Settings):
+    """The base of estimators that give each turn an advantage. Their fields are their options."""
+
+    @abstractmethod
+    def __call__(
+        self, rewards: Sequence[float], turn_rewards: Sequence[Sequence[float]]
+    ) -> Sequence[Sequence[float]]:
+        """Returns the advantages of each sample: one for each of its turns, or one for all.
+
+        `rewards` has the reward of each sample's episode. `turn_rewards` has the rewards that
+        followed each of its turns of this policy, and 0 for a turn without one. A sample's are
+        empty if the log does not have them: then return one advantage for the sample.
+        """
 
 
 def deviation(rewards: Sequence[float]) -> float:

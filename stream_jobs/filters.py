@@ -22,7 +22,8 @@ class Group:
     epoch: int
     rewards: tuple[float, ...]
     advantages: tuple[float, ...]
-    """By the recipe's estimator."""
+    """By the recipe's estimator. If it gives each turn an advantage, this is the one of the turn
+    whose advantage is the furthest from 0."""
     tokens: tuple[int, ...]
     """Trainable tokens of this policy."""
     mean: float

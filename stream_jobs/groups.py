@@ -10,8 +10,7 @@ are right, but it is excluded itself.
 If a whole sample was demonstrated, the policy learns it whatever the other samples are: its
 advantage is 1, and estimators and filters see only the samples that the policy sampled itself.
 
-An estimator gets one reward for each sample. `PolicyUse.turn_rewards` is recorded for readers of
-the log; nothing here uses it.
+An estimator gets one reward for each sample, and a `TurnAdvantage` also those of its turns.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from statistics import fmean
 from typing import Any
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import (
     EpisodeEnded,
     Exclusion,
@@ -32,12 +32,14 @@ from headrace.schemas.events import (
     Ref,
     TaskEnded,
 )
-from headrace.schemas.packed import pack_f32
+from headrace.schemas.packed import count, pack_f32, unpack_f32
 from headrace.schemas.recipe.policy import Groups
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.base.plugins import load
-from headrace.stream_jobs.advantages import ADVANTAGES, Advantage, deviation
+from headrace.schemas.recipe.tables import use_and_options
+from headrace.services.base.plugins import load_with_options
+from headrace.stream_jobs.advantages import TurnAdvantage, deviation
 from headrace.stream_jobs.filters import FILTERS, Filter, Group
+from headrace.stream_jobs.load_advantage import load_advantage
 
 REWARD_LIMIT = 1e30
 """Samples with a larger reward are excluded. Advantages are float32, and one absurd reward must not
@@ -48,6 +50,7 @@ OVERLONG = "overlong"
 """The reason to exclude a masked sample."""
 EVALUATE = "evaluate"
 """The reason to drop every group of a task whose purpose is evaluation."""
+FLOAT_BYTES = 4
 FLOAT32_MAX = 3.4028234663852886e38
 REASON = re.compile("[a-z][a-z0-9_]{0,63}")
 
@@ -71,17 +74,26 @@ class _CountedSample:
         """Whether it only counts, and nothing is learned from it."""
         return self.overlong and not self.demonstrated
 
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """The rewards that followed its turns; 0 for a turn without one. Empty if not recorded."""
+        if count(self.use.turn_rewards) * FLOAT_BYTES != len(self.use.turn_rewards):
+            return ()
+        return tuple(0.0 if isnan(one) else one for one in unpack_f32(self.use.turn_rewards))
+
 
 class GroupAssembler:
     """Turns ended tasks into groups with the recipe's estimators and filters."""
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises UsageError if an estimator or a filter of the recipe can't be loaded."""
-        self._scorers = [
-            _Scorer(name, policy.groups)
-            for name, policy in recipe.policies.items()
-            if policy.training is not None
-        ]
+        self._scorers = []
+        for name, policy in recipe.policies.items():
+            if policy.training is not None:
+                try:
+                    self._scorers.append(_Scorer(name, policy.groups))
+                except UsageError as error:
+                    raise UsageError(f"policies.{name}.groups: {error}") from error
 
     def on_task(self, ended: TaskEnded, recorded_at_ms: int) -> list[GroupClosed]:
         """Returns one group for every policy that trains, in the recipe's order.
@@ -99,10 +111,11 @@ class _Scorer:
 
     def __init__(self, policy: str, settings: Groups) -> None:
         self._policy = policy
-        self._estimator = settings.advantage
-        self._advantage: Advantage = load("advantage", settings.advantage, ADVANTAGES)
+        self._estimator, _ = use_and_options(settings.advantage)
+        self._advantage = load_advantage(settings.advantage)
         self._filters: list[tuple[str, Filter]] = [
-            (use, load("filter", use, FILTERS)) for use in settings.filters
+            (use_and_options(choice)[0], load_with_options("filter", choice, FILTERS))
+            for choice in settings.filters
         ]
 
     def close(self, ended: TaskEnded, recorded_at_ms: int) -> GroupClosed:
@@ -138,18 +151,25 @@ class _Scorer:
             first.setdefault(outcome.sample, outcome)
         for sample, outcome in sorted(first.items()):
             verdict = _count_one(outcome, self._policy)
+            if isinstance(verdict, _CountedSample) and self._has_absurd_turns(verdict):
+                verdict = "reward_out_of_range"
             if isinstance(verdict, str):
                 excluded.append(Exclusion(sample=sample, reason=verdict))
             else:
                 counted.append(verdict)
         return counted, excluded
 
+    def _has_absurd_turns(self, sample: _CountedSample) -> bool:
+        """Whether the estimator can't use the rewards of a sample's turns."""
+        by_turn = isinstance(self._advantage, TurnAdvantage)
+        return by_turn and any(abs(one) > REWARD_LIMIT for one in sample.turn_rewards)
+
     def _score(
         self, ended: TaskEnded, counted: Sequence[_CountedSample], excluded: list[Exclusion]
     ) -> dict[str, Any]:
         sampled = [sample for sample in counted if not sample.demonstrated]
         samples = [
-            _group_sample(one, DEMONSTRATED_ADVANTAGE) for one in counted if one.demonstrated
+            _group_sample(one, (DEMONSTRATED_ADVANTAGE,)) for one in counted if one.demonstrated
         ]
         masked = [sample for sample in counted if sample.masked]
         excluded += [Exclusion(sample=one.sample, reason=OVERLONG) for one in masked]
@@ -158,12 +178,13 @@ class _Scorer:
             reason = OVERLONG
         fields: dict[str, Any] = {}
         if sampled:
-            group = self._group(ended, sampled)
+            advantages = self._advantages(ended.task, sampled)
+            group = self._group(ended, sampled, advantages)
             fields = {"mean": group.mean, "deviation": group.deviation}
             filtered = self._filter(group)
             learned = [
                 (one, advantage)
-                for one, advantage in zip(sampled, group.advantages, strict=True)
+                for one, advantage in zip(sampled, advantages, strict=True)
                 if not one.masked
             ]
             if filtered is None:
@@ -192,7 +213,12 @@ class _Scorer:
             return reason
         return None
 
-    def _group(self, ended: TaskEnded, sampled: Sequence[_CountedSample]) -> Group:
+    def _group(
+        self,
+        ended: TaskEnded,
+        sampled: Sequence[_CountedSample],
+        advantages: Sequence[Sequence[float]],
+    ) -> Group:
         rewards = tuple(sample.reward for sample in sampled)
         return Group(
             task=ended.task,
@@ -200,22 +226,37 @@ class _Scorer:
             item_id=ended.item_id,
             epoch=ended.epoch,
             rewards=rewards,
-            advantages=self._advantages(ended.task, rewards),
+            advantages=tuple(max(one, key=abs) for one in advantages),
             tokens=tuple(sample.use.tokens for sample in sampled),
             mean=fmean(rewards),
             deviation=deviation(rewards),
         )
 
-    def _advantages(self, task: int, rewards: Sequence[float]) -> tuple[float, ...]:
-        advantages = tuple(float(value) for value in self._advantage(rewards))
+    def _advantages(self, task: int, sampled: Sequence[_CountedSample]) -> list[tuple[float, ...]]:
+        """Returns each sample's advantages: one for all its turns, or one for each."""
+        rewards = tuple(sample.reward for sample in sampled)
+        found: Sequence[Sequence[float]]
+        if isinstance(self._advantage, TurnAdvantage):
+            found = self._advantage(rewards, [sample.turn_rewards for sample in sampled])
+        else:
+            found = [(value,) for value in self._advantage(rewards)]
+        advantages = [tuple(float(value) for value in one) for one in found]
         if len(advantages) != len(rewards):
             raise HeadraceError(
                 f"advantage {self._estimator!r} gave {len(advantages)} values for the "
                 f"{len(rewards)} rewards of task {task}. Make it return one for each reward"
             )
-        if not all(abs(value) <= FLOAT32_MAX for value in advantages):  # This rejects NaN, too.
+        for sample, one in zip(sampled, advantages, strict=True):
+            if len(one) not in (1, len(sample.turn_rewards)):
+                raise HeadraceError(
+                    f"advantage {self._estimator!r} gave {len(one)} values for the "
+                    f"{len(sample.turn_rewards)} turns of task {task} sample {sample.sample}. Make "
+                    "it return one for each turn, or one for all"
+                )
+        # This rejects NaN, too.
+        if not all(abs(value) <= FLOAT32_MAX for one in advantages for value in one):
             raise HeadraceError(
-                f"advantage {self._estimator!r} gave {advantages} for rewards {tuple(rewards)} of "
+                f"advantage {self._estimator!r} gave {advantages} for rewards {rewards} of "
                 f"task {task}. Make it return finite float32 values"
             )
         return advantages
@@ -241,12 +282,12 @@ def _count_one(outcome: EpisodeEnded, policy: str) -> _CountedSample | str:
     return _CountedSample(outcome.sample, outcome.trajectory, outcome.reward, use, outcome.masked)
 
 
-def _group_sample(counted: _CountedSample, advantage: float) -> GroupSample:
+def _group_sample(counted: _CountedSample, advantages: Sequence[float]) -> GroupSample:
     return GroupSample(
         sample=counted.sample,
         trajectory=counted.trajectory,
         reward=counted.reward,
-        advantages=pack_f32([advantage]),
+        advantages=pack_f32(advantages),
         tokens=counted.use.tokens,
         longest=counted.use.longest,
         oldest_version=counted.use.oldest_version,
@@ -262,6 +303,8 @@ def _merge(uses: Sequence[PolicyUse]) -> PolicyUse:
         update={
             "tokens": sum(use.tokens for use in used),
             "longest": max(use.longest for use in used),
+            # The order of turns across roles is not known.
+            "turn_rewards": b"",
             "oldest_version": min(
                 (use.oldest_version for use in used if use.oldest_version >= 0), default=-1
             ),

@@ -1,4 +1,4 @@
-"""Packs token sequences into micro-batches, and turns a micro-batch into tensors and logprobs.
+"""Packs token sequences into micro-batches, and turns a micro-batch into tensors.
 
 Recomputes the token masks of answers that had to follow a JSON schema.
 """
@@ -19,7 +19,7 @@ from headrace.schemas.events import Sampling
 from headrace.schemas.packed import unpack_i32
 from headrace.services.models.json_schema import Schemas
 from headrace.services.models.tokens import single_ids
-from headrace.trainer.sequences import Ints, TokenSequence, UnusableBatch
+from headrace.trainer.sequences import Ints, TokenSequence, UnusableBatch, UnusableSample
 
 
 class SchemaMasks:
@@ -110,7 +110,8 @@ def collate(
 ) -> Inputs:
     """Pads and joins sequences, of which there is at least one.
 
-    `vocabulary` is V. `schemas` is needed if a sampling has a JSON schema.
+    `vocabulary` is V. `schemas` is needed if a sampling has a JSON schema. Raises UnusableSample if
+    an answer's masks can't be recomputed.
     """
     ids = np.zeros((len(sequences), max(len(one.tokens) for one in sequences)), dtype=np.int64)
     for row, one in enumerate(sequences):
@@ -120,7 +121,7 @@ def collate(
     runs = [run for one in sequences for run in one.samplings]
     temperatures = np.repeat([one.temperature for one, _ in runs], [count for _, count in runs])
     targets = ids[rows, positions]
-    allowed, numbers = _allowed(runs, targets, vocabulary, schemas)
+    allowed, numbers = _allowed(sequences, targets, vocabulary, schemas)
     demonstrated = np.concatenate([one.demonstrated for one in sequences])
 
     def tensor(array: object, dtype: torch.dtype) -> Tensor:
@@ -142,7 +143,7 @@ def collate(
 
 
 def _allowed(
-    runs: Sequence[tuple[Sampling, int]],
+    sequences: Sequence[TokenSequence],
     targets: Ints,
     vocabulary: int,
     schemas: SchemaMasks | None,
@@ -152,10 +153,15 @@ def _allowed(
     """By packed ids, or by the packed bits of a JSON schema's mask."""
     keys: list[bytes] = []
     start = 0
-    for sampling, count in runs:
+    runs = ((one.sample, *run) for one in sequences for run in one.samplings)
+    for sample, sampling, count in runs:
         if sampling.json_schema:
             assert schemas is not None, "a sampling has a JSON schema, but `schemas` is missing"
-            for mask in schemas.of(sampling, targets[start : start + count]):
+            try:
+                masks = schemas.of(sampling, targets[start : start + count])
+            except UnusableBatch as error:
+                raise UnusableSample(sample, str(error)) from error
+            for mask in masks:
                 key = b"bits" + np.packbits(mask).tobytes()
                 sets.setdefault(key, mask)
                 keys.append(key)
@@ -170,28 +176,3 @@ def _allowed(
         return None, [0] * len(targets)
     numbers = {key: number for number, key in enumerate(sets)}
     return torch.from_numpy(np.stack(list(sets.values()))), [numbers[key] for key in keys]
-
-
-def processed_distribution(logits: Tensor, inputs: Inputs) -> Tensor:
-    """Returns the distribution that each token was sampled from: logprobs [N, V], float32, nats.
-
-    `logits` is [N, V]. They are divided by the temperature, and ids that were not allowed get -inf
-    before the softmax.
-    """
-    scores = logits.float() / inputs.temperature
-    if inputs.allowed is not None:
-        scores = scores.masked_fill(~inputs.allowed[inputs.allowed_set], -torch.inf)
-    return scores.log_softmax(-1)
-
-
-def target_logprobs(distribution: Tensor, inputs: Inputs) -> Tensor:
-    """Returns the logprobs [N] of the trained tokens, from a `processed_distribution` [N, V]."""
-    return distribution.gather(1, inputs.targets.unsqueeze(1)).squeeze(1)
-
-
-def entropy(distribution: Tensor) -> Tensor:
-    """Returns entropies [N] in nats, from a `processed_distribution` [N, V].
-
-    Ids that are not allowed (logprob -inf) add 0.
-    """
-    return -(distribution.exp() * distribution.clamp(min=-1e9)).sum(-1)

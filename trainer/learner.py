@@ -1,10 +1,9 @@
 """The learner: a model, its optimizer, and what one batch does to them. No log, no clock.
 
-It runs in one process on one device; it can't shard a model. Parameters and optimizer are float32.
-With dtype bfloat16 the forward pass runs in bfloat16 (autocast), and published weights are
-bfloat16. If the policy has an adapter, the rest of the model is frozen in the policy's dtype, as it
-is served, and only the adapter is float32. On a CPU the same batches give the same weights, bit by
-bit.
+It runs in one process on one device; it can't shard a model. Optimizer, gradients and the weights
+that it changes are float32. The forward pass runs on these weights in the policy's dtype, so on
+exactly the numbers that are published and served. If the policy has an adapter, the rest of the
+model is frozen in the policy's dtype. On a CPU the same batches give the same weights, bit by bit.
 """
 
 from __future__ import annotations
@@ -21,27 +20,18 @@ from torch import Tensor
 
 from headrace.errors import BlobError, HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Policy
-from headrace.services.base.plugins import load
-from headrace.services.models.torch_models import (
-    DTYPES,
-    ChosenLogits,
-    check_fit,
-    overwrite,
-    pick_device,
-)
-from headrace.trainer.collate import (
-    Inputs,
-    SchemaMasks,
-    collate,
-    entropy,
-    pack,
-    processed_distribution,
-    target_logprobs,
-)
-from headrace.trainer.losses import LOSSES, Loss, MicroBatch, cross_entropy, entropy_bonus
+from headrace.services.models.torch_models import DTYPES, check_fit, overwrite, pick_device
+from headrace.trainer.collate import Inputs, SchemaMasks, collate, pack
+from headrace.trainer.dropping import OutOfMemory, Remaining
+from headrace.trainer.forward.master_weights import MasterWeights
+from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
+from headrace.trainer.learning_rate import learning_rate_at
+from headrace.trainer.losses.load_loss import load_loss
+from headrace.trainer.losses.objective import cross_entropy, objective
 from headrace.trainer.model_loading import load_policy, trained_weights
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 from headrace.trainer.training_metrics import Totals
+from headrace.trainer.update_plan import UpdatePlan
 
 
 class Learner:
@@ -68,17 +58,22 @@ class Learner:
         """The base is None if all weights learn."""
         # No dropout: with it the logprobs would differ from those of the engines.
         self._model.eval().to(self.device)
-        self._logits_at = ChosenLogits(self._model)
+        self._masters = MasterWeights(self._model, self._dtype)
+        self._hidden_at = ChosenHidden(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
         self._schemas = SchemaMasks(folder, self.vocabulary)
-        self._loss: Loss = load("loss", self._settings.loss, LOSSES)
-        self._parameters = [one for one in self._model.parameters() if one.requires_grad]
+        self._loss = load_loss(self._settings.loss)
+        self._parameters = list(self._masters.by_name.values())
+        divergence = self._settings.kl_coefficient > 0
+        learning = self._masters.in_model if divergence else []
+        self._version_0 = [one.detach().clone() for one in learning]
         self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=self._settings.learning_rate,
             betas=self._settings.betas,
             weight_decay=self._settings.weight_decay,
         )
+        self._optimizer.register_step_post_hook(self._masters.update_copies)
         self.updates_done = 0
         """Optimizer updates since version 0."""
 
@@ -90,22 +85,42 @@ class Learner:
     def train(
         self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None
     ) -> dict[str, float]:
-        """Makes one optimizer update after the other, and returns the metrics of `Totals.metrics`.
+        """Trains on each minibatch in each epoch, and returns the metrics of `Totals.metrics`.
 
-        Makes all updates or none. Raises UnusableBatch if a loss or gradient is not finite or the
-        device is out of memory, and Stopped if `stop` was set. Weights and optimizer are then as
-        they were before. Raises HeadraceError if the optimizer failed while it changed the weights
-        and no copy of them is left: then this learner must not be used any more.
+        If the device is out of memory, it starts again with smaller micro-batches, and at last
+        without the longest sample. It also drops samples whose masks can't be recomputed. Two more
+        metrics count this: `dropped_samples` and `memory_retries`.
+
+        Makes all updates or none. Raises UnusableBatch if a loss or gradient is not finite or no
+        sample remains, and Stopped if `stop` was set. Weights and optimizer are then as they were
+        before. Raises HeadraceError if the optimizer failed while it changed the weights and no
+        copy of them is left: then this learner must not be used any more.
         """
-        totals = Totals()
-        with self._rollback(needed=len(updates) > 1):
-            by_update = [self._proximal(update, stop) for update in updates]
-            for update, by_micro_batch in zip(updates, by_update, strict=True):
+        remaining = Remaining(updates, self._settings.max_tokens)
+        return remaining.train(lambda: self._train(remaining.updates, remaining.max_tokens, stop))
+
+    def _train(
+        self, updates: Sequence[UpdateBatch], max_tokens: int, stop: threading.Event | None
+    ) -> dict[str, float]:
+        """Makes the updates. Raises OutOfMemory, UnusableSample, and what `train` raises."""
+        totals = Totals(self._loss)
+        count = len(updates) * self._settings.epochs
+        with self._rollback(needed=count > 1):
+            plans = [self._plan(update, max_tokens) for update in updates]
+            for plan in plans:
+                if count > 1:
+                    plan.proximal = self._all_logprobs(plan, stop)
+                if self._version_0:
+                    with self._as_version_0():
+                        plan.reference = self._all_logprobs(plan, stop)
+            for number in range(count):
+                plan = plans[number % len(plans)]
+                state = self._prepared(plan, stop, first=number == 0)
                 self._optimizer.zero_grad(set_to_none=True)
-                for sequences, proximal in zip(self._pack(update), by_micro_batch, strict=True):
+                for sequences, tokens in plan.micro_batches:
                     _check(stop)
-                    self._backward(sequences, proximal, update, totals)
-                self._step(self._learning_rate(update), totals)
+                    self._backward(plan, sequences, tokens, state, totals)
+                self._step(self._highest_rate(plan), totals)
         return totals.metrics()
 
     def save(self, path: Path) -> None:
@@ -123,10 +138,11 @@ class Learner:
         """Restores what `save` wrote. Raises UsageError if it is of another model or base."""
         self._restore(load_file(path))
 
-    def _state(self) -> dict[str, Tensor]:
+    def _state(self, copied: bool = False) -> dict[str, Tensor]:
         """Returns model, optimizer, warmup and random state by name, on the CPU.
 
-        The tensors may share the learner's memory. A frozen base is represented by its digest.
+        The tensors may share the learner's memory, unless `copied`. A frozen base is represented by
+        its digest.
         """
         state = self._trained_state()
         for index, moments in self._optimizer.state_dict()["state"].items():
@@ -135,12 +151,15 @@ class Learner:
         state["updates_done"] = torch.tensor(self.updates_done)
         if self.device.type == "cuda":
             state["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
+        # One copy: from a GPU, `to` makes it anyway.
+        return {
+            name: tensor.detach().to("cpu", copy=copied).contiguous()
+            for name, tensor in state.items()
+        }
 
     def _trained_state(self) -> dict[str, Tensor]:
         """Returns the tensors that the optimizer changes, and those that identify the model."""
-        parameters = self._model.named_parameters()
-        state = {f"model.{name}": one for name, one in parameters if one.requires_grad}
+        state = {f"model.{name}": one for name, one in self._masters.by_name.items()}
         if self.base is None:
             return state | {f"buffer.{name}": one for name, one in self._model.named_buffers()}
         return state | {"base": torch.frombuffer(bytearray(self.base.digest), dtype=torch.uint8)}
@@ -165,6 +184,7 @@ class Learner:
                 "weights that the run started with, or start a new namespace"
             )
         overwrite(own, given)
+        self._masters.update_copies()
         self._restore_optimizer(tensors)
         torch.set_rng_state(tensors["random"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
@@ -181,79 +201,88 @@ class Learner:
                 state.setdefault(int(index), {})[field] = tensor.clone()
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
-    def _pack(self, update: UpdateBatch) -> list[list[TokenSequence]]:
+    def _plan(self, update: UpdateBatch, max_tokens: int) -> UpdatePlan:
         lengths = [len(one.tokens) for one in update.sequences]
-        packed = pack(lengths, self._settings.max_tokens)
-        return [[update.sequences[index] for index in chosen] for chosen in packed]
+        packed = pack(lengths, max_tokens)
+        return UpdatePlan(update, packed, self._loss, self.device)
 
-    def _proximal(
-        self, update: UpdateBatch, stop: threading.Event | None
-    ) -> Sequence[Tensor | None]:
-        """Returns the logprobs [N] at the batch's start, for each micro-batch.
-
-        None if a batch has one update: its new logprobs are those of the start.
-        """
-        packed = self._pack(update)
-        if self._settings.updates == 1:
-            return [None] * len(packed)
-        proximal: list[Tensor] = []
+    def _all_logprobs(self, plan: UpdatePlan, stop: threading.Event | None) -> Tensor:
+        """Returns the logprobs [T] of an update's trained tokens, without gradient."""
+        found = torch.empty_like(plan.weights)
         with torch.no_grad():
-            for sequences in packed:
+            for sequences, tokens in plan.micro_batches:
                 _check(stop)
-                proximal.append(self._logprobs(self._collate(sequences))[0])
-        return proximal
+                found[tokens] = self._logprobs(self._collate(sequences))[0]
+        return found
+
+    @contextmanager
+    def _as_version_0(self) -> Iterator[None]:
+        """Exchanges the weights that learn for those of version 0. Nothing is copied."""
+        learning = self._masters.in_model
+        own = [one.data for one in learning]
+        try:
+            for parameter, first in zip(learning, self._version_0, strict=True):
+                parameter.data = first
+            yield
+        finally:
+            for parameter, data in zip(learning, own, strict=True):
+                parameter.data = data
+
+    def _prepared(self, plan: UpdatePlan, stop: threading.Event | None, *, first: bool) -> object:
+        """Returns what the loss wants to know of an update before its first micro-batch.
+
+        In the batch's first update, the logprobs of the batch's start are the current ones.
+        """
+        chosen = (~plan.demonstrated).nonzero().squeeze(1)
+        if not self._loss.prepares or not len(chosen):
+            return None
+        known = plan.proximal if first else None
+        logprobs = (self._all_logprobs(plan, stop) if known is None else known)[chosen]
+        return self._loss.prepare(plan.tokens(chosen, logprobs), logprobs)
 
     def _collate(self, sequences: Sequence[TokenSequence]) -> Inputs:
         return collate(sequences, self.vocabulary, self.device, self._schemas)
 
     def _logprobs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Returns logprobs [N] of the trained tokens and entropies [N] of their distributions."""
-        reduced = self._dtype != torch.float32
-        with torch.autocast(self.device.type, dtype=self._dtype, enabled=reduced):
-            logits = self._logits_at(
-                inputs.rows, inputs.before, input_ids=inputs.ids, use_cache=False
-            )
-        distribution = processed_distribution(logits, inputs)
-        # The gradient of the entropy needs memory for [N, V], so compute it only if it is used.
-        spread = distribution if self._settings.entropy_bonus else distribution.detach()
-        return target_logprobs(distribution, inputs), entropy(spread)
+        hidden = self._hidden_at(inputs.rows, inputs.before, input_ids=inputs.ids, use_cache=False)
+        logprobs, entropies = token_logprobs(hidden, inputs, self._hidden_at.head)
+        # The gradient of the entropies costs time, so compute it only if it is used.
+        return logprobs, entropies if self._settings.entropy_bonus else entropies.detach()
 
     def _backward(
         self,
+        plan: UpdatePlan,
         sequences: Sequence[TokenSequence],
-        proximal: Tensor | None,
-        update: UpdateBatch,
+        tokens: Tensor,
+        state: object,
         totals: Totals,
     ) -> None:
+        """Adds a micro-batch's gradient. `tokens` are its trained tokens' indices in the update."""
         inputs = self._collate(sequences)
         logprobs, entropies = self._logprobs(inputs)
-        proximal = logprobs.detach() if proximal is None else proximal
-        loss = logprobs.new_zeros(())
+        total = logprobs.new_zeros(())
         if len(shown := inputs.demonstrated):
-            loss = cross_entropy(logprobs[shown], inputs.advantages[shown], update.tokens)
-            totals.add_demonstrated(loss.detach(), logprobs[shown].detach())
+            terms = cross_entropy(logprobs[shown], inputs.advantages[shown])
+            total = (plan.weights[tokens[shown]] * terms).sum()
+            totals.add_demonstrated(total.detach(), logprobs[shown].detach())
         if len(sampled := inputs.sampled):
-            micro_batch = MicroBatch(
-                inputs.behaviour[sampled],
-                proximal[sampled],
-                inputs.advantages[sampled],
-                update.tokens,
-                self._settings,
+            new, spread = logprobs[sampled], entropies[sampled]
+            batch = plan.tokens(tokens[sampled], new.detach(), state)
+            part = objective(
+                self._loss, self._settings, batch, new, spread, plan.weights[tokens[sampled]]
             )
-            part = self._loss(micro_batch, logprobs[sampled])
-            part = part - entropy_bonus(micro_batch, entropies[sampled])
-            totals.add(
-                micro_batch, part.detach(), logprobs[sampled].detach(), entropies[sampled].detach()
-            )
-            loss = loss + part
-        loss.backward()  # type: ignore[no-untyped-call]
+            totals.add(batch, part, new.detach(), spread.detach())
+            total = total + part.differentiable
+        total.backward()  # type: ignore[no-untyped-call]
 
-    def _learning_rate(self, update: UpdateBatch) -> float:
+    def _highest_rate(self, plan: UpdatePlan) -> float:
+        """Returns the learning rate of an update before warmup and schedule."""
         settings = self._settings
-        shown = all(one.demonstrated.all() for one in update.sequences)
+        shown = bool(plan.demonstrated.all())
         return (settings.demonstration_learning_rate if shown else None) or settings.learning_rate
 
-    def _step(self, learning_rate: float, totals: Totals) -> None:
+    def _step(self, highest_rate: float, totals: Totals) -> None:
         """Makes one optimizer update. Raises UnusableBatch if loss or gradient is not finite.
 
         Makes no update if the gradient is 0, for example because all rewards are equal. Momentum
@@ -265,11 +294,10 @@ class Learner:
             raise UnusableBatch("the loss or its gradient is not finite")
         if not norm:
             return
-        warmup = self._settings.warmup_updates
         self.updates_done += 1
-        share = min(1.0, self.updates_done / warmup) if warmup else 1.0
+        rate = learning_rate_at(self._settings, self.updates_done, highest_rate)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate * share
+            group["lr"] = rate
         self._optimizer.step()
 
     @contextmanager
@@ -279,12 +307,12 @@ class Learner:
         `needed` says whether an update may fail after another one was made. Otherwise nothing is
         copied, since a copy of model and optimizer for each batch costs too much.
         """
-        saved = {k: v.clone() for k, v in self._state().items()} if needed else None
+        saved = self._state(copied=True) if needed else None
         done = self.updates_done
         try:
             yield
         except (UnusableBatch, Stopped, RuntimeError) as error:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._masters.drop_gradients()
             if saved is not None and self.updates_done > done:
                 self._restore(saved)
             elif self.updates_done > done:
@@ -296,7 +324,7 @@ class Learner:
             self.updates_done = done
             # torch has a class for a GPU that is out of memory; on a CPU only the text says it.
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-                raise UnusableBatch(
+                raise OutOfMemory(
                     f"{self.device} is out of memory: lower training.max_tokens"
                 ) from error
             raise

@@ -1,17 +1,23 @@
-"""Loads the trajectories of a batch and divides them into optimizer updates."""
+"""Loads the trajectories of a batch and divides them into minibatches."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from headrace.schemas.events import BatchAssembled, BatchSample, Event, TrajectoryRecorded
 from headrace.schemas.packed import unpack_f32
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.trainer.sequences import TokenSequence, UnusableBatch, UpdateBatch, token_sequences
+from headrace.trainer.sequences import (
+    Ints,
+    TokenSequence,
+    UnusableBatch,
+    UpdateBatch,
+    token_sequences,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +26,30 @@ class PreparedBatch:
 
     delivery: Delivery[BatchAssembled]
     updates: Sequence[UpdateBatch] = ()
+    """One for each minibatch."""
     unusable: str = ""
     """Why the batch can't be trained on; empty if it can."""
+    dropped: Sequence[str] = ()
+    """Why samples were dropped, one reason for each."""
 
     def metrics(self) -> dict[str, float]:
-        """Returns what is known before training: `reward_mean` and the metrics of `staleness`."""
+        """Returns what is known before training.
+
+        That is `reward_mean`, the metrics of `staleness`, and `dropped_samples`, a count.
+        """
         reward_mean = self.delivery.event.reward_mean
         known = {} if reward_mean is None else {"reward_mean": reward_mean}
+        known["dropped_samples"] = float(len(self.dropped))
         return known | staleness(self.delivery.event, self.updates)
 
 
 async def load_batch(
-    log: EventLog, delivery: Delivery[BatchAssembled], vocabulary: int, updates: int
+    log: EventLog, delivery: Delivery[BatchAssembled], vocabulary: int, minibatches: int
 ) -> PreparedBatch:
-    """Fetches and checks a batch's trajectories, and divides them into at most `updates` updates.
+    """Fetches and checks a batch's trajectories, and divides them into at most so many minibatches.
 
-    A batch that contradicts itself comes back as `unusable`. Raises what `EventLog.fetch` raises.
+    A batch that contradicts itself, or that has no sample to train on, comes back as `unusable`.
+    Raises what `EventLog.fetch` raises.
     """
     batch = delivery.event
     refs = [sample.trajectory for sample in batch.samples]
@@ -44,20 +58,24 @@ async def load_batch(
     fetched = await log.fetch([refs[index] for index in order])
     events = [event for _, event in sorted(zip(order, fetched, strict=True), key=lambda o: o[0])]
     try:
-        prepared = await asyncio.to_thread(build_updates, batch, events, vocabulary, updates)
+        built, dropped = await asyncio.to_thread(
+            build_updates, batch, events, vocabulary, minibatches
+        )
     except UnusableBatch as error:
         return PreparedBatch(delivery, unusable=str(error))
-    return PreparedBatch(delivery, prepared)
+    return PreparedBatch(delivery, built, dropped=dropped)
 
 
 def build_updates(
-    batch: BatchAssembled, events: Sequence[Event], vocabulary: int, updates: int
-) -> list[UpdateBatch]:
-    """Divides a batch into optimizer updates. `events` are its trajectories, one for each sample.
+    batch: BatchAssembled, events: Sequence[Event], vocabulary: int, minibatches: int
+) -> tuple[list[UpdateBatch], list[str]]:
+    """Divides a batch into minibatches, each of which makes an optimizer update in each epoch.
 
-    Sample i belongs to update i modulo `updates`. The samples of a group are neighbours, so they
-    are spread evenly. An update without trained tokens is left out. Raises UnusableBatch if the
-    batch and its trajectories contradict each other.
+    `events` are its trajectories, one for each sample. Sample i belongs to minibatch i modulo
+    `minibatches`. The samples of a group are neighbours, so they are spread evenly. A minibatch
+    without trained tokens is left out. A sample whose trajectory can't be trained on, or is not
+    what the batch states, is dropped: also returns the reasons. Raises UnusableBatch if the batch
+    contradicts itself or if no sample remains.
     """
     counted = sum(sample.tokens for sample in batch.samples)
     if batch.sampled_tokens != counted:
@@ -65,17 +83,27 @@ def build_updates(
             f"batch {batch.version} states {batch.sampled_tokens} trainable tokens, but its "
             f"samples have {counted}"
         )
-    by_sample = []
-    for sample, event in zip(batch.samples, events, strict=False):
+    by_sample: list[list[TokenSequence]] = []
+    dropped: list[str] = []
+    groups: dict[int, int] = {}
+    """The index of each group, by its task."""
+    for index, (sample, event) in enumerate(zip(batch.samples, events, strict=False)):
+        group = groups.setdefault(sample.task, len(groups))
+        name = f"task {sample.task} sample {sample.sample}"
         try:
-            by_sample.append(_sequences(batch.policy, sample, event, vocabulary))
-        except ValueError as error:
-            raise UnusableBatch(
-                f"batch {batch.version}, task {sample.task} sample {sample.sample}: {error}"
-            ) from error
-    parts = (by_sample[number::updates] for number in range(updates))
+            found = _sequences(batch.policy, sample, event, vocabulary)
+        except (ValueError, UnusableBatch) as error:
+            found = []
+            dropped.append(f"{name}: {error}")
+        by_sample.append([replace(one, sample=index, group=group, name=name) for one in found])
+    if dropped and len(dropped) == len(by_sample):
+        raise UnusableBatch(
+            f"none of the samples of batch {batch.version} can be trained on. {dropped[0]}"
+        )
+    parts = (by_sample[number::minibatches] for number in range(minibatches))
     divided = ([one for sequences in part for one in sequences] for part in parts)
-    return [UpdateBatch(sequences) for sequences in divided if sequences]
+    updates = [UpdateBatch(sequences, batch.version - 1) for sequences in divided if sequences]
+    return updates, dropped
 
 
 def _sequences(
@@ -99,14 +127,21 @@ def _sequences(
 def staleness(batch: BatchAssembled, updates: Sequence[UpdateBatch]) -> dict[str, float]:
     """Returns how many versions the sampled tokens are behind version n - 1.
 
-    n is the version that the batch trains. The metrics are `staleness_mean` and `staleness_max`, or
-    nothing if the batch has no sampled tokens.
+    n is the version that the batch trains. `staleness_mean` and `staleness_max` are over tokens,
+    and `staleness_oldest` is the mean over samples of their oldest token. Nothing is returned if
+    the batch has no sampled tokens.
     """
-    versions = [one.versions for update in updates for one in update.sequences]
-    if not versions:
+    behind: dict[int, list[Ints]] = {}
+    for one in (one for update in updates for one in update.sequences):
+        versions = one.versions[one.versions >= 0]
+        if len(versions):
+            behind.setdefault(one.sample, []).append(batch.version - 1 - versions)
+    if not behind:
         return {}
-    sampled_by = np.concatenate(versions)
-    behind = batch.version - 1 - sampled_by[sampled_by >= 0]
-    if not len(behind):
-        return {}
-    return {"staleness_mean": float(behind.mean()), "staleness_max": float(behind.max())}
+    by_sample = [np.concatenate(parts) for parts in behind.values()]
+    tokens = np.concatenate(by_sample)
+    return {
+        "staleness_mean": float(tokens.mean()),
+        "staleness_max": float(tokens.max()),
+        "staleness_oldest": float(np.mean([one.max() for one in by_sample])),
+    }

@@ -15,7 +15,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from headrace.errors import DecodeError, DependencyError, RecordsLost, UnknownSchema
+from headrace.errors import (
+    DecodeError,
+    DependencyError,
+    RecordsLost,
+    UnknownSchema,
+    UsageError,
+)
 from headrace.schemas.events import BatchAssembled
 from headrace.schemas.topics import BATCHES
 from headrace.services.log.event_log import Delivery
@@ -64,6 +70,9 @@ class Trainer:
         """The batch after it is at this offset, or later."""
         self._saved = 0
         """The version of the newest checkpoint. Version 0 needs none."""
+        self._skips: list[str] = []
+        """Why the newest batches were skipped, one reason for each: those since the last one that
+        was trained on, and that this process saw first."""
         self._silent = True
         """Whether it trains versions again that are published already."""
         self._stored: StoredVersion | None = None
@@ -138,6 +147,7 @@ class Trainer:
                     wait_s=began - started,
                     step_s=loop.time() - began,
                 )
+                await self._stop_if_all_are_skipped()
         finally:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
@@ -173,7 +183,7 @@ class Trainer:
             return PreparedBatch(delivery, unusable="it was skipped when it was first published")
         try:
             return await load_batch(
-                self._context.log, delivery, self._learner.vocabulary, self._settings.updates
+                self._context.log, delivery, self._learner.vocabulary, self._settings.minibatches
             )
         except UnknownSchema as error:
             raise DependencyError(
@@ -193,7 +203,9 @@ class Trainer:
         self, prepared: PreparedBatch, stopping: asyncio.Task[bool]
     ) -> tuple[Status, dict[str, float]]:
         """Trains on a batch. Raises Stopped if the process is to stop and it takes too long."""
-        metrics = prepared.metrics()
+        metrics, version = prepared.metrics(), prepared.delivery.event.version
+        for reason in prepared.dropped:
+            logger.warning("batch %d: a sample is dropped: %s", version, reason)
         try:
             if prepared.unusable:
                 raise UnusableBatch(prepared.unusable)
@@ -205,12 +217,29 @@ class Trainer:
             if not training.done():
                 await asyncio.wait({training}, timeout=FINISH_S)
                 stop.set()
-            metrics |= await training
+            trained = await training
+            trained["dropped_samples"] += metrics["dropped_samples"]
+            metrics |= trained
         except UnusableBatch as error:
-            version = prepared.delivery.event.version
             logger.error("batch %d is skipped and the weights stay as they are: %s", version, error)
+            if version not in self._publisher.history.skipped:
+                self._skips.append(str(error))
             return "skipped", metrics
+        self._skips.clear()
         return "trained", metrics
+
+    async def _stop_if_all_are_skipped(self) -> None:
+        """Raises UsageError if so many batches in a row were skipped that something is wrong."""
+        if len(self._skips) < self._settings.max_skipped:
+            return
+        await self._finish_publishing()
+        raise UsageError(
+            f"policy {self._publisher.policy}: the last {len(self._skips)} batches were skipped, "
+            f"up to version {self._version}, so training stops. The last reason: "
+            f"{self._skips[-1]}. If a loss is not finite, lower training.learning_rate; if memory "
+            "is too small, lower training.max_tokens. Then continue the run. "
+            "training.max_skipped is this limit"
+        )
 
     async def _advance(
         self, prepared: PreparedBatch, status: Status, metrics: dict[str, float], **fields: Any

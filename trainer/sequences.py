@@ -29,6 +29,15 @@ class UnusableBatch(HeadraceError):
     """The batch can't be trained on: its trajectories are malformed, or training diverges."""
 
 
+class UnusableSample(UnusableBatch):
+    """One sample can't be trained on; the rest of its batch can."""
+
+    def __init__(self, sample: int, reason: str) -> None:
+        """`sample` is its index in the batch."""
+        super().__init__(reason)
+        self.sample = sample
+
+
 class Stopped(HeadraceError):
     """The trainer was asked to stop; it drops the version that it was making."""
 
@@ -49,9 +58,16 @@ class TokenSequence:
     versions: Ints
     """[N] int64: the policy version that sampled each token; -1 if demonstrated."""
     samplings: tuple[tuple[Sampling, int], ...]
-    """How the trained tokens were sampled, as runs of (sampling, number of tokens)."""
+    """How the trained tokens were sampled, as runs of (sampling, number of tokens): one for each
+    turn."""
     demonstrated: Bools
     """[N] bool: whether the agent demonstrated the token instead of sampling it."""
+    sample: int = 0
+    """The index in the batch of the sample that the sequence belongs to."""
+    group: int = 0
+    """The index in the batch of the sample's group."""
+    name: str = ""
+    """The sample's task and number, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +75,12 @@ class UpdateBatch:
     """The sequences that one optimizer update trains on."""
 
     sequences: Sequence[TokenSequence]
+    newest: int = 0
+    """The newest version before the batch: version n - 1 if the batch makes version n."""
 
     @property
     def tokens(self) -> int:
-        """The number of trained tokens, which is the denominator of the loss."""
+        """The number of trained tokens."""
         return sum(len(one.positions) for one in self.sequences)
 
 

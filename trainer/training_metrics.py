@@ -5,13 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.trainer.losses import MicroBatch, importance
+from headrace.trainer.losses.loss import Loss, MicroBatch
+from headrace.trainer.losses.objective import Objective
+
+MAX_LAG = 20.0
+"""Importance weights above exp(20) are taken for exp(20) in metrics, so that sums stay finite."""
 
 
 class Totals:
     """Sums over the micro-batches and updates of one version."""
 
-    def __init__(self) -> None:
+    def __init__(self, loss: Loss) -> None:
+        self._by = loss
+        self._cap: float | None = getattr(loss, "importance_cap", None)
         self._loss = torch.zeros(())
         self._norm = torch.zeros(())
         self._updates = 0
@@ -19,30 +25,41 @@ class Totals:
         self._demonstrated = 0
         self._cross_entropy = torch.zeros(())
         self._sums: dict[str, Tensor] = {}
+        self._squares = torch.zeros((), dtype=torch.float64)
         self._importance_max = torch.zeros(())
+        self._engine_gaps: list[Tensor] = []
+        """By micro-batch: trainer's minus engine's logprobs of the tokens of staleness 0."""
 
-    def add(self, batch: MicroBatch, loss: Tensor, logprobs: Tensor, entropies: Tensor) -> None:
-        """Adds a micro-batch's sampled tokens.
-
-        `loss` is their part of the loss, a scalar; new `logprobs` and `entropies` are [N] in nats.
-        """
-        settings = batch.settings
-        ratio = (logprobs - batch.proximal).exp()
+    def add(
+        self, batch: MicroBatch, objective: Objective, logprobs: Tensor, entropies: Tensor
+    ) -> None:
+        """Adds a micro-batch's sampled tokens: new `logprobs` and `entropies` are [N] in nats."""
         lag = batch.proximal - batch.behaviour
-        weights = importance(batch)
-        clipped = (ratio < 1 - settings.clip_low) | (ratio > 1 + settings.clip_high)
+        raw = lag.double().clamp(max=MAX_LAG).exp()
+        weights = raw if self._cap is None else raw.clamp(max=self._cap)
+        clipped = (objective.gradient == 0) & (batch.advantages != 0)
+        below = self._by.log_ratio(batch, logprobs) < 0
         sums = {
             # KL divergence of the policy that sampled from the proximal policy, by estimator k3
             # of Schulman, "Approximating KL Divergence" (2020).
             "kl": (lag.exp() - 1 - lag).sum(),
             "entropy": entropies.sum(),
-            "clip_fraction": clipped.float().sum(),
+            "clip_fraction": clipped.sum(),
+            "clip_low_fraction": (clipped & below).sum(),
+            "clip_high_fraction": (clipped & ~below).sum(),
             "importance_mean": weights.sum(),
+            "effective_sample_size": raw.sum(),
         }
+        if objective.divergence is not None:
+            sums["reference_kl"] = objective.divergence.sum()
+        if self._cap is not None:
+            sums["importance_truncated"] = (raw > self._cap).sum()
         for name, value in sums.items():
             self._sums[name] = self._sums.get(name, 0) + value.cpu()
-        self._importance_max = torch.maximum(self._importance_max, weights.max().cpu())
-        self._loss = self._loss + loss.cpu()
+        self._squares = self._squares + raw.square().sum().cpu()
+        self._importance_max = torch.maximum(self._importance_max, weights.max().float().cpu())
+        self._engine_gaps.append(lag[batch.staleness == 0].cpu())
+        self._loss = self._loss + objective.value.cpu()
         self._sampled += len(logprobs)
 
     def add_demonstrated(self, loss: Tensor, logprobs: Tensor) -> None:
@@ -64,9 +81,11 @@ class Totals:
         """Returns the metrics by name.
 
         `loss` is a mean over updates, `grad_norm` and `importance_max` are maxima, `tokens` and
-        `demonstrated_tokens` are counts. The others are means over sampled tokens (`kl` and
-        `entropy` in nats), but `cross_entropy`, in nats, is a mean over demonstrated tokens. Means
-        over sampled or demonstrated tokens are absent if there are no such tokens.
+        `demonstrated_tokens` are counts, of each epoch again. Those of `_engine_metrics` are over
+        fresh tokens. The others are means over sampled tokens (`kl`, `reference_kl` and `entropy`
+        in nats), but `cross_entropy`, in nats, is a mean over demonstrated tokens, and
+        `effective_sample_size` is (sum of w)^2 / (N * sum of w^2) with the importance weights w
+        before they are truncated. Means over tokens are absent if there are no such tokens.
         """
         metrics = {
             "loss": float(self._loss) / max(self._updates, 1),
@@ -75,7 +94,28 @@ class Totals:
             "tokens": float(self._sampled + self._demonstrated),
             **{name: float(value) / self._sampled for name, value in self._sums.items()},
         }
+        if self._sampled:
+            mean, squares = metrics["effective_sample_size"], float(self._squares) / self._sampled
+            metrics["effective_sample_size"] = mean * mean / squares if squares else 0.0
+            metrics |= self._engine_metrics()
         if self._demonstrated:
             metrics["demonstrated_tokens"] = float(self._demonstrated)
             metrics["cross_entropy"] = float(self._cross_entropy) / self._demonstrated
         return metrics
+
+    def _engine_metrics(self) -> dict[str, float]:
+        """Returns how far apart engine and trainer are, on tokens that the newest version sampled.
+
+        `engine_gap_mean` and `engine_gap_p99` are of the absolute difference of their logprobs, and
+        `engine_kl` is the KL divergence, all in nats. Only numerics can make a difference.
+        """
+        gaps = torch.cat(self._engine_gaps)
+        if not len(gaps):
+            return {}
+        size = gaps.abs()
+        rank = max(0, -(-99 * len(size) // 100) - 1)
+        return {
+            "engine_gap_mean": float(size.mean()),
+            "engine_gap_p99": float(size.sort().values[rank]),
+            "engine_kl": float((gaps.exp() - 1 - gaps).mean()),
+        }

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from headrace.schemas.problems import problems_of
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.tables import (
     FALSE_IS_NONE,
+    Choice,
     NotNegative,
     Positive,
     PositiveSeconds,
@@ -19,6 +20,20 @@ from headrace.schemas.recipe.tables import (
 )
 
 Chosen = TypeVar("Chosen", bound=Settings)
+
+
+RENDERED = frozenset(
+    (
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "bos_token",
+        "eos_token",
+        "pad_token",
+        "unk_token",
+    )
+)
+"""The names that a chat template gets in any case."""
 
 
 class SamplingSettings(Settings):
@@ -126,10 +141,12 @@ class EngineSettings(Settings):
 class Groups(Settings):
     """How the outcomes of a task become advantages."""
 
-    advantage: str = "grpo"
-    """The advantage estimator: `grpo`, `dr_grpo`, `rloo`, or an import path."""
-    filters: tuple[str, ...] = ()
-    """Filters that drop groups, in this order: `zero_advantage`, or import paths."""
+    advantage: Choice = "grpo"
+    """The advantage estimator: `grpo`, `dr_grpo`, `rloo`, `turn_returns`, or an import path. With
+    options it is a table, `{ use = "turn_returns", discount = 1.0 }`."""
+    filters: tuple[Choice, ...] = ()
+    """Filters that drop groups, in this order: `zero_advantage`, or import paths. One with options
+    is a table, as for `advantage`."""
 
 
 class Batches(Settings):
@@ -159,8 +176,9 @@ class Batches(Settings):
 class Training(Settings):
     """The trainer of a policy."""
 
-    loss: str = "grpo"
-    """The loss: `grpo`, or an import path."""
+    loss: Choice = "grpo"
+    """The loss: `grpo`, `dr_grpo`, `gspo`, `cispo`, `icepop`, `m2po`, `reinforce`, or an import
+    path. With options it is a table, `{ use = "grpo", clip_high = 0.28 }`."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of AdamW after the warmup."""
     demonstration_learning_rate: float | None = Field(default=None, gt=0)
@@ -174,18 +192,30 @@ class Training(Settings):
     """Gradients with a larger norm are scaled down to this norm."""
     warmup_updates: NotNegative = 0
     """Number of first updates during which the learning rate rises linearly."""
-    clip_low: float = Field(default=0.2, gt=0)
-    """The probability ratio is clipped from below to 1 - `clip_low`."""
-    clip_high: float = Field(default=0.2, gt=0)
-    """The probability ratio is clipped from above to 1 + `clip_high`."""
-    importance_cap: float = Field(default=2.0, gt=0)
-    """The largest importance weight between the probabilities of the trainer and of the engine."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The learning rate after the warmup: constant, or falling to `final_learning_rate` in a line
+    or in half a cosine."""
+    total_updates: Positive | None = None
+    """Number of updates, warmup included, after which a falling learning rate has reached its end.
+    A run makes `minibatches` * `epochs` updates per version. A schedule that falls needs it."""
+    final_learning_rate: float = Field(default=0.0, ge=0)
+    """The learning rate at the end of a falling schedule, and after it."""
     entropy_bonus: float = Field(default=0.0, ge=0)
     """Coefficient of the policy's entropy per token in nats, which training maximizes as well."""
-    updates: Positive = 1
-    """Number of optimizer updates per batch. The batch is split into as many minibatches."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Coefficient of the KL divergence per token in nats from version 0, which training minimizes
+    as well. More than 0 costs a forward pass and, without an adapter, memory for a second copy of
+    the weights on the device."""
+    minibatches: Positive = 1
+    """Number of minibatches that a batch is split into. Each makes one optimizer update."""
+    epochs: Positive = 1
+    """Number of times that a batch is trained on. Each epoch has the same minibatches in the same
+    sequence."""
     max_tokens: Positive = 16_384
     """Maximum number of tokens of one micro-batch, including padding."""
+    max_skipped: Positive = 5
+    """If so many batches in a row can't be trained on, for example because the loss is not finite,
+    the run stops and says why."""
     checkpoint_every: Positive = 10
     """Number of versions from one checkpoint to the next."""
     keep_checkpoints: Positive = 2
@@ -197,6 +227,49 @@ class Training(Settings):
     """Number of CPU threads."""
     device: str = "auto"
     """The device that trains, as torch names it. `auto` takes a GPU if there is one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier_keys(cls, tree: Any) -> Any:
+        """Reads a recipe of an earlier release, for example one that a run recorded.
+
+        `updates` is now `minibatches`, and three keys are now options of the loss `grpo`.
+        """
+        if not isinstance(tree, Mapping):
+            return tree
+        tree = dict(tree)
+        if "updates" in tree:
+            tree.setdefault("minibatches", tree.pop("updates"))
+        moved = {key: tree.pop(key) for key in _OPTIONS_OF_GRPO if key in tree}
+        changed = {key: value for key, value in moved.items() if value != _OPTIONS_OF_GRPO[key]}
+        loss = tree.get("loss", "grpo")
+        if changed and loss != "grpo":
+            names = ", ".join(f"`{key}`" for key in changed)
+            raise ValueError(
+                f"{names} can't be set here, because each loss has its own options: write "
+                f'loss = {{ use = "NAME", OPTION = … }}'
+            )
+        if changed:
+            tree["loss"] = {"use": "grpo", **changed}
+        return tree
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> Training:
+        if self.schedule != "constant":
+            if self.total_updates is None:
+                raise ValueError(f'schedule = "{self.schedule}" needs `total_updates`')
+            if self.total_updates <= self.warmup_updates:
+                raise ValueError("`total_updates` must be more than `warmup_updates`")
+        elif self.total_updates is not None or self.final_learning_rate:
+            raise ValueError(
+                "`total_updates` and `final_learning_rate` have no effect if the schedule is "
+                "constant: remove them, or set `schedule`"
+            )
+        return self
+
+
+_OPTIONS_OF_GRPO = {"clip_low": 0.2, "clip_high": 0.2, "importance_cap": 2.0}
+"""Keys of `Training` in earlier releases, with their defaults. Recorded recipes have all three."""
 
 
 class Lora(Settings):
@@ -226,6 +299,9 @@ class Policy(Settings):
     """Seed of random weights: those of a model without weights, and those of a new adapter."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Values that the model's chat template gets by name, for example `enable_thinking = false` for
+    Qwen3. A template ignores names that it does not know."""
     lora: Lora | None = None
     """If it is set, only an adapter learns, and policies with the same model, seed and dtype share
     their base. Absent: all weights learn."""
@@ -235,3 +311,10 @@ class Policy(Settings):
     batches: Batches = Batches()
     training: Annotated[Training | None, FALSE_IS_NONE] = Training()
     """Absent (`training = false` in TOML): the policy keeps version 0."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _names_are_free(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(RENDERED & values.keys()):
+            raise ValueError(f"Headrace itself gives the chat template `{taken[0]}`: remove it")
+        return values

@@ -65,7 +65,8 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
 
 
 def _served(context: ServiceContext, name: str, engine: Engine, slots: Slots) -> ServedPolicy:
-    tokenizer = Tokenizer(model_folder(context.recipe.policies[name].model))
+    policy = context.recipe.policies[name]
+    tokenizer = Tokenizer(model_folder(policy.model), policy.chat_template_kwargs)
     return ServedPolicy(name, engine, slots, tokenizer, context.worker_id)
 
 

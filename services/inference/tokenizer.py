@@ -30,8 +30,11 @@ SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 class Tokenizer:
     """The tokenizer of a model. It neither adds nor drops special tokens."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises UsageError if the folder has no usable `tokenizer.json`."""
+    def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
+        """The chat template gets the values of `chat_template_kwargs` by name.
+
+        Raises UsageError if the folder has no usable `tokenizer.json`.
+        """
         try:
             # Imported here because the library comes with the extra `torch`.
             from tokenizers import Tokenizer as Library
@@ -47,7 +50,8 @@ class Tokenizer:
         configuration = _configuration(folder)
         source = _source(folder, configuration)
         self._control = ControlTokens(self._library, source or "")
-        template = ChatTemplate(folder, configuration, source, self._control)
+        given = chat_template_kwargs or {}
+        template = ChatTemplate(folder, configuration, source, self._control, given)
         self.has_template = template.exists
         """Whether the model has a chat template."""
         self.chat = template.ids
@@ -96,9 +100,14 @@ class ChatTemplate:
         configuration: Mapping[str, Any],
         source: str | None,
         control: ControlTokens,
+        given: Mapping[str, Any],
     ) -> None:
-        """`source` is the template's text. Raises UsageError if it has a syntax error."""
+        """`source` is the template's text, and `given` are further values that it gets by name.
+
+        Raises UsageError if it has a syntax error.
+        """
         self._control = control
+        self._given = given
         self._folder = folder
         self._special = {name: _spelling(configuration.get(name)) for name in SPECIAL}
         self._template = None if source is None else _compile(folder, source)
@@ -148,7 +157,11 @@ class ChatTemplate:
             )
         try:
             text: str = self._template.render(
-                messages=messages, tools=tools or None, add_generation_prompt=True, **self._special
+                messages=messages,
+                tools=tools or None,
+                add_generation_prompt=True,
+                **self._special,
+                **self._given,
             )
         except Exception as error:
             # A template is code and may raise anything.

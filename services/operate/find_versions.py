@@ -70,7 +70,12 @@ async def _versions(
     await asyncio.to_thread(fetch_models, recipe, cluster, say, weights=False)
     return {
         name: RunVersion(
-            topics.namespace, found[name], description_of(policy.model), run, policy.sampling
+            topics.namespace,
+            found[name],
+            description_of(policy.model),
+            run,
+            policy.sampling,
+            policy.chat_template_kwargs,
         )
         if name in found
         else None

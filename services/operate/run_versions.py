@@ -48,6 +48,8 @@ class RunVersion:
     """The recipe's digest and the versions of packages, as the start of the run recorded them."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     """How the run samples the policy's tokens."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """As the recipe gives them."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.published.policy}@{self.published.version}"

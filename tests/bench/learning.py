@@ -151,7 +151,7 @@ class LockstepLoop:
         settings = self._policy.training
         assert settings is not None
         vocabulary = self._learner.vocabulary
-        self._learner.train(build_updates(batch, trajectories, vocabulary, settings.updates))
+        self._learner.train(build_updates(batch, trajectories, vocabulary, settings.minibatches))
         return fmean(one.reward or 0.0 for task, _ in ended for one in task.outcomes)
 
     async def _play(

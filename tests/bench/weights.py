@@ -32,7 +32,7 @@ from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.trainer.learner import Learner
-from headrace.trainer.losses import MicroBatch
+from headrace.trainer.losses.loss import MicroBatch
 from headrace.trainer.sequences import TokenSequence, UpdateBatch
 from headrace.trainer.versions import StoredVersion, VersionStore
 from tests.bench.report import Figure
@@ -47,8 +47,8 @@ SHAPE = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6}
 
 
 def cross_entropy(batch: MicroBatch, logprobs: Tensor) -> Tensor:
-    """The mean negative logprob of the text, in nats."""
-    return -logprobs.sum() / batch.denominator
+    """The negative logprob of each token, in nats."""
+    return -logprobs
 
 
 async def weight_deltas(cluster: ClusterConfig, scale: float) -> list[Figure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isclose, isnan, nan
 from statistics import fmean
 
@@ -12,12 +13,13 @@ from headrace.schemas.events import (
     TaskEnded,
     TrajectoryRecorded,
 )
-from headrace.schemas.packed import pack_f32
+from headrace.schemas.packed import pack_f32, unpack_f32
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.base.plugins import load
-from headrace.stream_jobs.advantages import ADVANTAGES
+from headrace.schemas.recipe.tables import use_and_options
+from headrace.stream_jobs.advantages import TurnAdvantage
 from headrace.stream_jobs.groups import OVERLONG
+from headrace.stream_jobs.load_advantage import load_advantage
 from tests.checker.facts import Facts, Violations
 from tests.checker.trajectories import use_of
 
@@ -43,7 +45,7 @@ def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
                 yield f"I3: {name} is dropped {found}"
         else:
             yield from _scored(facts, group, task_ended, name)
-            yield from _advantages(group, task_ended, training[group.policy], name)
+            yield from _advantages(group, training[group.policy], task_ended, name)
 
 
 def _scored(facts: Facts, group: GroupClosed, ended: TaskEnded, name: str) -> Violations:
@@ -96,7 +98,7 @@ def _sample(
         yield f"I5: {name} states tokens, length and oldest version {stated}: they are {counted}"
 
 
-def _advantages(group: GroupClosed, ended: TaskEnded, policy: Policy, name: str) -> Violations:
+def _advantages(group: GroupClosed, policy: Policy, ended: TaskEnded, name: str) -> Violations:
     """They follow from all rewards that were sampled, by the recipe's estimator; others are 1.
 
     Masked samples count, and have none themselves.
@@ -109,12 +111,17 @@ def _advantages(group: GroupClosed, ended: TaskEnded, policy: Policy, name: str)
             known[outcome.sample] = outcome.reward
     order = sorted(known)
     rewards = [known[sample] for sample in order]
-    estimator = policy.groups.advantage
+    estimator, _ = use_and_options(policy.groups.advantage)
     if group.estimator != estimator:
         yield f"I3: {name} is scored by {group.estimator}, the recipe says {estimator}"
-    advantages = load("advantage", estimator, ADVANTAGES)(rewards) if rewards else ()
+    estimate = load_advantage(policy.groups.advantage)
+    advantages: list[Sequence[float]] = []
+    if rewards and isinstance(estimate, TurnAdvantage):
+        advantages += estimate(rewards, [_turn_rewards(ended, group, one) for one in order])
+    elif rewards and not isinstance(estimate, TurnAdvantage):
+        advantages += [[one] for one in estimate(rewards)]
     expected = dict(zip(order, advantages, strict=True))
-    if any(one.advantages != pack_f32([expected[one.sample]]) for one in sampled):
+    if any(one.advantages != pack_f32(expected[one.sample]) for one in sampled):
         yield f"I3: {name} has other advantages than its rewards {rewards} give"
     for sample in group.samples:
         if sample.oldest_version < 0 and sample.advantages != pack_f32([1.0]):
@@ -124,3 +131,10 @@ def _advantages(group: GroupClosed, ended: TaskEnded, policy: Policy, name: str)
     unknown = not rewards and not group.excluded
     if (rewards and not isclose(stated, fmean(rewards))) or (unknown and not isnan(stated)):
         yield f"I3: {name} states the mean {group.mean} of rewards {rewards}"
+
+
+def _turn_rewards(ended: TaskEnded, group: GroupClosed, sample: int) -> list[float]:
+    """The rewards of a sample's turns by its outcome; 0 for a turn without one."""
+    outcome = next(one for one in ended.outcomes if one.sample == sample)
+    use = next(one for one in outcome.policies if one.policy == group.policy)
+    return [0.0 if isnan(one) else one for one in unpack_f32(use.turn_rewards)]

@@ -37,21 +37,35 @@ VLLM = [
 """vLLM's build must be for the device."""
 KINDS = ["torch", pytest.param("torch-cuda", marks=needs_gpu), *VLLM]
 """The engine, and its device if that is not the CPU."""
+NARROW = [
+    "torch-bfloat16",
+    pytest.param("torch-cuda-bfloat16", marks=needs_gpu),
+    pytest.param("vllm-bfloat16", marks=needs_vllm),
+    pytest.param("vllm-cuda-bfloat16", marks=(*needs_vllm, *needs_gpu)),
+]
+"""The same in bfloat16."""
+
+
+def dtype_of(kind: str) -> torch.dtype:
+    """The dtype of the weights that an engine of `KINDS` or `NARROW` serves."""
+    return torch.bfloat16 if kind.endswith("-bfloat16") else torch.float32
 
 
 def make_engine_of(
     kind: str, model: Path, slots: int, *, adapters: int = 0, rank: int = 0, **options: Any
 ) -> Engine:
-    name, _, device = kind.partition("-")
+    name, *words = kind.split("-")
+    device = "cuda" if "cuda" in words else "cpu"
+    dtype = str(dtype_of(kind)).removeprefix("torch.")
     setup = EngineSetup(
-        model, slots, device=device or "cpu", options=options, adapters=adapters, rank=rank
+        model, slots, device=device, dtype=dtype, options=options, adapters=adapters, rank=rank
     )
     if name == "torch":
         return TorchEngine(setup)
     # Imported here: it takes seconds, and need not be installed.
     from headrace.services.inference.engines.vllm_engine import VllmEngine
 
-    if not device and torch.cuda.is_available():
+    if device == "cpu" and torch.cuda.is_available():
         pytest.skip("on a machine with a GPU vLLM is built for it")
     return VllmEngine(setup)
 

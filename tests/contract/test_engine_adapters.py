@@ -26,9 +26,9 @@ from headrace.services.inference.engine import (
 )
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.models.lora import adapter_tensors
-from headrace.services.models.torch_models import ChosenLogits
 from headrace.services.models.weights import weights_digest
-from headrace.trainer.collate import collate, processed_distribution, target_logprobs
+from headrace.trainer.collate import collate
+from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
 from headrace.trainer.model_loading import add_adapter, load_model
 from headrace.trainer.sequences import TokenSequence
 from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
@@ -108,8 +108,9 @@ def expected(model: Path, version: int, prompt: EnginePrompt, drawn: Sequence[in
     )
     inputs = collate([sequence], VOCABULARY, torch.device("cpu"))
     with torch.no_grad():
-        logits = ChosenLogits(network)(inputs.rows, inputs.before, input_ids=inputs.ids)
-        return target_logprobs(processed_distribution(logits, inputs), inputs)
+        hidden_at = ChosenHidden(network)
+        hidden = hidden_at(inputs.rows, inputs.before, input_ids=inputs.ids)
+        return token_logprobs(hidden, inputs, hidden_at.head)[0]
 
 
 def assert_close(generation: EngineOutput, logprobs: Any, first: int = 0) -> None:

@@ -24,17 +24,22 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.blobs import LocalBlobStore
-from headrace.services.models.torch_models import ChosenLogits
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer.collate import (
-    SchemaMasks,
-    collate,
-    processed_distribution,
-    target_logprobs,
-)
+from headrace.trainer.collate import SchemaMasks, collate
+from headrace.trainer.forward.master_weights import MasterWeights
+from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
 from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import TokenSequence
-from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model
+from tests.contract.engines import (
+    KINDS,
+    NARROW,
+    VLLM,
+    drive,
+    dtype_of,
+    hold,
+    make_engine_of,
+    make_model,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
 
@@ -81,10 +86,12 @@ def trainer_logprobs(
     prompt: EnginePrompt,
     tokens: Iterable[int],
     vocabulary: int = VOCABULARY,
+    dtype: torch.dtype = torch.float32,
 ) -> Any:
     """[tokens]: as the trainer computes them, by its own loading, forward and processing."""
-    network = load_model(model_without_weights(model), seed=0)
+    network = load_model(model_without_weights(model), seed=0).eval()
     network.load_state_dict(load_file(weights(model, version).path))
+    MasterWeights(network, dtype)
     drawn = list(tokens)
     positions = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
     zeros = np.zeros(len(drawn), dtype=np.float32)
@@ -111,8 +118,9 @@ def trainer_logprobs(
     masks = SchemaMasks(model, vocabulary)
     inputs = collate([sequence], vocabulary, torch.device("cpu"), masks)
     with torch.no_grad():
-        logits = ChosenLogits(network)(inputs.rows, inputs.before, input_ids=inputs.ids)
-        return target_logprobs(processed_distribution(logits, inputs), inputs)
+        hidden_at = ChosenHidden(network)
+        hidden = hidden_at(inputs.rows, inputs.before, input_ids=inputs.ids)
+        return token_logprobs(hidden, inputs, hidden_at.head)[0]
 
 
 def model_without_weights(model: Path) -> Path:
@@ -141,6 +149,36 @@ def test_logprobs_are_the_trainers(kind: str, model: Path) -> None:
         for prompt, answer in zip(asked, answers, strict=True):
             assert_close(answer, trainer_logprobs(model, 0, prompt, answer.tokens))
             assert not prompt.allowed or set(answer.tokens) <= set(ALLOWED)
+        await engine.close(1)
+
+    drive(main)
+
+
+@pytest.mark.parametrize("kind", NARROW)
+def test_logprobs_in_bfloat16_are_the_trainers(kind: str, model: Path) -> None:
+    """A prompt is read as the trainer reads it, so the torch engine's first token is the same.
+
+    Later tokens are read one at a time. Some rounding then differs, and it adds up over the layers.
+    """
+
+    async def main() -> None:
+        engine = make_engine_of(kind, model, SLOTS)
+        await engine.load(weights(model, 0))
+        asked = [*prompts(24, temperature=0.7, allowed=ALLOWED), *prompts(24, temperature=1.0)]
+        answers = await asyncio.gather(*map(engine.generate, asked))
+        firsts, differences = [], []
+        for prompt, answer in zip(asked, answers, strict=True):
+            dtype = dtype_of(kind)
+            expected = trainer_logprobs(model, 0, prompt, answer.tokens, dtype=dtype)
+            differences.append(torch.tensor(answer.logprobs) - expected)
+            firsts.append(differences[-1][:1].abs())
+        difference, first = torch.cat(differences), torch.cat(firsts)
+        kl = (difference.neg().exp() - 1 + difference).mean()
+        print(f"{kind}: mean {difference.abs().mean():.5f}, KL {kl:.6f}, first {first.mean():.5f}")
+        if kind == "torch-bfloat16":
+            assert first.quantile(0.9) <= 1e-4
+        assert difference.abs().mean() <= 5e-3
+        assert kl <= 1e-4
         await engine.close(1)
 
     drive(main)
@@ -250,6 +288,24 @@ def test_the_kv_cache_is_kept_or_computed_again(kind: str, kv: str, model: Path)
         again = await engine.generate(prompt)
         assert (again.versions, again.mixed) == ([1] * 400, False)
         assert_close(again, trainer_logprobs(model, 1, prompt, again.tokens))
+        await engine.close(1)
+
+    drive(main)
+
+
+def test_a_version_that_is_published_again_uses_no_cache_of_its_other_weights(
+    kind: str, model: Path
+) -> None:
+    """A trainer that lost a checkpoint makes the newest version again, with other weights."""
+
+    async def main() -> None:
+        engine = make_engine_of(kind, model, SLOTS)
+        prompt = EnginePrompt("default", list(range(1, 100)), 5, temperature=0.7, allowed=ALLOWED)
+        for content in (0, 1):
+            await engine.load(replace(weights(model, content), version=7))
+            answer = await engine.generate(prompt)
+            assert answer.versions == [7] * 5
+            assert_close(answer, trainer_logprobs(model, content, prompt, answer.tokens))
         await engine.close(1)
 
     drive(main)

@@ -351,6 +351,47 @@ def test_what_cant_be_trained_on_keeps_the_weights(tmp_path: Path) -> None:
     on_memory(scenario, tmp_path)
 
 
+def test_one_malformed_sample_costs_only_itself(tmp_path: Path) -> None:
+    """It is dropped again when the version is trained again."""
+
+    async def scenario(bench: Bench) -> None:
+        changes = [{}, {}, {"logprobs": pack_f32([-1.0, -1.0])}, {}]
+        samples = [
+            await bench.sample(1, number, Random(number), **change)
+            for number, change in enumerate(changes)
+        ]
+        await bench.log.send(
+            BatchAssembled(
+                policy="learner", version=1, recipe=RECIPE.digest, seed=0, samples=tuple(samples),
+                sampled_tokens=12, low_mark=1, groups_read=1,
+            )
+        )  # fmt: skip
+        published = await bench.train(1, killed=True)
+        assert facts(published) == [(0, "initial", 0), (1, "trained", 2)]
+        assert published[1].metrics["dropped_samples"] == 1
+        assert published[1].metrics["tokens"] == 9
+        assert facts(await bench.train(1)) == facts(published)
+
+    on_memory(scenario, tmp_path)
+
+
+def test_training_stops_if_batch_after_batch_is_skipped(tmp_path: Path) -> None:
+    """A restarted trainer does not count what its predecessor skipped."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.submit(1)
+        for version in range(2, 12):
+            await bench.submit(version, logprobs=pack_f32([-1.0, -1.0]))
+        for newest in (6, 11):
+            with pytest.raises(UsageError, match=r"last 5 batches .* 2 logprobs for 1 tokens"):
+                async with asyncio.timeout(BOUND_S):
+                    await service.run(bench.context(), "learner")
+            published = await bench.published(until=newest)
+            assert facts(published)[-1] == (newest, "skipped", 0)
+
+    on_memory(scenario, tmp_path)
+
+
 def test_a_batch_written_twice_is_trained_once_and_a_gap_is_an_error(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.submit(1)

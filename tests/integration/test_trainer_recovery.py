@@ -24,9 +24,11 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.log_reader import follow_events
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer import loop, losses
+from headrace.trainer import loop
 from headrace.trainer import service as trainer_service
 from headrace.trainer.learner import Learner
+from headrace.trainer.losses.grpo_loss import GrpoLoss
+from headrace.trainer.losses.loss import MicroBatch
 from headrace.trainer.versions import SAFETENSORS
 from tests.integration.test_trainer import BOUND_S, RECIPE, Bench, facts, on_memory, straight
 
@@ -63,9 +65,9 @@ def with_full_every(versions: int) -> Recipe:
     return Recipe.model_validate(tree)
 
 
-def hungry_loss(batch: losses.MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+def hungry_loss(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
     """GRPO, but for batches whose first advantage is negative: these want all memory there is."""
-    loss = losses.grpo(batch, logprobs)
+    loss = GrpoLoss().terms(batch, logprobs)
     return loss * torch.empty(2**60).sum() if batch.advantages[0] < 0 else loss
 
 

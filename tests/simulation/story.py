@@ -168,6 +168,6 @@ def _train(facts: Facts, learner: DigestLearner, batch: BatchAssembled) -> None:
     found: Iterable[Event | None] = (facts.resolve(one.trajectory) for one in batch.samples)
     events = [event for event in found if event is not None]
     try:
-        learner.train(build_updates(batch, events, learner.vocabulary, updates=1))
+        learner.train(build_updates(batch, events, learner.vocabulary, minibatches=1)[0])
     except UnusableBatch:
         return

@@ -95,6 +95,8 @@ class _Served:
     adapter: LoRARequest | None
     """The adapter that its requests name; None if the weights are a whole model."""
     version: int = -1
+    loads: int = 0
+    """How often weights were loaded. A version that is published again may have other weights."""
 
 
 class VllmEngine(ThreadedEngine):
@@ -171,6 +173,7 @@ class VllmEngine(ThreadedEngine):
         else:
             served = self._load_adapter(weights, weights.adapter)
         served.version = weights.version
+        served.loads += 1
         self._served[weights.policy] = served
         if self._options.kv == "recompute":
             # All sequences are computed again, but only this policy's have other weights.
@@ -237,8 +240,8 @@ class VllmEngine(ThreadedEngine):
     def _add(self, served: _Served, row: Row) -> None:
         self._requests += 1
         request = str(self._requests)
-        # If the cache outlives the weights, a prompt may only reuse the cache of its own version.
-        salt = str(served.version) if self._options.kv == "keep" else None
+        # If the cache outlives the weights, a prompt may only reuse what these weights computed.
+        salt = str(served.loads) if self._options.kv == "keep" else None
         row.kv_version = served.version
         served.running.rows[request] = row
         served.running.engine.add_request(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.policy import SamplingSettings
@@ -37,6 +38,7 @@ class ChatModel:
     weights: Weights
     dtype: str
     sampling: SamplingSettings = FOLDER_SAMPLING
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def model_of_version(version: RunVersion, blobs: BlobStore, scratch: Path) -> ChatModel:
@@ -45,7 +47,9 @@ def model_of_version(version: RunVersion, blobs: BlobStore, scratch: Path) -> Ch
     folder.mkdir()
     write_description(version, blobs, folder)
     weights = VersionWriter(version, blobs, scratch / "weights").weights
-    return ChatModel(folder, weights, version.published.dtype, version.sampling)
+    return ChatModel(
+        folder, weights, version.published.dtype, version.sampling, version.chat_template_kwargs
+    )
 
 
 def model_of_folder(folder: Path, scratch: Path) -> ChatModel:
@@ -69,7 +73,7 @@ class Chat:
     def __init__(self, model: ChatModel) -> None:
         """Reads the configuration and the tokenizer. Raises UsageError if they can't be used."""
         self.sampling = model.sampling
-        self._tokenizer = Tokenizer(model.folder)
+        self._tokenizer = Tokenizer(model.folder, model.chat_template_kwargs)
         self._allowed = token_ids(model.folder, model.sampling.allowed)
         try:
             stops = self._tokenizer.stop_ids(model.sampling.stop)
@@ -189,7 +193,7 @@ def talk(
                 continue
             write("\n")
             if finish == "length" and not remarked:
-                say(f"(an answer has at most {most} tokens: --max-tokens changes that)")
+                say(f"(answers end at max_tokens = {most}, and --max-tokens changes that)")
                 remarked = True
             elif finish == "overflow":
                 say("(the context is full: the next message starts a new chat)")

@@ -7,6 +7,7 @@ seconds comes last: engines and losses import torch.
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -22,8 +23,10 @@ from headrace.errors import (
     UsageError,
 )
 from headrace.schemas.events import EnvironmentUse, EpisodeEnded, PolicyUse, Ref, TaskEnded
+from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.recipe.tables import use_and_options
 from headrace.services.agent.agents import load_agents
 from headrace.services.agent.records import AgentSetup
 from headrace.services.base.clock import now
@@ -193,10 +196,11 @@ class _Trial:
             GroupAssembler(self.recipe).on_task(_ended(self.recipe), recorded_at_ms=0)
         for name, policy in self.recipe.policies.items():
             if policy.training is not None:
-                with self._trying(f"policies.{name}.training.loss {policy.training.loss!r}"):
-                    from headrace.trainer.losses import try_loss
+                loss, _ = use_and_options(policy.training.loss)
+                with self._trying(f"policies.{name}.training.loss {loss!r}"):
+                    from headrace.trainer.losses.load_loss import try_loss
 
-                    try_loss(policy.training)
+                    try_loss(policy.training.loss)
 
     @contextmanager
     def _trying(self, part: str, announced: str | None = None) -> Iterator[None]:
@@ -276,7 +280,14 @@ async def _observed(work: Awaitable[Observation], what: str) -> Observation:
 def _ended(recipe: Recipe) -> TaskEnded:
     """Returns a task whose episodes have REWARDS, of all policies."""
     uses = tuple(
-        PolicyUse(policy=name, tokens=1, longest=2, oldest_version=0) for name in recipe.policies
+        PolicyUse(
+            policy=name,
+            tokens=1,
+            longest=2,
+            oldest_version=0,
+            turn_rewards=pack_f32([math.nan, 0.5]),
+        )
+        for name in recipe.policies
     )
     outcomes = tuple(
         EpisodeEnded(

@@ -32,9 +32,9 @@ from headrace.services.operate.recipe.recipe_keys import REQUIRED, Key, about, k
 from headrace.services.operate.recipe.toml import toml_value
 from headrace.services.tasks.data_sets import BUILTIN as DATA_SETS
 from headrace.services.tasks.task_maker import Item
-from headrace.stream_jobs.advantages import ADVANTAGES
 from headrace.stream_jobs.filters import FILTERS
-from headrace.trainer.losses import LOSSES
+from headrace.stream_jobs.load_advantage import ADVANTAGES
+from headrace.trainer.losses.load_loss import LOSSES
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "recipe.md"
 INTRODUCTION = """\
@@ -150,8 +150,11 @@ def _training() -> Iterator[str]:
         ("Losses", "training.loss", LOSSES),
     ):
         yield f"## {title}\n"
-        yield f"The values of `policies.NAME.{key}`. They have no options.\n"
-        yield from _functions(functions)
+        yield f"The values of `policies.NAME.{key}`, or of `use` in a table with options.\n"
+        for name in functions:
+            plug_in = load(title, name, functions)
+            options = keys_of(plug_in) if inspect.isclass(plug_in) else []
+            yield from _plug_in(title[: -2 if title == "Losses" else -1], name, plug_in, options)
 
 
 def _each(kind: str, builtins: Mapping[str, Any], given: int = 0) -> Iterator[str]:

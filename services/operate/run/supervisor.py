@@ -207,7 +207,7 @@ class Supervisor:
         name, now = child.spec.name, time.monotonic()
         log = self.logs / f"{name}.log"
         if code == UsageError.exit_code:
-            raise UsageError(f"{name} refused to start; {describe_log(log)}")
+            raise UsageError(f"{name} refused to go on; {describe_log(log)}")
         if code == RecordsLost.exit_code:
             raise RecordsLost(f"{name} needs records that are gone; {describe_log(log)}")
         child.deaths.append(now)

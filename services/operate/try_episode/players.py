@@ -52,7 +52,7 @@ def scripted_player(recipe: Recipe, answer: Callable[[str], str]) -> Player:
 def _without_models(recipe: Recipe) -> dict[str, ServedPolicy]:
     """Serves every policy with answers that it is given."""
     return {
-        name: _serve(policy.model, name, _without_weights(policy))
+        name: _serve(policy, name, _without_weights(policy))
         for name, policy in recipe.policies.items()
     }
 
@@ -65,7 +65,7 @@ async def _with_models(recipe: Recipe, scratch: Path) -> dict[str, ServedPolicy]
         changed = recipe.model_copy(update={"policies": {name: opened}})
         [(engine, _)] = await asyncio.to_thread(make_engines, changed, [name])
         await engine.load(weights)
-        served[name] = _serve(policy.model, name, engine)
+        served[name] = _serve(policy, name, engine)
     return served
 
 
@@ -126,8 +126,9 @@ def _require_allowed(recipe: Recipe) -> None:
             )
 
 
-def _serve(model: str, name: str, engine: Engine) -> ServedPolicy:
-    return ServedPolicy(name, engine, Slots(engine), Tokenizer(model_folder(model)), "try")
+def _serve(policy: Policy, name: str, engine: Engine) -> ServedPolicy:
+    tokenizer = Tokenizer(model_folder(policy.model), policy.chat_template_kwargs)
+    return ServedPolicy(name, engine, Slots(engine), tokenizer, "try")
 
 
 def _without_weights(policy: Policy) -> Engine:

@@ -84,6 +84,17 @@ def test_a_turn_is_ended_once_by_the_policy_or_by_the_template(
     assert tokenizer.decode(added) == f"{ending}[tool]42|[user]so?|[assistant]"
 
 
+def test_a_template_gets_the_recipes_values_by_name(tmp_path: Path) -> None:
+    """For the first messages of a context, and for later ones."""
+    source = CHATML + "{{ '(thinks)' if enable_thinking else '' }}"
+    folder = a_model(tmp_path, source)
+    for given, ending in (({}, ""), ({"enable_thinking": True}, "(thinks)")):
+        tokenizer = Tokenizer(folder, given)
+        for context in ([], tokenizer.encode("yes|")):
+            ids = tokenizer.chat(chat(("user", "hi")), context)
+            assert tokenizer.decode(ids) == f"[user]hi|[assistant]{ending}"
+
+
 def test_templates_of_the_configuration_are_read_too(tmp_path: Path) -> None:
     named = [{"name": "other", "template": "x"}, {"name": "default", "template": CHATML}]
     for number, template in enumerate([CHATML, named]):

@@ -23,12 +23,8 @@ from headrace.services.base.tool_calls import END as CALLED
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.json_schema import Schemas, masked
 from headrace.services.models.weights import model_folder
-from headrace.trainer.collate import (
-    SchemaMasks,
-    collate,
-    processed_distribution,
-    target_logprobs,
-)
+from headrace.trainer.collate import SchemaMasks, collate
+from headrace.trainer.forward.token_logprobs import Head, token_logprobs
 from headrace.trainer.sequences import TokenSequence, UnusableBatch
 
 FOLDER = model_folder("tiny-llama")
@@ -161,7 +157,7 @@ def test_the_trainer_spreads_probability_over_what_could_be_drawn_alone() -> Non
         torch.device("cpu"),
         SchemaMasks(FOLDER, VOCABULARY),
     )
-    logprobs = target_logprobs(processed_distribution(torch.zeros(11, VOCABULARY), inputs), inputs)
+    logprobs, _ = token_logprobs(torch.zeros(11, VOCABULARY), inputs, Head(torch.clone, VOCABULARY))
     # A choice of two at the first token, and none after it.
     expected = [np.log(0.5), 0, 0, 0, 0, np.log(0.5), 0, 0, 0, 0, 0]
     torch.testing.assert_close(logprobs, torch.tensor(expected, dtype=torch.float32))

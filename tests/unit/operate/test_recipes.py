@@ -8,15 +8,15 @@ import pytest
 
 from headrace.schemas.recipe.read_recipe import load_recipe
 from headrace.services.agent.agents import BUILTIN as AGENTS
-from headrace.services.base.plugins import load
+from headrace.services.base.plugins import load, load_with_options
 from headrace.services.env.libraries.libraries_child import LIBRARIES
 from headrace.services.env.service import BUILTIN as ENVIRONMENTS
 from headrace.services.inference.service import BUILTIN as ENGINES
 from headrace.services.namespace.cluster_config import RECIPES
 from headrace.services.tasks.data_sets import BUILTIN as DATA_SETS
-from headrace.stream_jobs.advantages import ADVANTAGES
 from headrace.stream_jobs.filters import FILTERS
-from headrace.trainer.losses import LOSSES
+from headrace.stream_jobs.load_advantage import load_advantage
+from headrace.trainer.losses.load_loss import load_loss
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
@@ -31,11 +31,11 @@ def test_every_name_in_a_shipped_recipe_is_there(path: Path) -> None:
         load("environment", environment.use, {**ENVIRONMENTS, **LIBRARIES})
     for policy in recipe.policies.values():
         assert policy.engine.use in ENGINES
-        load("advantage", policy.groups.advantage, ADVANTAGES)
+        load_advantage(policy.groups.advantage)
         for each in policy.groups.filters:
-            load("filter", each, FILTERS)
+            load_with_options("filter", each, FILTERS)
         if policy.training is not None:
-            load("loss", policy.training.loss, LOSSES)
+            load_loss(policy.training.loss)
 
 
 def test_a_problem_and_its_answer_fit_wherever_qwen3_takes_them() -> None:

@@ -108,6 +108,11 @@ def test_the_canonical_text_gives_the_recipe_back(shipped: Path) -> None:
         ("[tasks]\nenvironment = 'none'", "tasks.environment: no 'none' among ['default']"),
         ("[tasks.roles]\npolicy = 'none'", "tasks.roles.policy: no policy 'none'"),
         ("[tasks]\nsamples = 2\nminimum = 3", "tasks.minimum: 3 is more than tasks.samples, 2"),
+        (
+            "[policies.policy]\nmodel = 'm'\nchat_template_kwargs = { messages = [] }",
+            "policies.policy.chat_template_kwargs: Headrace itself gives the chat template "
+            "`messages`",
+        ),
         ("[stop]\nreward = nan", "stop.reward: Input should be a finite number"),
     ],
 )

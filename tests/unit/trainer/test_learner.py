@@ -19,9 +19,10 @@ from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer.collate import collate, entropy, processed_distribution, target_logprobs
+from headrace.trainer.collate import collate
 from headrace.trainer.learner import Learner
-from headrace.trainer.losses import MicroBatch
+from headrace.trainer.losses.load_loss import load_loss
+from headrace.trainer.losses.loss import Loss, MicroBatch
 from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 
@@ -64,13 +65,13 @@ def state(one: Learner, tmp_path: Path) -> bytes:
 
 def infinite_loss(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
     """Diverges on batches of a negative first advantage; else learns."""
-    loss = -(logprobs * batch.advantages).sum() / batch.denominator
+    loss = -logprobs * batch.advantages
     return loss / 0 if batch.advantages[0] < 0 else loss
 
 
 def exhausting_loss(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
     """Wants more memory than there is."""
-    return logprobs.sum() * torch.empty(2**60).sum()
+    return logprobs * torch.empty(2**60).sum()
 
 
 def test_version_0_follows_from_the_seed() -> None:
@@ -147,32 +148,6 @@ def test_the_logprobs_are_those_of_the_whole_model_by_temperature_and_mask() -> 
     torch.testing.assert_close(entropies, torch.stack(entropy), rtol=1e-4, atol=1e-5)
 
 
-def test_a_forbidden_id_gets_no_gradient() -> None:
-    inputs = collate([sequence(0)], 258, torch.device("cpu"))
-    logits = torch.randn(3, 258, requires_grad=True)
-    logprobs = target_logprobs(processed_distribution(logits, inputs), inputs)
-    [gradient] = torch.autograd.grad(logprobs.sum(), logits)
-    assert torch.isfinite(gradient).all()
-    assert set(gradient.any(dim=0).nonzero().flatten().tolist()) == set(ACTIONS)
-
-
-def test_the_entropys_gradient_is_that_of_its_closed_form() -> None:
-    """dH / d logit = -p (log p + H) / temperature on what is allowed, and 0 elsewhere."""
-    inputs = collate([sequence(0, 2), sequence(1, 1, OPEN)], 258, torch.device("cpu"))
-    logits = (3 * torch.randn(3, 258, generator=torch.Generator().manual_seed(0))).requires_grad_()
-
-    [gradient] = torch.autograd.grad(entropy(processed_distribution(logits, inputs)).sum(), logits)
-
-    assert inputs.allowed is not None
-    for row, temperature in enumerate([0.5, 0.5, 1.0]):
-        allowed = inputs.allowed[inputs.allowed_set[row]]
-        p = (logits.detach()[row, allowed] / temperature).softmax(-1)
-        spread = -(p * p.log()).sum()
-        expected = -p * (p.log() + spread) / temperature
-        torch.testing.assert_close(gradient[row, allowed], expected, rtol=1e-4, atol=1e-6)
-        assert not gradient[row, ~allowed].any()
-
-
 def test_the_bonus_alone_raises_the_entropy() -> None:
     """The later advantages are 0, so there is no other gradient."""
     one = learner(entropy_bonus=0.1)
@@ -231,8 +206,10 @@ def test_training_makes_what_was_good_likelier() -> None:
 def test_later_updates_are_held_to_the_policy_at_the_batchs_start() -> None:
     """The second update sees ratios other than 1, and clips; the first never does."""
     same = update(*(sequence(seed) for seed in range(8)))
-    assert learner(updates=1).train([same])["clip_fraction"] == 0
-    assert learner(updates=3, learning_rate=0.05).train([same, same, same])["clip_fraction"] > 0
+    assert learner().train([same])["clip_fraction"] == 0
+    for settings in ({"minibatches": 3}, {"epochs": 3}):
+        updates = [same] * settings.get("minibatches", 1)
+        assert learner(learning_rate=0.05, **settings).train(updates)["clip_fraction"] > 0
 
 
 def test_warmup_raises_the_learning_rate_step_by_step() -> None:
@@ -242,6 +219,84 @@ def test_warmup_raises_the_learning_rate_step_by_step() -> None:
         one.train([update(sequence(seed))])
         rates.append(one._optimizer.param_groups[0]["lr"] / 1e-2)
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+
+
+@pytest.mark.parametrize("choice", ["grpo", "gspo", "cispo", "m2po", "icepop", "reinforce"])
+@pytest.mark.parametrize("reduction", ["token", "sequence", "constant"])
+def test_gradients_do_not_depend_on_micro_batches(choice: str, reduction: str) -> None:
+    """Also beside demonstrations, and in the last of several updates."""
+    taught = demonstrated(sequence(50, 2))
+    sampled = [sequence(seed, 1 + seed % 4) for seed in range(12)]
+    updates = [update(*sampled[:7], taught), update(*sampled[7:])]
+    found = []
+    for max_tokens in (4096, 20, 1):
+        loss = {"use": choice, "reduction": reduction}
+        one = learner(loss=loss, max_tokens=max_tokens, minibatches=2, kl_coefficient=0.1)
+        metrics = one.train(updates)
+        found.append((metrics["loss"], metrics["grad_norm"], metrics["clip_fraction"]))
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    assert found[2] == pytest.approx(found[0], rel=1e-3)
+
+
+def test_the_second_update_of_m2po_is_prepared_with_the_weights_of_the_first() -> None:
+    seen: list[torch.Tensor] = []
+
+    class Watching(Loss):
+        """Keeps the logprobs that updates are prepared with."""
+
+        def prepare(self, update: MicroBatch, logprobs: torch.Tensor) -> None:
+            seen.append(logprobs - update.proximal)
+
+        def terms(self, batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+            return -batch.advantages * logprobs
+
+    one = learner(epochs=2)
+    one._loss = Watching()
+    one.train([update(sequence(0), demonstrated(sequence(1)))])
+    assert [len(each) for each in seen] == [3, 3]
+    assert not seen[0].any()
+    assert seen[1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_the_reference_is_version_0_also_after_a_restart(
+    lora: dict[str, int] | None, tmp_path: Path
+) -> None:
+    """Without another gradient, the policy returns to version 0."""
+    tree = {"model": "tiny-llama", "lora": lora}
+    plain = {"learning_rate": 1e-2, "device": "cpu"}
+    moved = Learner(FOLDER, Policy.model_validate({**tree, "training": plain}))
+    batch = [update(*(sequence(seed) for seed in range(4)))]
+    for _ in range(10):
+        moved.train(batch)
+    moved.save(tmp_path / "state")
+    held = Learner(
+        FOLDER, Policy.model_validate({**tree, "training": {**plain, "kl_coefficient": 1.0}})
+    )
+    assert held.train(batch)["reference_kl"] == pytest.approx(0, abs=1e-6)
+    held.load(tmp_path / "state")
+    for one in batch[0].sequences:
+        one.advantages[:] = 0.0
+    divergences = [held.train(batch)["reference_kl"] for _ in range(20)]
+    assert divergences[0] > 0.1
+    assert divergences[-1] < divergences[0] / 4
+
+
+def test_a_stop_while_the_reference_is_measured_leaves_the_own_weights() -> None:
+    one, stop = learner(kl_coefficient=1.0), threading.Event()
+    one.train([update(sequence(0))])
+    weights = one.weights()
+    stop.set()
+    with pytest.raises(Stopped):
+        one.train([update(sequence(0))], stop)
+    assert one.weights() == weights
+
+
+def test_epochs_train_on_each_minibatch_again() -> None:
+    one = learner(epochs=3, minibatches=2, loss="reinforce")
+    metrics = one.train([update(sequence(0)), update(sequence(1))])
+    assert one.updates_done == 6
+    assert metrics["tokens"] == 3 * 6
 
 
 def fail_halfway(one: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +323,7 @@ def test_a_single_update_that_fails_in_the_optimizer_ends_the_trainer(
 def test_one_of_several_updates_that_fails_in_the_optimizer_is_undone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one = learner(updates=2)
+    one = learner(minibatches=2)
     kept, weights = state(one, tmp_path), one.weights()
     fail_halfway(one, monkeypatch)
     with pytest.raises(UnusableBatch, match="out of memory"):
@@ -276,14 +331,120 @@ def test_one_of_several_updates_that_fails_in_the_optimizer_is_undone(
     assert (state(one, tmp_path), one.weights(), one.updates_done) == (kept, weights, 0)
 
 
+def limit_memory(one: Learner, tokens: int) -> list[int]:
+    """Lets the model read at most so many tokens at once. Returns the sizes that it was given."""
+    sizes: list[int] = []
+
+    def refuse(module: Any, args: Any, given: dict[str, Any]) -> None:
+        sizes.append(given["input_ids"].numel())
+        if sizes[-1] > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    one._model.register_forward_pre_hook(refuse, with_kwargs=True)
+    return sizes
+
+
+def named(seed: int, turns: int) -> TokenSequence:
+    return replace(sequence(seed, turns), sample=seed, name=f"task 7 sample {seed}")
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_micro_batch_that_is_too_large_for_the_memory_is_divided(updates: int) -> None:
+    batch = [update(*(named(4 * n + i, 1 + i) for i in range(4))) for n in range(updates)]
+    small, divided = learner(max_tokens=10, minibatches=updates), learner(minibatches=updates)
+    sizes = limit_memory(divided, 10)
+
+    metrics, expected = divided.train(batch), small.train(batch)
+
+    assert metrics.pop("memory_retries") > expected.pop("memory_retries") == 0
+    assert metrics == expected
+    assert divided.weights() == small.weights()
+    assert max(sizes) == 32
+    sizes.clear()
+    divided.train([update(named(0, 2))])
+    assert sizes == [4]
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_sample_that_does_not_fit_the_memory_costs_only_itself(
+    updates: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All sequences of the sample are dropped."""
+    fitting = [update(*(named(4 * n + i, 2) for i in range(3))) for n in range(updates)]
+    long = named(90, 30)
+    short = replace(named(91, 1), sample=long.sample, name=long.name)
+    batch = [update(*fitting[0].sequences, short, long), *fitting[1:]]
+    one, other = learner(minibatches=updates), learner(minibatches=updates)
+    limit_memory(one, 16)
+
+    metrics, expected = one.train(batch), other.train(fitting)
+
+    assert (metrics["dropped_samples"], expected["dropped_samples"]) == (1, 0)
+    assert metrics["tokens"] == expected["tokens"] == 6 * updates
+    assert "task 7 sample 90: cpu is out of memory" in caplog.text
+    for name, tensor in load(one.weights()).items():
+        torch.testing.assert_close(tensor, load(other.weights())[name], atol=1e-3, rtol=0)
+
+
+def test_if_no_sample_fits_the_memory_the_batch_is_unusable(tmp_path: Path) -> None:
+    one = learner(minibatches=2)
+    kept = state(one, tmp_path)
+    sizes = limit_memory(one, 3)
+    with pytest.raises(UnusableBatch, match=r"none of its samples .* out of memory"):
+        one.train([update(*(named(seed, 2) for seed in range(4))), update(named(9, 3))])
+    assert state(one, tmp_path) == kept
+    assert len(sizes) < 12
+
+
+def test_a_sample_whose_masks_cant_be_recomputed_costs_only_itself() -> None:
+    """Its answer does not follow its schema."""
+    bad = replace(sequence(1, sampling=Sampling(max_tokens=1, json_schema="true")), sample=1)
+    one, other = learner(), learner()
+    metrics = one.train([update(named(0, 3), bad)])
+    other.train([update(named(0, 3))])
+    assert metrics["dropped_samples"] == 1
+    assert one.weights() == other.weights()
+
+
+def test_small_updates_add_up_in_a_bfloat16_model() -> None:
+    """Each is far below the distance of two bfloat16 numbers; the optimizer keeps them."""
+    settings = {"learning_rate": 1e-5, "device": "cpu"}
+    policy = {"model": "tiny-llama", "dtype": "bfloat16", "training": settings}
+    one = Learner(FOLDER, Policy.model_validate(policy))
+    name, master = next(iter(one._masters.by_name.items()))
+    before, model = master.detach().clone(), dict(one._model.named_parameters())
+    for _ in range(20):
+        one.train([update(sequence(0), sequence(1))])
+    assert master.dtype == torch.float32
+    assert (master - before).abs().max() > 1e-4
+    for name, master in one._masters.by_name.items():
+        assert torch.equal(model[name], master.bfloat16())
+        assert torch.equal(load(one.weights()).get(name, model[name]), model[name])
+        assert model[name].grad is None
+
+
+def test_a_bfloat16_models_gradients_are_added_up_in_float32() -> None:
+    """Over many micro-batches, the gradient is that of one float32 model to bfloat16's rounding."""
+
+    def gradients(dtype: str, max_tokens: int) -> torch.Tensor:
+        settings = {"learning_rate": 1e-9, "device": "cpu", "max_tokens": max_tokens}
+        policy = {"model": "tiny-llama", "dtype": dtype, "training": settings}
+        one = Learner(FOLDER, Policy.model_validate(policy))
+        one.train([update(*[sequence(5)] * 300)])
+        return torch.cat([parameter.grad.flatten() for parameter in one._parameters])  # type: ignore[union-attr]
+
+    exact, many = gradients("float32", 4096), gradients("bfloat16", 6)
+    assert (many - exact).norm() / exact.norm() < 0.05
+
+
 @pytest.mark.parametrize("loss", ["infinite_loss", "exhausting_loss"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_poison_batch_changes_nothing(loss: str, before: int, tmp_path: Path) -> None:
     """Neither in its first update nor, after a good one, in its second."""
-    one = learner(updates=2)
+    one = learner(minibatches=2)
     one.train([update(sequence(0)), update(sequence(1))])
     kept, weights, done = state(one, tmp_path), one.weights(), one.updates_done
-    one._loss = globals()[loss]
+    one._loss = load_loss(f"{__name__}:{loss}")
     good, bad = sequence(2), sequence(3)
     good.advantages[:], bad.advantages[:] = 1.0, -1.0
 
@@ -305,7 +466,7 @@ def test_without_a_gradient_momentum_does_not_carry_on(tmp_path: Path) -> None:
 
 
 def test_a_stop_drops_the_version_in_the_making() -> None:
-    one, stop = learner(updates=2), threading.Event()
+    one, stop = learner(minibatches=2), threading.Event()
     weights = one.weights()
     stop.set()
     with pytest.raises(Stopped):
@@ -376,7 +537,7 @@ def test_demonstrations_are_learned_whatever_the_loss_does() -> None:
 
 def test_a_batch_may_hold_both_what_was_sampled_and_what_was_demonstrated() -> None:
     sampled, taught = sequence(0), demonstrated(sequence(1))
-    both, one_by_one = learner(updates=2), learner(updates=2, max_tokens=1)
+    both, one_by_one = learner(minibatches=2), learner(minibatches=2, max_tokens=1)
 
     metrics = both.train([update(sampled, taught), update(taught, sampled)])
     one_by_one.train([update(sampled, taught), update(taught, sampled)])

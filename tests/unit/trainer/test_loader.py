@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.schemas.events import BatchAssembled, BatchSample, Ref, TrajectoryRecorded
-from headrace.schemas.packed import pack_f32
+from headrace.schemas.packed import pack_f32, pack_spans
 from headrace.trainer.loader import build_updates, staleness
 from headrace.trainer.sequences import UnusableBatch, UpdateBatch
 from tests.unit.trainer.test_sequences import trajectory, turn
@@ -41,7 +41,9 @@ def batch_of(sizes: list[int], **changes: Any) -> BatchAssembled:
 
 def build(sizes: list[int], updates: int) -> list[UpdateBatch]:
     events = [recorded(index, tokens) for index, tokens in enumerate(sizes)]
-    return build_updates(batch_of(sizes), events, 100, updates)
+    built, dropped = build_updates(batch_of(sizes), events, 100, updates)
+    assert not dropped
+    return built
 
 
 def samples_of(update: UpdateBatch) -> list[int]:
@@ -85,7 +87,51 @@ def test_a_batch_that_contradicts_its_trajectories_is_refused(
         build_updates(batch, [event], 100, 1)
 
 
+def test_one_sample_that_contradicts_costs_only_itself() -> None:
+    """The other samples stay in their updates."""
+    events = [recorded(0, 2), recorded(1, 9), recorded(2, 1), recorded(3, 4)]
+    built, dropped = build_updates(batch_of([2, 3, 1, 4]), events, 100, 2)
+    assert [samples_of(update) for update in built] == [[0, 2], [3]]
+    assert [update.tokens for update in built] == [3, 4]
+    [reason] = dropped
+    assert reason.startswith("task 7 sample 1: ")
+    assert "has 9 trainable tokens, the batch states 3" in reason
+
+
+def test_sequences_name_their_sample() -> None:
+    built = build([2, 3], 1)
+    names = [one.name for one in built[0].sequences]
+    assert names == ["task 7 sample 0", "task 7 sample 1"]
+
+
 def test_staleness_counts_from_the_version_before_the_batchs() -> None:
     """Batch 5 starts from version 4; the tokens were sampled by version 3."""
-    assert staleness(batch_of([2]), build([2], 1)) == {"staleness_mean": 1.0, "staleness_max": 1.0}
+    expected = {"staleness_mean": 1.0, "staleness_max": 1.0, "staleness_oldest": 1.0}
+    assert staleness(batch_of([2]), build([2], 1)) == expected
     assert staleness(batch_of([]), []) == {}
+
+
+def test_the_oldest_token_of_each_sample_counts_for_its_staleness() -> None:
+    """Three tokens of version 4 and one of version 2, then two of version 4."""
+    events = [recorded(0, 4), recorded(1, 2)]
+    for event, versions in zip(events, ([2, 4, 4, 4], [4, 4]), strict=True):
+        object.__setattr__(event.turns[0], "versions", pack_spans(versions))
+    batch = batch_of([4, 2])
+
+    found = staleness(batch, build_updates(batch, events, 100, 2)[0])
+
+    assert found == {"staleness_mean": 2 / 6, "staleness_max": 2.0, "staleness_oldest": 1.0}
+
+
+def test_a_sequence_knows_its_sample_and_its_group() -> None:
+    samples = batch_of([1, 1, 1]).samples
+    batch = batch_of([1, 1, 1], samples=(
+        samples[0], samples[1], samples[2].model_copy(update={"task": 9})
+    ))  # fmt: skip
+    events = [recorded(index, 1) for index in range(3)]
+    events[2] = events[2].model_copy(update={"task": 9})
+
+    [update], _ = build_updates(batch, events, 100, 1)
+
+    assert [(one.sample, one.group) for one in update.sequences] == [(0, 0), (1, 0), (2, 1)]
+    assert update.newest == 4

@@ -1,122 +1,381 @@
-"""The loss against numbers worked out by hand, and against a naive reference's gradient."""
+"""Each loss against a plain NumPy reference, its gradient, and any division into micro-batches."""
 
 from __future__ import annotations
 
-from math import exp, log
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from headrace.schemas.recipe.policy import Training
-from headrace.services.base.plugins import load
-from headrace.trainer.losses import LOSSES, Loss, MicroBatch, entropy_bonus, grpo
+from headrace.errors import UsageError
+from headrace.schemas.events import Sampling
+from headrace.schemas.recipe.tables import Choice
+from headrace.trainer.losses.grpo_loss import GrpoLoss
+from headrace.trainer.losses.load_loss import LOSSES, load_loss, try_loss
+from headrace.trainer.losses.loss import FunctionLoss, Loss, MicroBatch, token_weights
+from headrace.trainer.losses.m2po_loss import M2poLoss
+from headrace.trainer.losses.objective import Objective, reference_kl
+from headrace.trainer.sequences import TokenSequence, UpdateBatch
+from headrace.trainer.training_metrics import Totals
+from headrace.trainer.update_plan import UpdatePlan
 
-
-def micro_batch(
-    behaviour: list[float],
-    proximal: list[float],
-    advantages: list[float],
-    denominator: int,
-    **settings: Any,
-) -> MicroBatch:
-    return MicroBatch(
-        torch.tensor(behaviour),
-        torch.tensor(proximal),
-        torch.tensor(advantages),
-        denominator,
-        Training(**settings),
-    )
+CPU = torch.device("cpu")
+Floats = NDArray[np.float64]
 
 
-def test_on_policy_it_is_the_policy_gradient() -> None:
-    """Ratio and weight are 1: the loss is -mean(advantage), its gradient -advantage / n."""
-    new = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    batch = micro_batch([-1.0, -2.0, -0.5], [-1.0, -2.0, -0.5], [1.0, -0.5, 2.0], 3)
+def update_of(lengths: list[int], seed: int, lag: float = 0.3) -> tuple[UpdateBatch, Floats]:
+    """An update with sequences of so many sampled tokens, and new logprobs for all of them."""
+    random = np.random.default_rng(seed)
+    sequences = [
+        TokenSequence(
+            tokens=np.arange(length + 1),
+            positions=np.arange(1, length + 1),
+            behaviour=-(3 * random.random(length) + 0.1).astype(np.float32),
+            advantages=random.normal(size=length).astype(np.float32),
+            versions=random.integers(0, 4, length),
+            samplings=((Sampling(max_tokens=1), length),),
+            demonstrated=np.zeros(length, dtype=np.bool_),
+            sample=number,
+            group=number // 2,
+        )
+        for number, length in enumerate(lengths)
+    ]
+    behaviour = np.concatenate([one.behaviour for one in sequences]).astype(np.float64)
+    return UpdateBatch(sequences, newest=3), behaviour + lag * random.normal(size=sum(lengths))
 
-    loss = grpo(batch, new)
-    [gradient] = torch.autograd.grad(loss, new)
 
-    assert loss.item() == pytest.approx(-2.5 / 3)
-    assert gradient.tolist() == pytest.approx([-1 / 3, 0.5 / 3, -2 / 3])
+def evaluate(
+    loss: Loss,
+    update: UpdateBatch,
+    proximal: Floats,
+    new: Floats,
+    micro_batches: list[list[int]] | None = None,
+    totals: Totals | None = None,
+) -> tuple[float, torch.Tensor]:
+    """The reduced loss in float64, and its gradient by the new logprobs of the update's tokens."""
+    count = len(update.sequences)
+    plan = UpdatePlan(update, micro_batches or [list(range(count))], loss, CPU)
+    plan._all = replace(plan._all, behaviour=plan._all.behaviour.double())
+    plan.proximal = torch.from_numpy(proximal)
+    logprobs = torch.from_numpy(new)
+    everything = torch.arange(len(new))
+    prepared = loss.prepare(plan.tokens(everything, logprobs), logprobs) if loss.prepares else None
+    value, gradient = 0.0, torch.zeros_like(logprobs)
+    for _, tokens in plan.micro_batches:
+        leaf = logprobs[tokens].requires_grad_()
+        batch = plan.tokens(tokens, leaf.detach(), prepared)
+        part = (plan.weights[tokens].double() * loss.terms(batch, leaf)).sum()
+        [gradient[tokens]] = torch.autograd.grad(part, leaf)
+        value += part.item()
+        if totals is not None:
+            found = Objective(part, part.detach(), gradient[tokens], None)
+            totals.add(batch, found, leaf.detach(), torch.zeros(len(leaf)))
+    return value, gradient
 
 
-def test_a_ratio_beyond_the_clip_has_no_gradient_where_it_would_go_further() -> None:
+def reduced(terms: list[Floats], reduction: str, constant: int = 1024) -> float:
+    """The three reductions, as the papers write them."""
+    if reduction == "sequence":
+        return float(np.mean([one.mean() for one in terms]))
+    total = sum(float(one.sum()) for one in terms)
+    if reduction == "constant":
+        return total / len(terms) / constant
+    return total / sum(len(one) for one in terms)
+
+
+Reference = Callable[[Floats, Floats, Floats, Floats], Floats]
+"""Maps behaviour, proximal, advantages and new logprobs of a sequence to its terms."""
+
+
+def clip(ratio: Floats, advantage: Floats, low: float, high: float) -> Floats:
+    return -np.minimum(ratio * advantage, np.clip(ratio, 1 - low, 1 + high) * advantage)
+
+
+def numpy_grpo(b: Floats, p: Floats, a: Floats, n: Floats) -> Floats:
+    return np.minimum(np.exp(p - b), 1.5) * clip(np.exp(n - p), a, 0.1, 0.3)
+
+
+def numpy_gspo(b: Floats, p: Floats, a: Floats, n: Floats) -> Floats:
+    return clip(np.exp(np.mean(n - b)) * np.ones_like(a), a, 0.05, 0.1)
+
+
+def numpy_cispo(b: Floats, p: Floats, a: Floats, n: Floats) -> Floats:
+    return -np.clip(np.exp(n - b), 0.8, 1.2) * a * n
+
+
+def numpy_reinforce(b: Floats, p: Floats, a: Floats, n: Floats) -> Floats:
+    return -np.minimum(np.exp(n - b), 1.2) * a * n
+
+
+def numpy_icepop(b: Floats, p: Floats, a: Floats, n: Floats) -> Floats:
+    k = np.exp(p - b)
+    k[(k < 0.8) | (k > 1.25)] = 0
+    return k * clip(np.exp(n - p), a, 0.1, 0.3)
+
+
+CASES: list[tuple[str, dict[str, Any], str, Reference]] = [
+    ("grpo", {"clip_low": 0.1, "clip_high": 0.3, "importance_cap": 1.5}, "token", numpy_grpo),
+    ("dr_grpo", {"clip_low": 0.1, "clip_high": 0.3, "importance_cap": 1.5}, "constant", numpy_grpo),
+    ("gspo", {"clip_low": 0.05, "clip_high": 0.1}, "sequence", numpy_gspo),
+    ("cispo", {"clip_low": 0.2, "clip_high": 0.2}, "token", numpy_cispo),
+    ("icepop", {"clip_low": 0.1, "clip_high": 0.3, "mask_low": 0.8, "mask_high": 1.25}, "token",
+     numpy_icepop),
+    ("reinforce", {"importance_cap": 1.2}, "token", numpy_reinforce),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", [None, "token", "sequence", "constant"])
+@pytest.mark.parametrize(
+    ("name", "options", "default", "formula"), CASES, ids=[c[0] for c in CASES]
+)
+def test_each_loss_is_its_formula_in_numpy(
+    name: str, options: dict[str, Any], default: str, formula: Reference, reduction: str | None
+) -> None:
+    lengths = [3, 1, 7, 20, 9]
+    update, proximal = update_of(lengths, seed=1)
+    new = proximal + 0.2 * np.random.default_rng(2).normal(size=len(proximal))
+    chosen = {} if reduction is None else {"reduction": reduction, "constant": 50}
+    loss = load_loss({"use": name, **options, **chosen})
+    ends = np.cumsum(lengths)[:-1]
+    parts = [np.split(one, ends) for one in (proximal, new)]
+    terms = [
+        formula(one.behaviour.astype(np.float64), p, one.advantages.astype(np.float64), n)
+        for one, p, n in zip(update.sequences, *parts, strict=True)
+    ]
+
+    value, _ = evaluate(loss, update, proximal, new)
+
+    expected = reduced(terms, reduction or default, 1024 if reduction is None else 50)
+    assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_m2po_masks_the_most_extreme_tokens_of_the_update_until_the_mean_is_low() -> None:
+    update, new = update_of([5, 30, 12], seed=3, lag=0.4)
+    behaviour = np.concatenate([one.behaviour for one in update.sequences]).astype(np.float64)
+    advantages = np.concatenate([one.advantages for one in update.sequences]).astype(np.float64)
+    moments = (new - behaviour) ** 2
+    kept = np.ones(len(new), dtype=bool)
+    while moments[kept].mean() > 0.04:  # as the paper words it
+        kept[np.argmax(np.where(kept, moments, -1))] = False
+    assert 0 < kept.sum() < len(new)
+
+    value, gradient = evaluate(M2poLoss(), update, new, new)
+
+    expected = -(np.exp(new - behaviour) * advantages)[kept].sum() / len(new)
+    assert value == pytest.approx(expected, rel=1e-6)
+    assert (gradient != 0).numpy().tolist() == kept.tolist()
+
+
+def test_m2po_survives_ratios_that_overflow_and_updates_without_a_close_token() -> None:
+    update, new = update_of([4], seed=3, lag=0.0)
+    far = new + np.array([0.0, 800.0, 0.0, 0.0])
+    value, gradient = evaluate(M2poLoss(), update, far, far)
+    assert np.isfinite(value)
+    assert gradient[1] == 0
+    _, gradient = evaluate(M2poLoss(), update, new + 1, new + 1)
+    assert not gradient.any()
+
+
+ALL: list[Choice] = [
+    *LOSSES,
+    {"use": "grpo", "reduction": "sequence"},
+    {"use": "gspo", "clip_low": 0.1, "clip_high": 0.1, "reduction": "constant"},
+]
+
+
+@pytest.mark.parametrize("choice", ALL, ids=str)
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    order=st.randoms(use_true_random=False),
+    seed=st.integers(0, 99),
+)
+def test_no_result_depends_on_how_sequences_fall_into_micro_batches(
+    choice: Choice, lengths: list[int], order: Any, seed: int
+) -> None:
+    update, proximal = update_of(lengths, seed)
+    new = proximal + 0.3 * np.random.default_rng(seed).normal(size=len(proximal))
+    shuffled = list(range(len(lengths)))
+    order.shuffle(shuffled)
+    cut = order.randint(0, len(shuffled))
+    divided = [part for part in (shuffled[:cut], shuffled[cut:]) if part]
+    loss = load_loss(choice)
+    whole, parts = Totals(loss), Totals(loss)
+
+    value, gradient = evaluate(loss, update, proximal, new, totals=whole)
+    again, same = evaluate(loss, update, proximal, new, divided, totals=parts)
+
+    assert again == pytest.approx(value, rel=1e-6, abs=1e-9)
+    torch.testing.assert_close(same, gradient, rtol=1e-6, atol=1e-12)
+    assert parts.metrics() == pytest.approx(whole.metrics(), rel=1e-5, abs=1e-6)
+
+
+CLIPPING: list[tuple[str, dict[str, Any]]] = [
+    ("grpo", {}), ("dr_grpo", {}), ("gspo", {"clip_low": 0.02, "clip_high": 0.02}), ("cispo", {}),
+    ("icepop", {"mask_low": 0.9, "mask_high": 1.1}), ("m2po", {"threshold": 0.02}),
+    ("reinforce", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), CLIPPING, ids=[one[0] for one in CLIPPING])
+def test_the_clip_fraction_is_the_share_of_tokens_without_a_gradient(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Apart from tokens whose advantage is 0, which teach nothing anyway."""
+    update, proximal = update_of([10, 3, 25, 1, 8], seed=7)
+    update.sequences[0].advantages[:4] = 0.0
+    new = proximal + 0.3 * np.random.default_rng(8).normal(size=len(proximal))
+    loss = load_loss({"use": name, **options})
+    totals = Totals(loss)
+    _, gradient = evaluate(loss, update, proximal, new, totals=totals)
+
+    metrics = totals.metrics()
+
+    advantages = np.concatenate([one.advantages for one in update.sequences])
+    without = ((gradient == 0).numpy() & (advantages != 0)).mean()
+    assert metrics["clip_fraction"] == pytest.approx(without)
+    assert (without > 0) == (name not in ("cispo", "reinforce"))
+    both = metrics["clip_low_fraction"] + metrics["clip_high_fraction"]
+    assert both == pytest.approx(metrics["clip_fraction"])
+
+
+def test_the_clip_respects_the_sign_of_the_advantage() -> None:
     """Ratios 1.5, 0.5, 1.5, 0.5 with clip 0.2 below and 0.3 above; advantages +, -, -, +.
 
-    The surrogates: min(1.5, 1.3), min(-0.5, -0.8), min(-1.5, -1.3), min(0.5, 0.8).
+    The surrogates: min(1.5, 1.3), min(-0.5, -0.8), min(-1.5, -1.3), min(0.5, 0.8). The first is
+    clipped from above, the second from below, and the others go back towards 1.
     """
-    ratios = torch.tensor([1.5, 0.5, 1.5, 0.5])
-    new = ratios.log().requires_grad_()
-    batch = micro_batch([0.0] * 4, [0.0] * 4, [1, -1, -1, 1], 10, clip_low=0.2, clip_high=0.3)
+    update, _ = update_of([4], seed=0)
+    one = update.sequences[0]
+    one.behaviour[:] = 0.0
+    one.advantages[:] = [1, -1, -1, 1]
+    loss = GrpoLoss(clip_low=0.2, clip_high=0.3)
+    totals = Totals(loss)
 
-    loss = grpo(batch, new)
-    [gradient] = torch.autograd.grad(loss, new)
+    ratios = np.array([1.5, 0.5, 1.5, 0.5])
+    value, gradient = evaluate(loss, update, np.zeros(4), np.log(ratios), totals=totals)
 
-    assert loss.item() == pytest.approx(-(1.3 - 0.8 - 1.5 + 0.5) / 10)
-    assert gradient.tolist() == pytest.approx([0.0, 0.0, 0.15, -0.05])
-
-
-def test_the_importance_weight_is_truncated_above_only() -> None:
-    """proximal / behaviour is 8, 1.5 and 0.1; the cap is 2."""
-    behaviour = [-log(8), -log(1.5), -log(0.1)]
-    batch = micro_batch(behaviour, [0.0] * 3, [1.0] * 3, 1, importance_cap=2.0)
-    assert grpo(batch, torch.zeros(3)).item() == pytest.approx(-(2.0 + 1.5 + 0.1))
+    assert value == pytest.approx(-(1.3 - 0.8 - 1.5 + 0.5) / 4)
+    assert gradient.tolist() == pytest.approx([0.0, 0.0, 1.5 / 4, -0.5 / 4])
+    metrics = totals.metrics()
+    assert metrics["clip_low_fraction"] == metrics["clip_high_fraction"] == 0.25
 
 
-def test_micro_batches_add_up_to_the_whole() -> None:
-    torch.manual_seed(0)
-    behaviour, proximal, new = (-torch.rand(3, 12)).unbind()
-    advantages = torch.randn(12)
-
-    def part(chosen: slice) -> torch.Tensor:
-        batch = MicroBatch(behaviour[chosen], proximal[chosen], advantages[chosen], 12, Training())
-        return grpo(batch, new[chosen])
-
-    whole = part(slice(None))
-    assert whole.item() == pytest.approx(sum(part(s).item() for s in (slice(5), slice(5, 12))))
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9))
+def test_weights_give_tokens_sequences_or_a_constant_the_same_say(lengths: list[int]) -> None:
+    assert token_weights(lengths, "token", 7).sum() == pytest.approx(1)
+    by_sequence = np.split(token_weights(lengths, "sequence", 7), np.cumsum(lengths)[:-1])
+    assert [one.sum() for one in by_sequence] == pytest.approx([1 / len(lengths)] * len(lengths))
+    assert token_weights(lengths, "constant", 7) == pytest.approx(1 / len(lengths) / 7)
 
 
-def test_the_entropy_bonus_is_a_mean_over_the_whole_updates_tokens() -> None:
-    """Two of eight tokens lie in this micro-batch; the coefficient is 0.1."""
-    batch = micro_batch([0.0] * 2, [0.0] * 2, [0.0] * 2, 8, entropy_bonus=0.1)
-    assert entropy_bonus(batch, torch.tensor([1.0, 0.5])).item() == pytest.approx(0.1 * 1.5 / 8)
+def test_the_indices_say_what_a_token_belongs_to() -> None:
+    update, _ = update_of([2, 1, 3], seed=0)
+    plan = UpdatePlan(update, [[2, 0], [1]], GrpoLoss(), CPU)
+    [(_, tokens), _] = plan.micro_batches
+
+    batch = plan.tokens(tokens, torch.zeros(5))
+
+    assert batch.tokens.tolist() == [3, 4, 5, 0, 1]
+    assert batch.sequences.tolist() == batch.samples.tolist() == batch.turns.tolist()
+    assert batch.sequences.tolist() == [2, 2, 2, 0, 0]
+    assert batch.groups.tolist() == [1, 1, 1, 0, 0]
+    assert batch.lengths.tolist() == [3, 3, 3, 2, 2]
+    assert batch.staleness.tolist() == (3 - batch.versions).tolist()
+    values = torch.tensor([1.0, 2.0, 6.0, 1.0, 2.0])
+    assert batch.sequence_mean(values).tolist() == [3.0, 3.0, 3.0, 1.5, 1.5]
 
 
-def naive(batch: MicroBatch, new: torch.Tensor) -> torch.Tensor:
-    """The formula token by token, as the papers write it."""
-    total = torch.zeros(())
-    settings = batch.settings
-    for index in range(len(new)):
-        weight = min(
-            exp(batch.proximal[index].item() - batch.behaviour[index].item()),
-            settings.importance_cap,
-        )
-        ratio = torch.exp(new[index] - batch.proximal[index])
-        advantage = batch.advantages[index]
-        clipped = torch.clip(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
-        total = total + weight * torch.min(ratio * advantage, clipped * advantage)
-    return -total / batch.denominator
+def test_the_kl_divergence_from_the_reference_is_k3() -> None:
+    new = torch.tensor([-1.0, -2.0], requires_grad=True)
+    terms = reference_kl(new, torch.tensor([-1.5, -2.0]))
+    assert terms.tolist() == pytest.approx([np.exp(-0.5) - 1 + 0.5, 0.0])
+    [gradient] = torch.autograd.grad(terms.sum(), new)
+    assert gradient.tolist() == pytest.approx([1 - np.exp(-0.5), 0.0])
 
 
-def test_loss_and_gradient_are_those_of_the_naive_formula() -> None:
-    generator = torch.Generator().manual_seed(1)
-    behaviour, proximal = -3 * torch.rand(2, 200, generator=generator)
-    advantages = torch.randn(200, generator=generator)
-    new = (proximal + 0.5 * torch.randn(200, generator=generator)).requires_grad_()
-    batch = MicroBatch(behaviour, proximal, advantages, 250, Training(clip_high=0.28))
+def test_engine_and_trainer_are_compared_on_fresh_tokens_alone() -> None:
+    update, _ = update_of([100, 100], seed=5)
+    fresh, stale = update.sequences
+    fresh.versions[:], stale.versions[:] = 3, 1
+    proximal = np.concatenate([fresh.behaviour + 0.01, stale.behaviour + 1.0]).astype(np.float64)
+    proximal[0] += 0.5
+    totals = Totals(GrpoLoss())
+    evaluate(GrpoLoss(), update, proximal, proximal, totals=totals)
 
-    fast, slow = grpo(batch, new), naive(batch, new)
+    metrics = totals.metrics()
 
-    assert fast.item() == pytest.approx(slow.item(), rel=1e-5)
-    [fast_gradient], [slow_gradient] = (
-        torch.autograd.grad(fast, new),
-        torch.autograd.grad(slow, new),
+    assert metrics["engine_gap_mean"] == pytest.approx(0.015, rel=1e-3)
+    assert metrics["engine_gap_p99"] == pytest.approx(0.01, rel=1e-3)
+    assert metrics["engine_kl"] == pytest.approx(
+        (np.exp(0.51) - 1.51 + 99 * 5.0e-5) / 100, rel=1e-2
     )
-    torch.testing.assert_close(fast_gradient, slow_gradient)
+    weights = np.concatenate([np.exp([0.51] + [0.01] * 99), np.full(100, np.e)])
+    assert metrics["effective_sample_size"] == pytest.approx(
+        weights.sum() ** 2 / (200 * (weights**2).sum()), rel=1e-4
+    )
+    assert metrics["importance_truncated"] == 0.5
+    assert metrics["importance_max"] == 2.0
 
 
-def test_the_loss_is_found_by_name_and_by_path() -> None:
-    by_name: Loss = load("loss", "grpo", LOSSES)
-    assert by_name is grpo
-    assert load("loss", "headrace.trainer.losses:grpo", LOSSES) is grpo
+def own(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+    return -batch.advantages * logprobs
+
+
+def scalar(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+    return own(batch, logprobs).sum()
+
+
+def constant_loss(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(logprobs.detach())
+
+
+class OwnLoss(Loss):
+    """A loss of a user."""
+
+    strength: float
+    """How strong it is."""
+
+    def terms(self, batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+        """The terms."""
+        return self.strength * own(batch, logprobs)
+
+
+@pytest.mark.parametrize("choice", [*LOSSES, f"{__name__}:own"])
+def test_a_loss_is_found_by_name_and_by_path_and_can_be_tried(choice: str) -> None:
+    try_loss(choice)
+    assert isinstance(load_loss(choice), Loss)
+
+
+def test_options_go_to_a_users_class_and_the_reduction_to_a_users_function() -> None:
+    mine = load_loss({"use": f"{__name__}:OwnLoss", "strength": 2.0})
+    assert isinstance(mine, OwnLoss)
+    assert mine.strength == 2.0
+    function = load_loss({"use": f"{__name__}:own", "reduction": "sequence"})
+    assert isinstance(function, FunctionLoss)
+    assert function.reduction == "sequence"
+
+
+@pytest.mark.parametrize(
+    ("choice", "problem"),
+    [
+        ({"use": "gspo", "low": 0.1}, "'gspo': low: no such key. Its options are .*clip_low"),
+        ({"use": "grpo", "clip_low": -1}, "loss 'grpo': clip_low: Input should be greater than 0"),
+        ({"use": "grpo", "reduction": "mean"}, "reduction: Input should be 'token'"),
+        ({"use": f"{__name__}:OwnLoss"}, "strength: Field required"),
+        ({"use": f"{__name__}:own", "strength": 1.0}, "strength: no such key"),
+        (f"{__name__}:scalar", r"it returned shape \(\) for 4 tokens"),
+        (f"{__name__}:constant_loss", "no gradient"),
+        (f"{__name__}:CPU", "neither a function nor a subclass"),
+        ("ppg", "no loss 'ppg'"),
+    ],
+)  # fmt: skip
+def test_an_unusable_loss_is_refused_with_what_is_wrong(choice: Choice, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        try_loss(choice)

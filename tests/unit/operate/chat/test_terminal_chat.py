@@ -66,7 +66,7 @@ def test_a_model_without_a_template_completes_each_line(folder: Path, tmp_path: 
     answers = "".join(written).split("\n")[:-1]
     assert "".join(written[: len(written) // 2]) == "".join(written[len(written) // 2 :])
     assert answers
-    assert remarks == ["(an answer has at most 8 tokens: --max-tokens changes that)"]
+    assert remarks == ["(answers end at max_tokens = 8, and --max-tokens changes that)"]
 
 
 def test_a_chat_samples_as_the_recipe_says(folder: Path, tmp_path: Path) -> None:

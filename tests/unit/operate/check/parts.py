@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from headrace.errors import DependencyError, InfrastructureError
 from headrace.services.agent.episode import Episode
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.tasks.task_maker import Item
+from headrace.stream_jobs.advantages import TurnAdvantage
 
 
 class World:
@@ -185,11 +186,24 @@ def filter_of_bool(group: Any) -> Any:
 
 
 def detached(batch: Any, logprobs: Tensor) -> Any:
-    return logprobs.detach().sum()
+    return logprobs.detach()
 
 
 def of_each(batch: Any, logprobs: Tensor) -> Any:
     return logprobs * batch.advantages
+
+
+def of_all(batch: Any, logprobs: Tensor) -> Any:
+    return logprobs.sum()
+
+
+class OneTurn(TurnAdvantage):
+    """Three values, whatever the turns are."""
+
+    def __call__(
+        self, rewards: Sequence[float], turn_rewards: Sequence[Sequence[float]]
+    ) -> Sequence[Sequence[float]]:
+        return [[0.0] * 3 for _ in rewards]
 
 
 def number(batch: Any, logprobs: Tensor) -> Any:
@@ -197,7 +211,7 @@ def number(batch: Any, logprobs: Tensor) -> Any:
 
 
 def nan(batch: Any, logprobs: Tensor) -> Any:
-    return logprobs.sum() * float("nan")
+    return logprobs * float("nan")
 
 
 def loss_raises(batch: Any, logprobs: Tensor) -> Any:

@@ -154,11 +154,28 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"policies__default__groups": {"filters": [":filter"]}}, "has no 'filter'|no filter"),
     ({"policies__default__groups": {"filters": [":filter_of_bool"]}}, "bool' returned True for"),
     ({"policies__default__training__loss": ":few"}, r"TypeError: few\(\) takes 1 .* were given$"),
-    ({"policies__default__training__loss": "gspo"}, "loss 'gspo': no loss 'gspo'. Use grpo"),
-    ({"policies__default__training__loss": ":detached"}, "its value has no gradient"),
-    ({"policies__default__training__loss": ":of_each"}, r"it returned \(4,\): return a scalar"),
-    ({"policies__default__training__loss": ":number"}, "it returned float: return a scalar tensor"),
-    ({"policies__default__training__loss": ":nan"}, "it returned nan for finite numbers"),
+    ({"policies__default__training__loss": "ppg"}, "loss 'ppg': no loss 'ppg'. Use .*gspo"),
+    (
+        {"policies__default__training__loss": {"use": "gspo", "cliplow": 0.1}},
+        "policies.default.training.loss 'gspo': .*cliplow: no such key. Its options are reduction",
+    ),
+    (
+        {"policies__default__training__loss": {"use": ":of_each", "clip_low": 0.1}},
+        "clip_low: no such key. Its options are reduction, constant",
+    ),
+    ({"policies__default__training__loss": ":detached"}, "its terms have no gradient"),
+    ({"policies__default__training__loss": ":of_all"}, r"shape \(\) for 4 tokens: return the loss"),
+    ({"policies__default__training__loss": ":number"}, "it returned float for 4 tokens"),
+    ({"policies__default__training__loss": ":nan"}, "the sum of its terms is nan for finite"),
+    (
+        {"policies__default__groups": {"advantage": {"use": "turn_returns", "discunt": 1}}},
+        "policies.default.groups: advantage 'turn_returns': discunt: no such key",
+    ),
+    ({"policies__default__groups": {"advantage": ":OneTurn"}}, "3 values for the 2 turns"),
+    (
+        {"policies__default__groups": {"filters": [{"use": "zero_advantage", "a": 1}]}},
+        "filter 'zero_advantage' has no options, but the recipe gives it a",
+    ),
     ({"policies__default__training__loss": ":loss_raises"}, "AttributeError: .*old_logprobs"),
 ]
 

@@ -1,0 +1,103 @@
+"""What a batch still trains on if a sample can't be trained on, or if memory does not suffice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from headrace.errors import HeadraceError
+from headrace.trainer.collate import pack
+from headrace.trainer.sequences import TokenSequence, UnusableBatch, UnusableSample, UpdateBatch
+
+logger = logging.getLogger(__name__)
+
+
+class OutOfMemory(HeadraceError):
+    """The device has too little memory for a micro-batch. Nothing was changed."""
+
+
+@dataclass
+class Remaining:
+    """The updates that a batch still makes, and the reasons for what it does not train on."""
+
+    updates: Sequence[UpdateBatch]
+    max_tokens: int
+    """Maximum number of tokens of one micro-batch, including padding."""
+    reasons: list[str] = field(default_factory=list)
+    """Why samples were dropped, one reason for each."""
+    retries: int = 0
+    """How often the batch ran out of memory."""
+
+    def shrink(self, error: OutOfMemory) -> None:
+        """Halves the largest micro-batch. If it is one sequence, drops the sequence's sample.
+
+        Raises UnusableBatch if no sample remains.
+        """
+        self.retries += 1
+        longest = max(len(one.tokens) for one in self._sequences())
+        largest = max(self._micro_batches())
+        if largest > longest:
+            self.max_tokens = max(longest, largest // 2)
+            return
+        chosen = next(one for one in self._sequences() if len(one.tokens) == longest)
+        self.drop(chosen.sample, f"{error}, and one of its sequences has {longest} tokens")
+
+    def drop(self, sample: int, reason: str) -> None:
+        """Drops a sample, by its index in the batch. Raises UnusableBatch if none remains."""
+        name = next(one.name for one in self._sequences() if one.sample == sample)
+        self.reasons.append(f"{name}: {reason}")
+        kept = [
+            replace(update, sequences=[one for one in update.sequences if one.sample != sample])
+            for update in self.updates
+        ]
+        self.updates = [update for update in kept if update.sequences]
+        if not self.updates:
+            raise UnusableBatch(
+                f"none of its samples can be trained on. The last reason: {self.reasons[-1]}"
+            )
+
+    def train(self, attempt: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Attempts to train on what remains, until an attempt succeeds or no sample remains.
+
+        An attempt returns metrics and may raise OutOfMemory or UnusableSample. Returns the metrics
+        with two more counts, `dropped_samples` and `memory_retries`. Raises UnusableBatch if no
+        sample remains.
+        """
+        while True:
+            try:
+                metrics = attempt()
+                break
+            except OutOfMemory as error:
+                self.shrink(error)
+            except UnusableSample as error:
+                self.drop(error.sample, str(error))
+            # Only now does nothing refer to the tensors of the failed attempt.
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+        if self.retries:
+            logger.warning(
+                "ran out of memory %d times, and continued with micro-batches of at most %d tokens."
+                " To avoid the repeated work, lower training.max_tokens",
+                *(self.retries, self.max_tokens),
+            )
+        for reason in self.reasons:
+            logger.warning("a sample is dropped: %s", reason)
+        return metrics | {
+            "dropped_samples": float(len(self.reasons)),
+            "memory_retries": float(self.retries),
+        }
+
+    def _sequences(self) -> Iterator[TokenSequence]:
+        return (one for update in self.updates for one in update.sequences)
+
+    def _micro_batches(self) -> list[int]:
+        """Returns the number of tokens of each micro-batch, padding included."""
+        return [
+            len(chosen) * max(lengths[index] for index in chosen)
+            for update in self.updates
+            for lengths in [[len(one.tokens) for one in update.sequences]]
+            for chosen in pack(lengths, self.max_tokens)
+        ]

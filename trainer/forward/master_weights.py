@@ -1,0 +1,66 @@
+"""Float32 weights that the optimizer changes, for a model that computes in a narrower dtype.
+
+An update is often smaller than half the distance between two bfloat16 numbers. It would be lost in
+bfloat16 weights, but not in float32 weights. The model itself has the dtype of the engines, because
+every rounding that only one of the two makes changes its logprobs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class MasterWeights:
+    """The weights of a model that learn, in float32, and copies of them in the model.
+
+    If the model computes in float32, the copies are the master weights themselves.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        """Converts the parameters of a float32 model to `dtype`. Its buffers keep their dtype.
+
+        After each backward pass the gradients of the parameters are those of the master weights,
+        added up in float32, and the parameters themselves have none.
+        """
+        self._copies: dict[str, Tensor] = {}
+        self.by_name: dict[str, Tensor] = {}
+        """By the names of the model's parameters that learn, in their order."""
+        self.in_model: list[Tensor] = []
+        """The model's own parameters that learn, in the same order."""
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad or dtype == torch.float32:
+                master = parameter
+                parameter.data = parameter.data.to(dtype)
+            else:
+                master = nn.Parameter(parameter.data)
+                parameter.data = parameter.data.to(dtype)
+                parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master))
+                self._copies[name] = parameter
+            if parameter.requires_grad:
+                self.by_name[name] = master
+                self.in_model.append(parameter)
+
+    def update_copies(self, *_: Any) -> None:
+        """Rounds the master weights into the model. Call it after each change of them."""
+        with torch.no_grad():
+            for name, copy in self._copies.items():
+                copy.copy_(self.by_name[name])
+
+    def drop_gradients(self) -> None:
+        """Drops all gradients, and what a backward pass that failed has left in the model."""
+        for weights in (self.by_name, self._copies):
+            for one in weights.values():
+                one.grad = None
+
+
+def _move_gradient(master: Tensor, copy: Tensor) -> None:
+    assert copy.grad is not None, "torch calls this hook when it has added up the gradient"
+    if master.grad is None:
+        master.grad = copy.grad.float()
+    else:
+        master.grad += copy.grad
+    copy.grad = None

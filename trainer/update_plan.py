@@ -1,0 +1,95 @@
+"""An update that is divided into micro-batches: what each trained token belongs to and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.trainer.losses.loss import Loss, MicroBatch, token_weights
+from headrace.trainer.sequences import TokenSequence, UpdateBatch
+
+
+class UpdatePlan:
+    """The T trained tokens of an update, demonstrated ones included, on the learner's device."""
+
+    def __init__(
+        self,
+        update: UpdateBatch,
+        micro_batches: Sequence[Sequence[int]],
+        loss: Loss,
+        device: torch.device,
+    ) -> None:
+        """`micro_batches` has the indices of each micro-batch's sequences."""
+        counts = [len(one.positions) for one in update.sequences]
+        weights = token_weights(counts, loss.reduction, loss.constant)
+        self.weights = torch.from_numpy(weights).to(device)
+        """[T] float32: the factor of each token's term in the loss."""
+        self._all = _all_tokens(update, counts, device)
+        self.demonstrated = torch.from_numpy(
+            np.concatenate([one.demonstrated for one in update.sequences])
+        ).to(device)
+        """[T] bool: whether the token was demonstrated."""
+        ends = np.cumsum(counts)
+        tokens = [torch.arange(end - n, end) for end, n in zip(ends, counts, strict=True)]
+        self.micro_batches: list[tuple[list[TokenSequence], Tensor]] = [
+            (
+                [update.sequences[index] for index in chosen],
+                torch.cat([tokens[index] for index in chosen]).to(device),
+            )
+            for chosen in micro_batches
+        ]
+        """The sequences of each micro-batch, and the indices of their trained tokens, [N] int64."""
+        self.proximal: Tensor | None = None
+        """[T] float32: logprobs at the batch's start. None if the new ones are those."""
+        self.reference: Tensor | None = None
+        """[T] float32: logprobs by version 0, if the recipe has a `kl_coefficient`."""
+
+    def tokens(self, chosen: Tensor, logprobs: Tensor, state: object = None) -> MicroBatch:
+        """Returns the tokens with the indices `chosen` [N], of which `logprobs` are the new ones.
+
+        The logprobs have no gradient.
+        """
+        values = {one.name: getattr(self._all, one.name) for one in fields(MicroBatch)}
+        taken = {
+            name: value[chosen] if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
+        return replace(
+            MicroBatch(**taken),
+            proximal=logprobs if self.proximal is None else self.proximal[chosen],
+            reference=None if self.reference is None else self.reference[chosen],
+            state=state,
+        )
+
+
+def _all_tokens(update: UpdateBatch, counts: Sequence[int], device: torch.device) -> MicroBatch:
+    """Returns all trained tokens of an update, with the engine's logprobs as the proximal ones."""
+    sequences = update.sequences
+    behaviour = np.concatenate([one.behaviour for one in sequences])
+    demonstrated = np.concatenate([one.demonstrated for one in sequences])
+    versions = np.concatenate([one.versions for one in sequences])
+    turns = [count for one in sequences for _, count in one.samplings]
+    arrays = {
+        "behaviour": behaviour,
+        "proximal": behaviour,
+        "advantages": np.concatenate([one.advantages for one in sequences]),
+        "tokens": np.cumsum(~demonstrated) - 1,
+        "sequences": np.repeat(np.arange(len(sequences)), counts),
+        "lengths": np.repeat([int((~one.demonstrated).sum()) for one in sequences], counts),
+        "samples": np.repeat([one.sample for one in sequences], counts),
+        "groups": np.repeat([one.group for one in sequences], counts),
+        "turns": np.repeat(np.arange(len(turns)), turns),
+        "versions": versions,
+        "staleness": update.newest - versions,
+    }
+    kinds = {"f": torch.float32, "i": torch.int64}
+    return MicroBatch(
+        **{
+            name: torch.as_tensor(array, dtype=kinds[array.dtype.kind]).to(device)
+            for name, array in arrays.items()
+        }
+    )
