@@ -65,7 +65,7 @@ class DigestLearner:
         if updates:
             self._state = digest.digest()
         self.updates_done += len(updates)
-        return {"loss": 0.0, BEGUN_FROM: begun_from}
+        return {"loss": 0.0, "dropped_samples": 0.0, BEGUN_FROM: begun_from}
 
     def save(self, path: Path) -> None:
         """Writes the state, half and then whole."""
