@@ -66,8 +66,8 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "cispo": (f"{TRAINING}.loss=cispo",),
     "m2po": (f"{TRAINING}.loss=m2po",),
 }
-"""Each algorithm as settings of the recipe. GSPO's published bounds of 3e-4 and 4e-4 are for answers
-of thousands of tokens: on episodes of ten tokens they clip nearly everything."""
+"""Each algorithm as settings of the recipe. GSPO's published bounds of 3e-4 and 4e-4 are for long
+answers: on episodes of ten tokens they clip nearly everything."""
 T_975 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 """Student's t for an interval of 95 %, by the number of seeds."""
 
