@@ -112,7 +112,9 @@ class Loop:
         assert batch is not None
         self._batches.on_batch(batch)
         events = [self._log[sample.trajectory.offset] for sample in batch.samples]
-        self._learner.train(build_updates(batch, events, self._learner.vocabulary, 1))
+        updates, reasons = build_updates(batch, events, self._learner.vocabulary, 1)
+        assert not reasons
+        self._learner.train(updates)
         await self._publish(version)
         return overflows
 
