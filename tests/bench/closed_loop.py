@@ -28,6 +28,7 @@ from headrace.schemas.events import (
 from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.inference.serving import LOAD_WAIT_S
 from headrace.services.namespace.cluster_config import read_recipe
 from headrace.services.scheduler.core import SchedulerCore
 from headrace.stream_jobs.batches import BatchAssembler
@@ -63,7 +64,7 @@ class Loop:
         self._lengths: dict[int, dict[int, float]] = {}
         self._oldest: dict[int, dict[int, int]] = {}
         self._began: dict[int, float] = {}
-        self._published = self._loaded = -1
+        self._published = self._loaded = self._given_up = -1
         self._loads_s = 0.0
         self._queue: list[int] = []
         self._training = False
@@ -120,20 +121,37 @@ class Loop:
     def _attempt(self, task: int, sample: int, spent_s: float) -> None:
         world = self._world
         length_s = world.median_s * math.exp(world.sigma * self._random.gauss(0, 1))
-        oldest, wait_s = self._loaded, 0.0
-        if world.waits and oldest < self._published:
-            oldest, wait_s = self._published, self._loads_s - self._now
-        self._oldest.setdefault(task, {})[sample] = oldest
+        overdue_s = self._began[task] + DEADLINE_MEDIANS * world.median_s - self._now
+        version, wait_s = self._catch_up(overdue_s)
+        self._oldest.setdefault(task, {})[sample] = version
         left_s = LIMIT_MEDIANS * world.median_s - spent_s
         lost_s = length_s * self._random.random()
-        if world.hung and self._random.random() < world.hung:
-            hung_s = DEADLINE_MEDIANS * world.median_s - spent_s
-            self._at(hung_s, lambda: self._end(task, sample, None))
-        elif lost_s < left_s and self._random.random() < world.deaths:
+        hangs = world.hung and self._random.random() < world.hung
+        dies = not hangs and lost_s < left_s and self._random.random() < world.deaths
+        length_s = min(length_s, left_s)
+        if hangs or wait_s + (lost_s if dies else length_s) >= overdue_s:
+            self._at(overdue_s, lambda: self._end(task, sample, None))
+        elif dies:
             self._at(wait_s + lost_s, lambda: self._attempt(task, sample, spent_s + lost_s))
         else:
-            length_s = min(length_s, left_s)
             self._at(wait_s + length_s, lambda: self._end(task, sample, spent_s + length_s))
+
+    def _catch_up(self, overdue_s: float) -> tuple[int, float]:
+        """Returns the version that samples first, and how long the episode waits for it.
+
+        As in an inference worker, prompts wait in vain for a version at most once.
+        """
+        newest = self._published
+        if not self._world.waits or max(self._loaded, self._given_up) >= newest:
+            return self._loaded, 0.0
+        loads_s, wait_s = self._loads_s - self._now, min(LOAD_WAIT_S, max(0.0, overdue_s) / 4)
+        if loads_s <= wait_s:
+            return newest, loads_s
+        self._at(wait_s, lambda: self._give_up(newest))
+        return self._loaded, wait_s
+
+    def _give_up(self, version: int) -> None:
+        self._given_up = max(self._given_up, version)
 
     def _end(self, task: int, sample: int, length_s: float | None) -> None:
         """Ends an episode. `length_s` is None if it hung: then its sample is left out."""
