@@ -151,13 +151,13 @@ class Agent(PlugIn):
     """The largest penalty of `overlong_buffer`. It is subtracted from the reward of a training
     episode. An episode that no longer fits into the model's context has the whole penalty."""
     timeouts: Literal["exclude", "unfinished"] = "exclude"
-    """How an episode counts that its deadline ends, or whose last attempt ends because a reset or
-    a step exceeded `environments.NAME.step_s`.
+    """How an episode counts that its deadline ends, or that ends because a step exceeded
+    `environments.NAME.step_s`.
 
     `exclude`: it has no reward and is not trained on. `unfinished`: it has `unfinished_reward`, or
-    without that the reward that it has by then. A deadline excludes an episode in any case if the
-    policy did not have the whole time, because an attempt failed, a worker died, or the run was
-    paused."""
+    without that the reward that it has by then; a step that exceeds `step_s` then ends the episode
+    without another attempt. A deadline excludes an episode in any case if the policy did not have
+    the whole time, because an attempt failed, a worker died, or the run was paused."""
 
 
 class EnvironmentSettings(PlugIn):

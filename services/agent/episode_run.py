@@ -143,9 +143,12 @@ class EpisodeRun:
             if self.attempt > number:
                 continue
             self._failures.append(failure)
+            counts = failure.code == STEP_TIMEOUT and self._counts_timeouts
+            if counts and self._episode is not None and self._episode.turns:
+                # What the policy did may be the cause. Another attempt would give it a second try.
+                return "step_timeout", None
             if not failure.retryable or number + 1 >= self.started.submitted.attempts:
-                counts = failure.code == STEP_TIMEOUT and self._counts_timeouts
-                return ("step_timeout", None) if counts else ("failed", failure)
+                return "failed", failure
             await self._close_environment()
             self.attempt = max(self.attempt, number + 1)
 

@@ -480,19 +480,36 @@ def test_a_deadline_after_a_failed_attempt_is_excluded() -> None:
 SLOW = Failure(origin="environment", code="step_timeout", retryable=True)
 
 
-def test_a_step_that_takes_too_long_is_retried_then_excluded_or_penalised() -> None:
-    def play_slow(**settings: Any) -> EpisodeEnded:
-        world = World()
-        world.observed = lambda action: {"failure": SLOW} if action.index == 2 else {}
-        outcome, trajectory = play(world, task(attempts=2), unfinished_reward=-1.0, **settings)
-        assert (outcome.attempts, len(trajectory.failures)) == (2, 2)
-        assert len(trajectory.turns) == 2
-        return outcome
+def play_slow(slow_action: int, slow_attempts: int = 2, **settings: Any) -> EpisodeEnded:
+    """Plays an episode of two attempts whose environment takes too long in one action."""
+    world = World()
 
-    excluded = play_slow()
+    def observed(action: ActionRequested) -> dict[str, Any]:
+        late = action.index == slow_action and action.attempt < slow_attempts
+        return {"failure": SLOW} if late else {}
+
+    world.observed = observed
+    outcome, _ = play(world, task(attempts=2), unfinished_reward=-1.0, **settings)
+    return outcome
+
+
+def test_a_step_that_takes_too_long_is_retried_then_excluded() -> None:
+    excluded = play_slow(2)
     assert (excluded.ending, excluded.reward, excluded.failure) == ("failed", None, SLOW)
-    counted = play_slow(timeouts="unfinished")
-    assert (counted.ending, counted.reward, counted.failure) == ("step_timeout", -1.0, None)
+    assert excluded.attempts == 2
+
+
+def test_a_policy_gets_no_second_try_if_its_step_timeouts_count() -> None:
+    for slow_attempts in (1, 2):
+        counted = play_slow(2, slow_attempts, timeouts="unfinished")
+        assert (counted.ending, counted.reward, counted.failure) == ("step_timeout", -1.0, None)
+        assert counted.attempts == 1
+
+
+def test_a_reset_that_takes_too_long_is_never_the_fault_of_the_policy() -> None:
+    assert play_slow(0, 1, timeouts="unfinished").ending == "finished"
+    excluded = play_slow(0, timeouts="unfinished")
+    assert (excluded.ending, excluded.reward, excluded.failure) == ("failed", None, SLOW)
 
 
 def test_the_deadline_ends_an_episode_that_waits() -> None:
