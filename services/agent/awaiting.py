@@ -15,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 forgotten: ContextVar[list[str]] = ContextVar("headrace_forgotten")
-"""What to tell about the requests of the current episode that were dropped without `await`."""
+"""What to say about the requests of the current episode that were dropped without `await`."""
 
 
 def must_await(

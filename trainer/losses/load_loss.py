@@ -31,8 +31,8 @@ def load_loss(choice: Choice) -> Loss:
     """Returns the recipe's loss with its options.
 
     It is a built-in, or a user's own subclass of `Loss`, or a user's function that maps a
-    micro-batch and the new logprobs [N] to terms [N]. Raises UsageError if it is none of these, or
-    if an option is wrong.
+    micro-batch and the new logprobs [N] to terms [N]. Raises UsageError for anything else, or if an
+    option is wrong.
     """
     use, options = use_and_options(choice)
     found = load("loss", use, LOSSES)
