@@ -20,11 +20,12 @@ from torch import Tensor
 
 from headrace.errors import BlobError, HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Policy
+from headrace.services.models.output_head import ChosenHidden
 from headrace.services.models.torch_models import DTYPES, check_fit, overwrite, pick_device
 from headrace.trainer.collate import Inputs, SchemaMasks, collate, pack
 from headrace.trainer.dropping import OutOfMemory, Remaining
 from headrace.trainer.forward.master_weights import MasterWeights
-from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
+from headrace.trainer.forward.token_logprobs import token_logprobs
 from headrace.trainer.learning_rate import learning_rate_at
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.objective import cross_entropy, objective

@@ -44,10 +44,15 @@ class PreparedBatch:
 
 
 async def load_batch(
-    log: EventLog, delivery: Delivery[BatchAssembled], vocabulary: int, minibatches: int
+    log: EventLog,
+    delivery: Delivery[BatchAssembled],
+    vocabulary: int,
+    minibatches: int,
+    taught: bool = False,
 ) -> PreparedBatch:
     """Fetches and checks a batch's trajectories, and divides them into at most so many minibatches.
 
+    `taught` says whether the policy has a teacher.
     A batch that contradicts itself, or that has no sample to train on, comes back as `unusable`.
     Raises what `EventLog.fetch` raises.
     """
@@ -59,7 +64,7 @@ async def load_batch(
     events = [event for _, event in sorted(zip(order, fetched, strict=True), key=lambda o: o[0])]
     try:
         built, dropped = await asyncio.to_thread(
-            build_updates, batch, events, vocabulary, minibatches
+            build_updates, batch, events, vocabulary, minibatches, taught
         )
     except UnusableBatch as error:
         return PreparedBatch(delivery, unusable=str(error))
@@ -67,7 +72,11 @@ async def load_batch(
 
 
 def build_updates(
-    batch: BatchAssembled, events: Sequence[Event], vocabulary: int, minibatches: int
+    batch: BatchAssembled,
+    events: Sequence[Event],
+    vocabulary: int,
+    minibatches: int,
+    taught: bool = False,
 ) -> tuple[list[UpdateBatch], list[str]]:
     """Divides a batch into minibatches, each of which makes an optimizer update in each epoch.
 
@@ -91,7 +100,7 @@ def build_updates(
         group = groups.setdefault(sample.task, len(groups))
         name = f"task {sample.task} sample {sample.sample}"
         try:
-            found = _sequences(batch.policy, sample, event, vocabulary)
+            found = _sequences(batch.policy, sample, event, vocabulary, taught)
         except (ValueError, UnusableBatch) as error:
             found = []
             dropped.append(f"{name}: {error}")
@@ -107,7 +116,7 @@ def build_updates(
 
 
 def _sequences(
-    policy: str, sample: BatchSample, event: Event, vocabulary: int
+    policy: str, sample: BatchSample, event: Event, vocabulary: int, taught: bool
 ) -> list[TokenSequence]:
     """Returns a sample's sequences. Raises ValueError if they are not what the batch states."""
     if not isinstance(event, TrajectoryRecorded):
@@ -115,7 +124,7 @@ def _sequences(
     if (event.task, event.sample) != (sample.task, sample.sample):
         raise ValueError(f"its reference names task {event.task} sample {event.sample}")
     advantages = unpack_f32(sample.advantages)
-    sequences = token_sequences(event, policy, advantages, sample.weight, vocabulary)
+    sequences = token_sequences(event, policy, advantages, sample.weight, vocabulary, taught)
     tokens = sum(len(one.positions) for one in sequences)
     if tokens != sample.tokens:
         raise ValueError(

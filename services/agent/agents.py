@@ -13,6 +13,7 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.records import AgentSetup
+from headrace.services.agent.teacher_scores import Teacher
 from headrace.services.base.plugins import load
 from headrace.services.base.reveal import reveal
 from headrace.services.models.tokens import tokenizer_digest
@@ -79,13 +80,18 @@ def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
         for name, environment in recipe.environments.items()
         if environment.score_s is not None
     }
+    teachers = {
+        name: Teacher(policy.training.teacher, policy.training.teacher_s)
+        for name, policy in recipe.policies.items()
+        if policy.training is not None and policy.training.teacher is not None
+    }
     setups = {}
     for key, settings in recipe.agents.items():
         agent = load("agent", settings.use, BUILTIN)
         options = reveal(settings.options, f"agents.{key}.options")
         if isinstance(agent, type):
             agent, options = _make(key, agent, options), {}
-        setups[key] = AgentSetup(agent, options, settings, tokenizers, score_s)
+        setups[key] = AgentSetup(agent, options, settings, tokenizers, score_s, teachers)
     return setups
 
 
