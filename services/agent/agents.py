@@ -16,6 +16,7 @@ from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.teacher_scores import Teacher
 from headrace.services.base.plugins import load
 from headrace.services.base.reveal import reveal
+from headrace.services.models.teachers import check_teachers
 from headrace.services.models.tokens import tokenizer_digest
 from headrace.services.models.weights import model_folder
 
@@ -70,7 +71,11 @@ OPTIONS = {"chat": ChatOptions}
 
 
 def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
-    """Returns the recipe's agents by key. Raises UsageError if one can't be loaded."""
+    """Returns the recipe's agents by key.
+
+    Raises UsageError if one can't be loaded, or if a policy's teacher can't score what it samples.
+    """
+    check_teachers(recipe)
     tokenizers = {
         name: tokenizer_digest(model_folder(policy.model))
         for name, policy in recipe.policies.items()
