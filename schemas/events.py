@@ -479,6 +479,7 @@ Ending = Literal[
     "cancelled",
     "failed",
     "step_timeout",
+    "exception",
 ]
 
 
