@@ -8,6 +8,7 @@ from pathlib import Path
 from headrace.errors import UsageError
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.recipe.teacher import VLLM
 from headrace.services.models.tokens import same_vocabulary
 from headrace.services.models.weights import model_folder
 
@@ -33,9 +34,11 @@ def _check(key: str, student: Policy, teacher: Policy) -> None:
             "what that samples. Choose a teacher with the same tokenizer"
         )
     sampled, read = (_context(*one) for one in zip((student, teacher), folders, strict=True))
+    if read is not None and teacher.engine.use == VLLM:
+        read -= 1  # vLLM draws a token after every prompt, even after one that it only scores.
     if sampled is not None and read is not None and read < sampled:
         raise UsageError(
-            f"{key}: {teacher.model} reads {read} tokens, but a sequence of {student.model} may "
+            f"{key}: {teacher.model} scores {read} tokens, but a sequence of {student.model} may "
             f"have {sampled}. Set engine.options.context of the student to {read} or less, or "
             "choose a teacher with a longer context"
         )

@@ -61,11 +61,13 @@ def test_other_token_ids_are_refused(copy: Path) -> None:
 
 def test_a_shorter_context_is_refused(copy: Path) -> None:
     changed(copy, "config.json", max_position_embeddings=CONTEXT - 1)
-    with pytest.raises(UsageError, match=r"reads 511 tokens, .* may have 512\. Set engine"):
+    with pytest.raises(UsageError, match=r"scores 511 tokens, .* may have 512\. Set engine"):
         check_teachers(recipe(copy))
     options = {"engine": {"options": {"context": 100}}}
-    with pytest.raises(UsageError, match="reads 100 tokens"):
+    with pytest.raises(UsageError, match="scores 100 tokens"):
         check_teachers(recipe(STUDENT, **options))
+    with pytest.raises(UsageError, match="scores 511 tokens"):
+        check_teachers(recipe(STUDENT, engine={"use": "vllm"}))
 
 
 def test_an_engine_that_cannot_score_is_refused() -> None:
