@@ -174,7 +174,9 @@ def test_tokens_that_break_their_schema_fail_alone(model: Path) -> None:
         run = ScoredRun(1, 7, json_schema=SCHEMA, stop_ids=(END,))
         good = ScorePrompt("default", [1, *b'"Oslo"', END], [run])
         bad = ScorePrompt("default", [1, *b'"Lima"', END], [run])
-        answers = await asyncio.gather(ask(engine, good), ask(engine, bad), return_exceptions=True)
+        answers: Any = await asyncio.gather(
+            ask(engine, good), ask(engine, bad), return_exceptions=True
+        )
         assert len(answers[0].logprobs) == 7
         assert isinstance(answers[1], InfrastructureError)
         assert "does not follow its JSON schema" in answers[1].message

@@ -40,7 +40,7 @@ def test_a_teacher_saves_four_episodes_of_five(
         done = run_command((*command, f"reward>={REWARD}", *sets), environment, timeout_s=RUN_S)
         assert done.returncode == 0, done.stderr[-3000:]
         summary: dict[str, Any] = json.loads(done.stdout)
-        versions = summary["versions"]["default"]
+        versions: int = summary["versions"]["default"]
         return versions * batch_of(read_recipe(recipe, settings))
 
     by_reward = learned("quickstart", namespace)

@@ -59,7 +59,7 @@ class TorchScorer:
         hidden = self._hidden_at(numbers, positions - 1, input_ids=ids, use_cache=False)
         found, failed = self._logprobs(hidden, ids[numbers, positions], _segments(rows))
         outcomes: list[Outcome] = []
-        for number, (row, part) in enumerate(zip(rows, found.split(counts), strict=True)):
+        for number, (row, part) in enumerate(zip(rows, torch.split(found, counts), strict=True)):
             try:
                 if number in failed:
                     raise failed[number]

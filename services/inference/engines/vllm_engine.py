@@ -269,6 +269,7 @@ class VllmEngine(ThreadedEngine):
         for output in running.engine.step():
             row = running.rows[output.request_id]
             version = self._served[row.prompt.policy].version
+            outcome: EngineOutput | None
             try:
                 if isinstance(row, ScoreRow):
                     outcome = row.scored(prompt_logprobs(row, output), version)

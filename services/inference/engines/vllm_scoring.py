@@ -11,6 +11,7 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from headrace.errors import InfrastructureError
 from headrace.services.inference.engine import ScorePrompt
 from headrace.services.inference.engines.row import ScoreRow
 
@@ -35,8 +36,13 @@ def check_plain(prompt: ScorePrompt) -> None:
 
 
 def prompt_logprobs(row: ScoreRow, output: Any) -> list[float]:
-    """Returns the logprobs of the row's runs from vLLM's finished output of its prompt."""
+    """Returns the logprobs of the row's runs from vLLM's finished output of its prompt.
+
+    Raises InfrastructureError if vLLM ended the prompt before it had read it.
+    """
     tokens, known = row.prompt.tokens, output.prompt_logprobs
+    if known is None or len(known) < len(tokens):
+        raise InfrastructureError("engine_failed", "vLLM ended a score before its end")
     indices = (
         index for run in row.prompt.runs for index in range(run.first, run.first + run.count)
     )

@@ -47,7 +47,11 @@ def update_of(lengths: list[int], seed: int, lag: float = 0.3) -> tuple[UpdateBa
         for number, length in enumerate(lengths)
     ]
     sequences = [
-        replace(one, teacher=one.behaviour + TEACHER * np.arange(len(one.behaviour), dtype="f4"))
+        replace(
+            one,
+            teacher=one.behaviour
+            + np.float32(TEACHER) * np.arange(len(one.behaviour), dtype=np.float32),
+        )
         for one in sequences
     ]
     behaviour = np.concatenate([one.behaviour for one in sequences]).astype(np.float64)
