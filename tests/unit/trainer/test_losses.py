@@ -155,31 +155,45 @@ def test_each_loss_is_its_formula_in_numpy(
     assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-def test_m2po_masks_the_most_extreme_tokens_of_the_update_until_the_mean_is_low() -> None:
+def test_m2po_clips_what_moves_away_until_the_second_moment_of_the_update_is_low() -> None:
     update, new = update_of([5, 30, 12], seed=3, lag=0.4)
     behaviour = np.concatenate([one.behaviour for one in update.sequences]).astype(np.float64)
     advantages = np.concatenate([one.advantages for one in update.sequences]).astype(np.float64)
-    moments = (new - behaviour) ** 2
-    kept = np.ones(len(new), dtype=bool)
-    while moments[kept].mean() > 0.04:  # as the paper words it
-        kept[np.argmax(np.where(kept, moments, -1))] = False
-    assert 0 < kept.sum() < len(new)
+    log_ratio = new - behaviour
+    away = log_ratio * advantages > 0
+    low, high = 0.0, 10.0
+    for _ in range(100):  # bisection
+        bound = (low + high) / 2
+        mean = np.minimum(log_ratio[away] ** 2, bound**2).mean()
+        low, high = (bound, high) if mean <= 0.04 else (low, bound)
+    clipped = away & (np.abs(log_ratio) > low)
+    assert 0 < clipped.sum() < away.sum()
 
     value, gradient = evaluate(M2poLoss(), update, new, new)
 
-    expected = -(np.exp(new - behaviour) * advantages)[kept].sum() / len(new)
-    assert value == pytest.approx(expected, rel=1e-6)
-    assert (gradient != 0).numpy().tolist() == kept.tolist()
+    ratio = np.where(clipped, np.exp(np.sign(log_ratio) * low), np.exp(log_ratio))
+    assert value == pytest.approx(-(ratio * advantages).mean(), rel=1e-6)
+    assert (gradient == 0).numpy().tolist() == clipped.tolist()
 
 
-def test_m2po_survives_ratios_that_overflow_and_updates_without_a_close_token() -> None:
+def test_m2po_clips_nothing_if_the_second_moment_is_low() -> None:
+    update, new = update_of([5, 30, 12], seed=3, lag=0.05)
+    _, gradient = evaluate(M2poLoss(), update, new, new)
+    assert gradient.all()
+    assert evaluate(
+        M2poLoss(), update_of([3], 1)[0], new[:3], new[:3]
+    )  # perhaps nothing moves away
+
+
+def test_m2po_survives_ratios_that_overflow() -> None:
     update, new = update_of([4], seed=3, lag=0.0)
-    far = new + np.array([0.0, 800.0, 0.0, 0.0])
-    value, gradient = evaluate(M2poLoss(), update, far, far)
+    update.sequences[0].advantages[:] = [1, 1, -1, -1]
+    value, gradient = evaluate(M2poLoss(), update, *[new + [0.0, 800.0, 0.0, -800.0]] * 2)
     assert np.isfinite(value)
-    assert gradient[1] == 0
-    _, gradient = evaluate(M2poLoss(), update, new + 1, new + 1)
-    assert not gradient.any()
+    assert gradient[[1, 3]].eq(0).all()
+    value, gradient = evaluate(M2poLoss(), update, *[new + [0.0, -800.0, 800.0, 0.0]] * 2)
+    assert np.isfinite(value)
+    assert gradient.isfinite().all()
 
 
 ALL: list[Choice] = [
