@@ -28,9 +28,9 @@ from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
 from headrace.trainer.learning_rate import learning_rate_at
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.objective import cross_entropy, objective
+from headrace.trainer.metrics.training_metrics import Totals
 from headrace.trainer.model_loading import load_policy, trained_weights
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
-from headrace.trainer.training_metrics import Totals
 from headrace.trainer.update_plan import UpdatePlan
 
 
@@ -88,8 +88,8 @@ class Learner:
         """Trains on each minibatch in each epoch, and returns the metrics of `Totals.metrics`.
 
         If the device is out of memory, it starts again with smaller micro-batches, and at last
-        without the longest sample. It also drops samples whose masks can't be recomputed. Two more
-        metrics count this: `dropped_samples` and `memory_retries`.
+        without the longest sample. It also drops samples whose masks can't be recomputed. More
+        metrics count this: `dropped_samples`, `dropped_samples_memory` and `memory_retries`.
 
         Makes all updates or none. Raises UnusableBatch if a loss or gradient is not finite or no
         sample remains, and Stopped if `stop` was set. Weights and optimizer are then as they were

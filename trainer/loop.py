@@ -57,6 +57,8 @@ class Trainer:
         settings = context.recipe.policies[publisher.policy].training
         assert settings is not None, "a policy without training has no learner"
         self._settings = settings
+        evaluation = context.recipe.evaluation
+        self._passing = 1.0 if evaluation is None else evaluation.passing
         self._context = context
         self._publisher = publisher
         self._learner = learner
@@ -183,7 +185,8 @@ class Trainer:
             return PreparedBatch(delivery, unusable="it was skipped when it was first published")
         try:
             return await load_batch(
-                self._context.log, delivery, self._learner.vocabulary, self._settings.minibatches
+                *(self._context.log, delivery, self._learner.vocabulary),
+                *(self._settings.minibatches, self._passing),
             )
         except UnknownSchema as error:
             raise DependencyError(

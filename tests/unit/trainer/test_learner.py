@@ -381,6 +381,7 @@ def test_a_sample_that_does_not_fit_the_memory_costs_only_itself(
     metrics, expected = one.train(batch), other.train(fitting)
 
     assert (metrics["dropped_samples"], expected["dropped_samples"]) == (1, 0)
+    assert metrics["dropped_samples_memory"] == 1
     assert metrics["tokens"] == expected["tokens"] == 6 * updates
     assert "task 7 sample 90: cpu is out of memory" in caplog.text
     for name, tensor in load(one.weights()).items():
@@ -403,7 +404,7 @@ def test_a_sample_whose_masks_cant_be_recomputed_costs_only_itself() -> None:
     one, other = learner(), learner()
     metrics = one.train([update(named(0, 3), bad)])
     other.train([update(named(0, 3))])
-    assert metrics["dropped_samples"] == 1
+    assert (metrics["dropped_samples"], metrics["dropped_samples_memory"]) == (1, 0)
     assert one.weights() == other.weights()
 
 

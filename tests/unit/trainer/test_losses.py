@@ -21,8 +21,8 @@ from headrace.trainer.losses.load_loss import LOSSES, load_loss, try_loss
 from headrace.trainer.losses.loss import FunctionLoss, Loss, MicroBatch, token_weights
 from headrace.trainer.losses.m2po_loss import M2poLoss
 from headrace.trainer.losses.objective import Objective, reference_kl
+from headrace.trainer.metrics.training_metrics import Totals
 from headrace.trainer.sequences import TokenSequence, UpdateBatch
-from headrace.trainer.training_metrics import Totals
 from headrace.trainer.update_plan import UpdatePlan
 
 CPU = torch.device("cpu")
