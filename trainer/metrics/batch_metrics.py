@@ -60,7 +60,9 @@ def was_cut(trajectory: TrajectoryRecorded) -> bool:
 def episode_metrics(episodes: Sequence[TrainedEpisode], passing: float) -> Mapping[str, float]:
     """Returns the metrics of the episodes that a batch trains on.
 
-    `truncated` is the share of them that a limit cut. `groups_solved_by_all` and
+    `truncated` is the share of them that a limit cut. `groups` is the number of groups, and
+    `groups_equal` is the share of them whose rewards are equal, among those with several episodes.
+    `groups_solved_by_all` and
     `groups_solved_by_none` are shares of the groups: all or none of their trained episodes have a
     reward of at least `passing`. `length_better` and `length_worse` are the mean numbers of tokens
     of the episodes whose reward is above the mean of their group, and below it. So they compare
@@ -82,7 +84,11 @@ def episode_metrics(episodes: Sequence[TrainedEpisode], passing: float) -> Mappi
                 name = "length_better" if one.reward > mean else "length_worse"
                 lengths[name].append(one.tokens)
     solved = [{one.reward >= passing for one in group} for group in groups.values()]
+    several = [group for group in groups.values() if len(group) > 1]
+    equal = [len({one.reward for one in group}) == 1 for group in several]
     return {
+        "groups": float(len(groups)),
+        **({"groups_equal": fmean(equal)} if equal else {}),
         "truncated": fmean(one.cut for one in episodes),
         "groups_solved_by_all": fmean(one == {True} for one in solved),
         "groups_solved_by_none": fmean(one == {False} for one in solved),

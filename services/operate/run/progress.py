@@ -18,6 +18,7 @@ from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.evaluation import Evaluations
 from headrace.services.operate.run.endings import Endings
+from headrace.services.operate.run.training_health import TrainingHealth
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the episodes per second are averaged."""
@@ -47,6 +48,8 @@ class PolicyProgress:
     cross_entropy: float | None = None
     """Cross-entropy of the newest version's demonstrated tokens, in nats per token. None if it had
     no such tokens."""
+    health: TrainingHealth = field(default_factory=TrainingHealth)
+    """The metrics of its newest versions."""
 
     def reward(self, versions: int, newest: int | None = None) -> float | None:
         """Returns the mean over the last `versions` versions with a reward (None if too few).
@@ -86,7 +89,9 @@ class Progress:
         self.recipe = recipe
         self.endings = Endings(recipe, since)
         self.policies = {
-            name: PolicyProgress(trained=policy.training is not None)
+            name: PolicyProgress(
+                trained=policy.training is not None, health=TrainingHealth(recipe.stop.reward)
+            )
             for name, policy in recipe.policies.items()
         }
         self.submitted = 0
@@ -186,6 +191,7 @@ class Progress:
             return
         policy.version = event.version
         policy.cross_entropy = event.metrics.get("cross_entropy")
+        policy.health.on_published(event)
         policy.skipped += event.status == "skipped"
         if event.version >= 1 and policy.first_step_at is None:
             policy.first_step_at = at
@@ -214,6 +220,15 @@ class Progress:
                 reason = f"reward {reward:.3f} over {stop.reward_versions} versions"
                 self._by_reward = Decision(reason, self._judged, at)
                 self._unjudged.clear()
+
+    def hints(self) -> list[str]:
+        """Returns what people should look at: how episodes end, and metrics out of their range."""
+        hints = self.endings.hints()
+        several = len(self._trained()) > 1
+        for name, policy in self._trained().items():
+            advice = policy.health.advice(limits_known=self.endings.reach_limits)
+            hints += [f"{name}: {one}" if several else one for one in advice.values()]
+        return hints
 
     def episodes_per_s(self, now: float) -> float:
         """Returns the mean over the last 10 s."""
