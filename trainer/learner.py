@@ -296,6 +296,7 @@ class Learner:
             return
         self.updates_done += 1
         rate = learning_rate_at(self._settings, self.updates_done, highest_rate)
+        totals.add_rate(rate)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()

@@ -75,6 +75,8 @@ class Trainer:
         self._skips: list[str] = []
         """Why the newest batches were skipped, one reason for each: those since the last one that
         was trained on, and that this process saw first."""
+        self._warned = False
+        """Whether it said that the learning rate is 0."""
         self._silent = True
         """Whether it trains versions again that are published already."""
         self._stored: StoredVersion | None = None
@@ -229,6 +231,14 @@ class Trainer:
                 self._skips.append(str(error))
             return "skipped", metrics
         self._skips.clear()
+        if metrics.get("learning_rate") == 0 and not self._warned:
+            self._warned = True
+            logger.warning(
+                "policy %s: the learning rate has reached 0, so the weights do not change any "
+                "more. To go on learning, start a new namespace with a larger "
+                "training.total_updates, or with a training.final_learning_rate",
+                self._publisher.policy,
+            )
         return "trained", metrics
 
     async def _stop_if_all_are_skipped(self) -> None:

@@ -199,7 +199,8 @@ class Training(Settings):
     """Number of updates, warmup included, after which a falling learning rate has reached its end.
     A run makes `minibatches` * `epochs` updates per version. A schedule that falls needs it."""
     final_learning_rate: float = Field(default=0.0, ge=0)
-    """The learning rate at the end of a falling schedule, and after it."""
+    """The learning rate at the end of a falling schedule, and after it. If it is 0, `headrace run`
+    ends the run once the schedule of every policy in training has reached it."""
     entropy_bonus: float = Field(default=0.0, ge=0)
     """Coefficient of the policy's entropy per token in nats, which training maximizes as well."""
     kl_coefficient: float = Field(default=0.0, ge=0)

@@ -30,7 +30,8 @@ EXTERNAL = "external"
 
 
 class Stop(Settings):
-    """The run ends as soon as one of these conditions holds, or when all tasks are trained on."""
+    """The run ends as soon as one of these conditions holds, when all tasks are trained on, or when
+    the learning rate of every policy in training has reached 0."""
 
     reward: float | None = None
     """For every policy, the mean training reward of the last `reward_versions` versions reaches

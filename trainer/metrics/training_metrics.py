@@ -21,6 +21,7 @@ class Totals:
         self._loss = torch.zeros(())
         self._norm = torch.zeros(())
         self._updates = 0
+        self._rate: float | None = None
         self._sampled = 0
         self._demonstrated = 0
         self._cross_entropy = torch.zeros(())
@@ -73,6 +74,10 @@ class Totals:
         self._norm = torch.maximum(self._norm, norm.cpu())
         self._updates += 1
 
+    def add_rate(self, rate: float) -> None:
+        """Notes the learning rate of an update that changes the weights."""
+        self._rate = rate
+
     def finite(self) -> bool:
         """Returns whether loss and gradients have been finite so far."""
         return bool(torch.isfinite(self._loss) and torch.isfinite(self._norm))
@@ -80,7 +85,8 @@ class Totals:
     def metrics(self) -> dict[str, float]:
         """Returns the metrics by name.
 
-        `loss` is a mean over updates, `grad_norm` and `importance_max` are maxima, `tokens` and
+        `loss` is a mean over updates, `grad_norm` and `importance_max` are maxima, `learning_rate`
+        is that of the last update and absent if there was none with a gradient, `tokens` and
         `demonstrated_tokens` are counts, of each epoch again. Those of `_engine_metrics` are over
         fresh tokens. The others are means over sampled tokens (`kl`, `reference_kl` and `entropy`
         in nats), but `cross_entropy`, in nats, is a mean over demonstrated tokens, and
@@ -94,6 +100,8 @@ class Totals:
             "tokens": float(self._sampled + self._demonstrated),
             **{name: float(value) / self._sampled for name, value in self._sums.items()},
         }
+        if self._rate is not None:
+            metrics["learning_rate"] = self._rate
         if self._sampled:
             mean, squares = metrics["effective_sample_size"], float(self._squares) / self._sampled
             metrics["effective_sample_size"] = mean * mean / squares if squares else 0.0

@@ -105,6 +105,7 @@ class Progress:
         )
         self._by_reward: Decision | None = None
         self._by_versions: Decision | None = None
+        self._by_rate: Decision | None = None
         self._judged = dict.fromkeys(self.policies, -1)
         """The versions at which the stop rule's reward was checked last."""
         self._unjudged: deque[tuple[str, int, float]] = deque()
@@ -199,6 +200,9 @@ class Progress:
         version = self.version()
         if stop.versions is not None and self._by_versions is None and version >= stop.versions:
             self._by_versions = Decision(f"version {version} published", self.versions(), at)
+        trained = self._trained().values()
+        if self._by_rate is None and trained and all(one.health.learned_out for one in trained):
+            self._by_rate = Decision(f"learning rate 0 at version {version}", self.versions(), at)
         if stop.reward is not None and self._by_reward is None:
             self._unjudged.append((event.policy, event.version, at))
             self._judge_reward()
@@ -273,9 +277,8 @@ class Progress:
 
     def stop_reason(self, *, seconds: float, exhausted: bool) -> str | None:
         """Returns why the run ends now, or None. `exhausted` means that no more tasks will come."""
-        for decision in (self._by_reward, self._by_versions):
-            if decision is not None:
-                return decision.reason
+        for decision in self._decisions():
+            return decision.reason
         stop = self.recipe.stop
         if stop.seconds is not None and seconds >= stop.seconds:
             return f"{stop.seconds:g} seconds"
@@ -285,8 +288,11 @@ class Progress:
 
     def decision(self, reason: str) -> Decision | None:
         """Returns the decision that ended a run for `reason`; None if no version decided that."""
-        decisions = (self._by_reward, self._by_versions)
-        return next((one for one in decisions if one is not None and one.reason == reason), None)
+        return next((one for one in self._decisions() if one.reason == reason), None)
+
+    def _decisions(self) -> list[Decision]:
+        decisions = (self._by_reward, self._by_versions, self._by_rate)
+        return [one for one in decisions if one is not None]
 
     def _trained(self) -> dict[str, PolicyProgress]:
         return {name: policy for name, policy in self.policies.items() if policy.trained}

@@ -149,6 +149,12 @@ RANGES = (
         high=0.25,
     ),
     SaneRange(
+        "learning_rate",
+        "the learning rate is 0, so the weights do not change any more: end the run, or start a "
+        "new namespace with a larger training.total_updates or a training.final_learning_rate",
+        low=1e-300,
+    ),
+    SaneRange(
         "dropped_samples",
         "the trainer leaves out {value:.0f} samples of a batch: its log says why",
         high=0.5,
@@ -183,6 +189,11 @@ class TrainingHealth:
     def newest(self) -> Mapping[str, float]:
         """The metrics of the newest version that has any."""
         return self._versions[-1] if self._versions else {}
+
+    @property
+    def learned_out(self) -> bool:
+        """Whether the learning rate is 0, as a schedule without a `final_learning_rate` ends."""
+        return self.curve("learning_rate")[-1:] == [0.0]
 
     def curve(self, metric: str) -> list[float]:
         """Returns the values of a metric, the newest last."""

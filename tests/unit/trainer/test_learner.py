@@ -212,6 +212,17 @@ def test_later_updates_are_held_to_the_policy_at_the_batchs_start() -> None:
         assert learner(learning_rate=0.05, **settings).train(updates)["clip_fraction"] > 0
 
 
+def test_a_version_records_the_learning_rate_of_its_last_update() -> None:
+    one = learner(schedule="linear", total_updates=2)
+    found = [one.train([update(sequence(seed))]) for seed in range(3)]
+    assert [metrics["learning_rate"] for metrics in found] == pytest.approx([5e-3, 0, 0])
+    before = one.weights()
+    one.train([update(sequence(9))])
+    assert one.weights() == before
+    flat = replace(sequence(1), advantages=np.zeros_like(sequence(1).advantages))
+    assert "learning_rate" not in one.train([update(flat)]), "no update had a gradient"
+
+
 def test_warmup_raises_the_learning_rate_step_by_step() -> None:
     one = learner(warmup_updates=4)
     rates = []

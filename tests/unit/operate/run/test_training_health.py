@@ -10,7 +10,8 @@ from headrace.schemas.events import PolicyPublished
 from headrace.services.operate.run.training_health import FEWEST, KEPT, RANGES, TrainingHealth
 
 SANE = {
-    "loss": 0.1, "entropy": 0.412, "clip_low_fraction": 0.012, "clip_high_fraction": 0.0,
+    "loss": 0.1, "learning_rate": 1e-6,
+    "entropy": 0.412, "clip_low_fraction": 0.012, "clip_high_fraction": 0.0,
     "clip_fraction": 0.012, "truncated": 0.03, "groups": 8.0, "groups_equal": 0.5,
     "groups_solved_by_all": 0.12, "groups_solved_by_none": 0.38, "length_better": 1212.4,
     "length_worse": 340.0, "engine_gap_p99": 0.093, "engine_kl": 0.001,
@@ -68,6 +69,7 @@ def test_what_a_version_did_not_measure_is_not_shown() -> None:
         ("groups_equal", 0.9, "rewards of 90% of the groups are equal"),
         ("dropped_groups_stale", 8.0, "50% of the groups get too stale"),
         ("dropped_samples", 2.0, "leaves out 2 samples"),
+        ("learning_rate", 0.0, "the learning rate is 0"),
         ("memory_retries", 1.0, "lower training.max_tokens"),
     ],
 )
