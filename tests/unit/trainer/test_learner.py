@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import resource
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Policy
-from headrace.services.models.weights import model_folder, weights_digest
+from headrace.services.models.weights import ADAPTER, model_folder, weights_digest
 from headrace.trainer.collate import collate
 from headrace.trainer.learner import Learner
 from headrace.trainer.losses.load_loss import load_loss
@@ -292,6 +293,35 @@ def test_the_reference_is_version_0_also_after_a_restart(
     divergences = [held.train(batch)["reference_kl"] for _ in range(20)]
     assert divergences[0] > 0.1
     assert divergences[-1] < divergences[0] / 4
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_a_restart_with_another_version_0_is_refused(
+    lora: dict[str, int] | None, tmp_path: Path
+) -> None:
+    """The model folder was changed meanwhile: its weights, or the adapter that it starts from."""
+
+    def made(folder: Path, **coefficient: float) -> Learner:
+        training = {"learning_rate": 1e-2, "device": "cpu", **coefficient}
+        tree = {"model": "tiny-llama", "lora": lora, "training": training}
+        return Learner(folder, Policy.model_validate(tree))
+
+    changed = tmp_path / "changed"
+    shutil.copytree(FOLDER, changed)
+    base = Learner(FOLDER, Policy(model="tiny-llama")).weights()
+    (changed / "model.safetensors").write_bytes(base)
+    name = "model.safetensors" if lora is None else ADAPTER
+    other = made(FOLDER)
+    other.train([update(sequence(0))])
+    (changed / name).write_bytes(other.weights())
+
+    made(FOLDER, kl_coefficient=0.1).save(tmp_path / "state")
+    made(FOLDER, kl_coefficient=0.1).load(tmp_path / "state")
+    made(changed).load(tmp_path / "state")
+    with pytest.raises(UsageError, match="other weights than when the run started"):
+        made(changed, kl_coefficient=0.1).load(tmp_path / "state")
+    made(FOLDER).save(tmp_path / "without")
+    made(changed, kl_coefficient=0.1).load(tmp_path / "without")
 
 
 def test_a_stop_while_the_reference_is_measured_leaves_the_own_weights() -> None:
