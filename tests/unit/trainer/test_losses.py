@@ -20,7 +20,7 @@ from headrace.trainer.losses.grpo_loss import GrpoLoss
 from headrace.trainer.losses.load_loss import LOSSES, load_loss, try_loss
 from headrace.trainer.losses.loss import FunctionLoss, Loss, MicroBatch, token_weights
 from headrace.trainer.losses.m2po_loss import M2poLoss
-from headrace.trainer.losses.objective import Objective, reference_kl
+from headrace.trainer.losses.objective import STEEPEST, Objective, reference_kl
 from headrace.trainer.metrics.training_metrics import Totals
 from headrace.trainer.sequences import TokenSequence, UpdateBatch
 from headrace.trainer.update_plan import UpdatePlan
@@ -298,6 +298,34 @@ def test_the_kl_divergence_from_the_reference_is_k3() -> None:
     assert terms.tolist() == pytest.approx([np.exp(-0.5) - 1 + 0.5, 0.0])
     [gradient] = torch.autograd.grad(terms.sum(), new)
     assert gradient.tolist() == pytest.approx([1 - np.exp(-0.5), 0.0])
+
+
+@given(st.floats(-200, 200, width=32))
+def test_the_kl_divergence_from_the_reference_is_finite_and_holds_on(difference: float) -> None:
+    """Up to STEEPEST it is k3 exactly. Beyond it the gradient stays, and does not grow."""
+    new = torch.tensor([0.0], requires_grad=True)
+    [term] = reference_kl(new, torch.tensor([difference]))
+    [gradient] = torch.autograd.grad(term, new)
+    slope = np.exp(min(difference, STEEPEST)) - 1
+    assert gradient.item() == pytest.approx(-slope, rel=1e-5, abs=1e-5)
+    if difference <= STEEPEST:
+        assert term.item() == pytest.approx(np.exp(difference) - 1 - difference, rel=1e-4, abs=1e-5)
+    else:
+        assert np.exp(STEEPEST) < term.item() < np.inf
+
+
+def test_the_mean_gradient_of_the_divergence_is_that_of_the_other_direction() -> None:
+    """Over all tokens, weighted by the new policy's probabilities."""
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([1.0, 0.5, -0.5, 0.0], dtype=torch.float64).log_softmax(0)
+    new = logits.log_softmax(0)
+    terms = reference_kl(new, reference)
+    assert (new.exp() * terms).sum().item() == pytest.approx(
+        (new.exp() * (new - reference)).sum().item()
+    )
+    [mean] = torch.autograd.grad((new.exp().detach() * terms).sum(), logits, retain_graph=True)
+    [other] = torch.autograd.grad((reference.exp() * (reference - new)).sum(), logits)
+    assert torch.allclose(mean, other)
 
 
 def test_engine_and_trainer_are_compared_on_fresh_tokens_alone() -> None:
