@@ -19,6 +19,8 @@ NOT_DROPPED = frozenset({"evaluate"})
 LIMITS = frozenset({"turn_limit", "token_limit", "overflow"})
 """The endings of an episode that a limit cut."""
 
+TOKEN_BYTES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedEpisode:
@@ -49,12 +51,15 @@ def trained_episodes(
 
 
 def was_cut(trajectory: TrajectoryRecorded) -> bool:
-    """Returns whether a limit cut the episode, or an answer that nothing continues."""
+    """Returns whether a limit cut the episode, or an answer that nothing continues.
+
+    An answer of one token is whole: a policy that chooses an action has no more to say.
+    """
     continued = {turn.parent for turn in trajectory.turns}
+    last = [turn for index, turn in enumerate(trajectory.turns) if index not in continued]
     return trajectory.ending in LIMITS or any(
-        turn.finish == "length" for index, turn in enumerate(trajectory.turns)
-        if index not in continued
-    )  # fmt: skip
+        turn.finish == "length" and len(turn.tokens) > TOKEN_BYTES for turn in last
+    )
 
 
 def episode_metrics(episodes: Sequence[TrainedEpisode], passing: float) -> Mapping[str, float]:

@@ -73,11 +73,12 @@ def test_what_the_trainer_dropped_or_the_policy_did_not_sample_does_not_count() 
 @pytest.mark.parametrize(
     ("one", "cut"),
     [
-        (trajectory(turn([1], [2], finish="length")), True),
+        (trajectory(turn([1], [2, 3], finish="length")), True),
+        (trajectory(turn([1], [2], finish="length")), False),
         (trajectory(turn([1], [2], finish="stop")), False),
         (trajectory(turn([1], [2], finish="stop")).model_copy(update={"ending": "overflow"}), True),
         (
-            trajectory(turn([1], [2], finish="length"), turn([3], [4], parent=0, finish="stop")),
+            trajectory(turn([1], [2, 3], finish="length"), turn([3], [4], parent=0, finish="stop")),
             False,  # the answer that was cut was continued
         ),
     ],
