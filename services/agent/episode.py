@@ -130,11 +130,6 @@ class Episode:
         return self._started.submitted.max_tokens - self._token_count
 
     @property
-    def tokens_sampled(self) -> int:
-        """How many tokens policies have sampled in this episode."""
-        return self._token_count
-
-    @property
     def seconds_left(self) -> float:
         """Seconds until the episode's deadline.
 
