@@ -231,6 +231,18 @@ class Trainer:
                 self._skips.append(str(error))
             return "skipped", metrics
         self._skips.clear()
+        self._warn(version, metrics)
+        return "trained", metrics
+
+    def _warn(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Logs what makes training useless although nothing fails."""
+        if masked := metrics.get("masked_updates"):
+            logger.warning(
+                "batch %d: the loss masked every token in %d of its updates, so they taught "
+                "nothing. Raise the loss's bounds, lower batches.max_staleness, or choose another "
+                "loss",
+                *(version, masked),
+            )
         if metrics.get("learning_rate") == 0 and not self._warned:
             self._warned = True
             logger.warning(
@@ -239,7 +251,6 @@ class Trainer:
                 "training.total_updates, or with a training.final_learning_rate",
                 self._publisher.policy,
             )
-        return "trained", metrics
 
     async def _stop_if_all_are_skipped(self) -> None:
         """Raises UsageError if so many batches in a row were skipped that something is wrong."""

@@ -19,6 +19,7 @@ RECENT = 5
 """Advice follows from the median of so many versions: a single outlier is no reason to act."""
 FEWEST = 3
 """Fewer versions with a metric give no advice."""
+CLIPPED = "clip_fraction"
 STALE = "stale_groups"
 """The share of the groups that got too stale, which follows from two metrics."""
 
@@ -76,7 +77,7 @@ FIGURES = (
         "learning",
         ("clip_low_fraction", "clip_high_fraction"),
         lambda low, high: f"clipped {percent(low)} low, {percent(high)} high",
-        ("clip_fraction",),
+        (CLIPPED, "masked_updates"),
     ),
     FigureKind("learning", ("truncated",), lambda share: f"cut off {percent(share)}"),
     FigureKind(
@@ -119,9 +120,15 @@ RANGES = (
         low=0.5,
     ),
     SaneRange(
-        "clip_fraction",
+        CLIPPED,
         "the loss clips or masks {value:.0%} of the tokens: lower training.learning_rate, "
         "training.epochs or batches.max_staleness, or widen the loss's bounds",
+        high=0.5,
+    ),
+    SaneRange(
+        "masked_updates",
+        "the loss masks every token of an update, so it teaches nothing: raise its bounds, lower "
+        "batches.max_staleness, or choose another loss",
         high=0.5,
     ),
     SaneRange(
@@ -211,8 +218,9 @@ class TrainingHealth:
                 continue
             if not self._is_meant(one.metric) and not (limits_known and one.metric == "truncated"):
                 found[one.metric] = one.advice.format(value=value)
-        if "engine_gap_p99" in found:
-            found.pop("engine_kl", None)
+        for stronger, weaker in (("engine_gap_p99", "engine_kl"), ("masked_updates", CLIPPED)):
+            if stronger in found:
+                found.pop(weaker, None)
         return found
 
     def _is_meant(self, metric: str) -> bool:

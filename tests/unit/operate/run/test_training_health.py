@@ -16,7 +16,8 @@ SANE = {
     "groups_solved_by_all": 0.12, "groups_solved_by_none": 0.38, "length_better": 1212.4,
     "length_worse": 340.0, "engine_gap_p99": 0.093, "engine_kl": 0.001,
     "effective_sample_size": 0.97, "staleness_mean": 1.21, "staleness_oldest": 2.4,
-    "dropped_samples": 0.0, "memory_retries": 0.0, "dropped_groups_stale": 1.0,
+    "dropped_samples": 0.0, "masked_updates": 0.0,
+    "memory_retries": 0.0, "dropped_groups_stale": 1.0,
 }  # fmt: skip
 """What a version of a run that learns well records."""
 
@@ -69,6 +70,7 @@ def test_what_a_version_did_not_measure_is_not_shown() -> None:
         ("groups_equal", 0.9, "rewards of 90% of the groups are equal"),
         ("dropped_groups_stale", 8.0, "50% of the groups get too stale"),
         ("dropped_samples", 2.0, "leaves out 2 samples"),
+        ("masked_updates", 1.0, "masks every token of an update"),
         ("learning_rate", 0.0, "the learning rate is 0"),
         ("memory_retries", 1.0, "lower training.max_tokens"),
     ],
@@ -88,6 +90,11 @@ def test_a_warned_figure_is_marked() -> None:
     marked = [one.text.split()[0] for row in rows for one in row.figures if one.warned]
     assert marked == ["clipped", "engine"]
     assert len(health(bad, bad, bad).advice()) == 2, "the gap is said once"
+
+
+def test_one_matter_is_said_once() -> None:
+    masked = {"clip_fraction": 1.0, "masked_updates": 1.0}
+    assert health(masked, masked, masked).advice().keys() == {"masked_updates"}
 
 
 def test_a_policy_that_has_learned_its_tasks_gets_no_advice() -> None:
