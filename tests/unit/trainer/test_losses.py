@@ -18,7 +18,7 @@ from headrace.schemas.events import Sampling
 from headrace.schemas.recipe.tables import Choice
 from headrace.trainer.losses.grpo_loss import GrpoLoss
 from headrace.trainer.losses.load_loss import LOSSES, load_loss, try_loss
-from headrace.trainer.losses.loss import FunctionLoss, Loss, MicroBatch, token_weights
+from headrace.trainer.losses.loss import FunctionLoss, Loss, MicroBatch, Reduction, token_weights
 from headrace.trainer.losses.m2po_loss import M2poLoss
 from headrace.trainer.losses.objective import STEEPEST, Objective, reference_kl
 from headrace.trainer.metrics.training_metrics import Totals
@@ -269,10 +269,22 @@ def test_the_clip_respects_the_sign_of_the_advantage() -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9))
 def test_weights_give_tokens_sequences_or_a_constant_the_same_say(lengths: list[int]) -> None:
-    assert token_weights(lengths, "token", 7).sum() == pytest.approx(1)
-    by_sequence = np.split(token_weights(lengths, "sequence", 7), np.cumsum(lengths)[:-1])
+    samples = range(len(lengths))
+    assert token_weights(lengths, samples, "token", 7).sum() == pytest.approx(1)
+    by_sequence = np.split(token_weights(lengths, samples, "sequence", 7), np.cumsum(lengths)[:-1])
     assert [one.sum() for one in by_sequence] == pytest.approx([1 / len(lengths)] * len(lengths))
-    assert token_weights(lengths, "constant", 7) == pytest.approx(1 / len(lengths) / 7)
+    assert token_weights(lengths, samples, "constant", 7) == pytest.approx(1 / len(lengths) / 7)
+
+
+@pytest.mark.parametrize("reduction", ["token", "sequence", "constant"])
+def test_a_sample_of_many_sequences_weighs_as_much_as_one_of_a_single_one(
+    reduction: Reduction,
+) -> None:
+    """An agent with sub-agents has no more say than one that does all in one conversation."""
+    whole = token_weights([6, 4], [0, 1], reduction, 7)
+    parts = token_weights([1, 4, 3, 2], [0, 1, 0, 0], reduction, 7)
+    assert parts[[0, 5, 6, 7, 8, 9]] == pytest.approx(whole[:6])
+    assert parts[1:5] == pytest.approx(whole[6:])
 
 
 def test_the_indices_say_what_a_token_belongs_to() -> None:
