@@ -19,6 +19,20 @@ class OutOfMemory(HeadraceError):
     """The device has too little memory for a micro-batch. Nothing was changed."""
 
 
+def check_lengths(update: UpdateBatch, positions: int | None) -> None:
+    """Raises UnusableSample if a sequence is longer than the model's table of positions, if any.
+
+    A GPU would report it as a failed assertion, and serve the process no more.
+    """
+    for one in update.sequences:
+        if positions is not None and len(one.tokens) > positions:
+            raise UnusableSample(
+                one.sample,
+                f"one of its sequences has {len(one.tokens)} tokens, but the model has positions "
+                f"for {positions}: lower tasks.max_tokens",
+            )
+
+
 @dataclass
 class Remaining:
     """The updates that a batch still makes, and the reasons for what it does not train on."""

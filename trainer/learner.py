@@ -22,7 +22,7 @@ from headrace.errors import BlobError, HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.torch_models import DTYPES, check_fit, overwrite, pick_device
 from headrace.trainer.collate import Inputs, SchemaMasks, collate, pack
-from headrace.trainer.dropping import OutOfMemory, Remaining
+from headrace.trainer.dropping import OutOfMemory, Remaining, check_lengths
 from headrace.trainer.forward.master_weights import MasterWeights
 from headrace.trainer.forward.reference import Reference, digest_tensor
 from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
@@ -30,7 +30,7 @@ from headrace.trainer.learning_rate import learning_rate_at
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.objective import cross_entropy, objective
 from headrace.trainer.metrics.training_metrics import Totals
-from headrace.trainer.model_loading import load_policy, trained_weights
+from headrace.trainer.model_loading import load_policy, position_limit, trained_weights
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 from headrace.trainer.update_plan import UpdatePlan
 
@@ -61,6 +61,7 @@ class Learner:
         self._model.eval().to(self.device)
         self._masters = MasterWeights(self._model, self._dtype)
         self._hidden_at = ChosenHidden(self._model)
+        self._positions = position_limit(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
         self._schemas = SchemaMasks(folder, self.vocabulary)
         self._loss = load_loss(self._settings.loss)
@@ -213,6 +214,7 @@ class Learner:
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
     def _plan(self, update: UpdateBatch, max_tokens: int) -> UpdatePlan:
+        check_lengths(update, self._positions)
         lengths = [len(one.tokens) for one in update.sequences]
         packed = pack(lengths, max_tokens)
         return UpdatePlan(update, packed, self._loss, self.device)

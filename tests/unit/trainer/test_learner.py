@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import resource
 import shutil
@@ -18,13 +19,13 @@ from safetensors.torch import load, save
 from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
-from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.policy import Policy, Training
 from headrace.services.models.weights import ADAPTER, model_folder, weights_digest
 from headrace.trainer.collate import collate
 from headrace.trainer.learner import Learner
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.loss import Loss, MicroBatch
-from headrace.trainer.model_loading import load_model
+from headrace.trainer.model_loading import load_model, position_limit
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 
 FOLDER = model_folder("tiny-llama")
@@ -441,6 +442,32 @@ def test_a_sample_that_does_not_fit_the_memory_costs_only_itself(
     assert "task 7 sample 90: cpu is out of memory" in caplog.text
     for name, tensor in load(one.weights()).items():
         torch.testing.assert_close(tensor, load(other.weights())[name], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16},
+        {
+            "model_type": "opt", "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 32,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16,
+        },
+    ],
+)  # fmt: skip
+def test_a_sample_beyond_the_table_of_positions_costs_only_itself(
+    config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = {"bos_token_id": 257, "eos_token_id": 257, "pad_token_id": 256}
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 258, **config, **ends}))
+    one = Learner(tmp_path, Policy(model=str(tmp_path), training=Training(device="cpu")))
+    fits, beyond = named(0, 8), named(1, 9)
+
+    metrics = one.train([update(fits, beyond)])
+
+    assert (metrics["dropped_samples"], metrics["tokens"]) == (1, 8)
+    assert "has 18 tokens, but the model has positions for 16" in caplog.text
+    computed = learner()
+    assert position_limit(computed._model) is None, "Llama computes positions"
 
 
 def test_if_no_sample_fits_the_memory_the_batch_is_unusable(tmp_path: Path) -> None:
