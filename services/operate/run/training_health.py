@@ -92,7 +92,9 @@ FIGURES = (
         "tokens if better {:,.0f}, worse {:,.0f}".format,
     ),
     FigureKind("off-policy", ("engine_gap_p99",), "engine gap {:.2g}".format, ("engine_kl",)),
-    FigureKind("off-policy", ("effective_sample_size",), lambda size: f"effective {percent(size)}"),
+    FigureKind(
+        "off-policy", ("effective_sample_size",), lambda size: f"effective sample {percent(size)}"
+    ),
     FigureKind(
         "off-policy",
         ("staleness_mean", "staleness_oldest"),

@@ -43,7 +43,7 @@ def test_three_short_rows_show_the_newest_version() -> None:
     assert rows == {
         "learning": "entropy 0.412   clipped 1.2% low, 0% high   cut off 3.0%",
         "groups": "solved by all 12%, by none 38%   tokens if better 1,212, worse 340",
-        "off-policy": "engine gap 0.093   effective 97%   stale 1.2, oldest 2.4",
+        "off-policy": "engine gap 0.093   effective sample 97%   stale 1.2, oldest 2.4",
     }
     assert all(len(row) <= 80 - 14 for row in rows.values()), "it fits a terminal of 80 columns"
 
