@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from headrace.errors import UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.recipe.tables import Choice
+from headrace.trainer.losses.cispo_loss import CispoLoss
 from headrace.trainer.losses.grpo_loss import GrpoLoss
 from headrace.trainer.losses.load_loss import LOSSES, load_loss, try_loss
 from headrace.trainer.losses.loss import FunctionLoss, Loss, MicroBatch, Reduction, token_weights
@@ -362,6 +363,19 @@ def test_engine_and_trainer_are_compared_on_fresh_tokens_alone() -> None:
     )
     assert metrics["importance_truncated"] == 0.5
     assert metrics["importance_max"] == 2.0
+
+
+def test_the_weights_that_cispo_clips_are_counted() -> None:
+    """They keep their gradient, so clip_fraction does not see them."""
+    update, _ = update_of([100], seed=5)
+    proximal = update.sequences[0].behaviour.astype(np.float64)
+    proximal[:25] += 1.0
+    loss = CispoLoss(clip_high=1.5)
+    totals = Totals(loss)
+    evaluate(loss, update, proximal, proximal, totals=totals)
+    metrics = totals.metrics()
+    assert (metrics["clip_fraction"], metrics["importance_truncated"]) == (0, 0.25)
+    assert metrics["importance_max"] == 2.5
 
 
 def own(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
