@@ -56,6 +56,21 @@ def load_model(folder: Path, seed: int, attention: str = FLOAT32_ATTENTION) -> A
         ) from error
 
 
+def position_limit(model: Any) -> int | None:
+    """Returns the most tokens of a sequence if the model has a table of positions, as GPT-2 has.
+
+    None if positions are computed: such a model reads sequences of any length.
+    """
+    limit = getattr(model.config, "max_position_embeddings", None)
+    tables = [
+        # OPT, for example, leaves the first two rows of its table unused.
+        module.num_embeddings - int(getattr(module, "offset", 0))
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding) and module is not model.get_input_embeddings()
+    ]
+    return int(limit) if limit in tables else None
+
+
 def import_model(folder: Path) -> None:
     """Imports the code of the folder's model, which transformers otherwise does on first use.
 

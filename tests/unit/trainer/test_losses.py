@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from headrace.errors import UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.recipe.tables import Choice
+from headrace.trainer.losses.cispo_loss import CispoLoss
 from headrace.trainer.losses.grpo_loss import GrpoLoss
 from headrace.trainer.losses.load_loss import LOSSES, load_loss, try_loss
-from headrace.trainer.losses.loss import FunctionLoss, Loss, MicroBatch, token_weights
+from headrace.trainer.losses.loss import FunctionLoss, Loss, MicroBatch, Reduction, token_weights
 from headrace.trainer.losses.m2po_loss import M2poLoss
-from headrace.trainer.losses.objective import Objective, reference_kl
+from headrace.trainer.losses.objective import STEEPEST, Objective, reference_kl
+from headrace.trainer.metrics.training_metrics import Totals
 from headrace.trainer.sequences import TokenSequence, UpdateBatch
-from headrace.trainer.training_metrics import Totals
 from headrace.trainer.update_plan import UpdatePlan
 
 CPU = torch.device("cpu")
@@ -285,10 +286,22 @@ def test_the_clip_respects_the_sign_of_the_advantage() -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9))
 def test_weights_give_tokens_sequences_or_a_constant_the_same_say(lengths: list[int]) -> None:
-    assert token_weights(lengths, "token", 7).sum() == pytest.approx(1)
-    by_sequence = np.split(token_weights(lengths, "sequence", 7), np.cumsum(lengths)[:-1])
+    samples = range(len(lengths))
+    assert token_weights(lengths, samples, "token", 7).sum() == pytest.approx(1)
+    by_sequence = np.split(token_weights(lengths, samples, "sequence", 7), np.cumsum(lengths)[:-1])
     assert [one.sum() for one in by_sequence] == pytest.approx([1 / len(lengths)] * len(lengths))
-    assert token_weights(lengths, "constant", 7) == pytest.approx(1 / len(lengths) / 7)
+    assert token_weights(lengths, samples, "constant", 7) == pytest.approx(1 / len(lengths) / 7)
+
+
+@pytest.mark.parametrize("reduction", ["token", "sequence", "constant"])
+def test_a_sample_of_many_sequences_weighs_as_much_as_one_of_a_single_one(
+    reduction: Reduction,
+) -> None:
+    """An agent with sub-agents has no more say than one that does all in one conversation."""
+    whole = token_weights([6, 4], [0, 1], reduction, 7)
+    parts = token_weights([1, 4, 3, 2], [0, 1, 0, 0], reduction, 7)
+    assert parts[[0, 5, 6, 7, 8, 9]] == pytest.approx(whole[:6])
+    assert parts[1:5] == pytest.approx(whole[6:])
 
 
 def test_the_indices_say_what_a_token_belongs_to() -> None:
@@ -316,6 +329,34 @@ def test_the_kl_divergence_from_the_reference_is_k3() -> None:
     assert gradient.tolist() == pytest.approx([1 - np.exp(-0.5), 0.0])
 
 
+@given(st.floats(-200, 200, width=32))
+def test_the_kl_divergence_from_the_reference_is_finite_and_holds_on(difference: float) -> None:
+    """Up to STEEPEST it is k3 exactly. Beyond it the gradient stays, and does not grow."""
+    new = torch.tensor([0.0], requires_grad=True)
+    [term] = reference_kl(new, torch.tensor([difference]))
+    [gradient] = torch.autograd.grad(term, new)
+    slope = np.exp(min(difference, STEEPEST)) - 1
+    assert gradient.item() == pytest.approx(-slope, rel=1e-5, abs=1e-5)
+    if difference <= STEEPEST:
+        assert term.item() == pytest.approx(np.exp(difference) - 1 - difference, rel=1e-4, abs=1e-5)
+    else:
+        assert np.exp(STEEPEST) < term.item() < np.inf
+
+
+def test_the_mean_gradient_of_the_divergence_is_that_of_the_other_direction() -> None:
+    """Over all tokens, weighted by the new policy's probabilities."""
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([1.0, 0.5, -0.5, 0.0], dtype=torch.float64).log_softmax(0)
+    new = logits.log_softmax(0)
+    terms = reference_kl(new, reference)
+    assert (new.exp() * terms).sum().item() == pytest.approx(
+        (new.exp() * (new - reference)).sum().item()
+    )
+    [mean] = torch.autograd.grad((new.exp().detach() * terms).sum(), logits, retain_graph=True)
+    [other] = torch.autograd.grad((reference.exp() * (reference - new)).sum(), logits)
+    assert torch.allclose(mean, other)
+
+
 def test_engine_and_trainer_are_compared_on_fresh_tokens_alone() -> None:
     update, _ = update_of([100, 100], seed=5)
     fresh, stale = update.sequences
@@ -338,6 +379,19 @@ def test_engine_and_trainer_are_compared_on_fresh_tokens_alone() -> None:
     )
     assert metrics["importance_truncated"] == 0.5
     assert metrics["importance_max"] == 2.0
+
+
+def test_the_weights_that_cispo_clips_are_counted() -> None:
+    """They keep their gradient, so clip_fraction does not see them."""
+    update, _ = update_of([100], seed=5)
+    proximal = update.sequences[0].behaviour.astype(np.float64)
+    proximal[:25] += 1.0
+    loss = CispoLoss(clip_high=1.5)
+    totals = Totals(loss)
+    evaluate(loss, update, proximal, proximal, totals=totals)
+    metrics = totals.metrics()
+    assert (metrics["clip_fraction"], metrics["importance_truncated"]) == (0, 0.25)
+    assert metrics["importance_max"] == 2.5
 
 
 def own(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
