@@ -23,15 +23,16 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.output_head import ChosenHidden
 from headrace.services.models.torch_models import DTYPES, check_fit, overwrite, pick_device
 from headrace.trainer.collate import Inputs, SchemaMasks, collate, pack
-from headrace.trainer.dropping import OutOfMemory, Remaining
+from headrace.trainer.dropping import OutOfMemory, Remaining, check_lengths
 from headrace.trainer.forward.master_weights import MasterWeights
+from headrace.trainer.forward.reference import Reference, digest_tensor
 from headrace.trainer.forward.token_logprobs import token_logprobs
 from headrace.trainer.learning_rate import learning_rate_at
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.objective import cross_entropy, objective
-from headrace.trainer.model_loading import load_policy, trained_weights
+from headrace.trainer.metrics.training_metrics import Totals
+from headrace.trainer.model_loading import load_policy, position_limit, trained_weights
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
-from headrace.trainer.training_metrics import Totals
 from headrace.trainer.update_plan import UpdatePlan
 
 
@@ -61,13 +62,16 @@ class Learner:
         self._model.eval().to(self.device)
         self._masters = MasterWeights(self._model, self._dtype)
         self._hidden_at = ChosenHidden(self._model)
+        self._positions = position_limit(self._model)
         self.vocabulary = int(self._model.config.vocab_size)
         self._schemas = SchemaMasks(folder, self.vocabulary)
         self._loss = load_loss(self._settings.loss)
         self._parameters = list(self._masters.by_name.values())
-        divergence = self._settings.kl_coefficient > 0
-        learning = self._masters.in_model if divergence else []
-        self._version_0 = [one.detach().clone() for one in learning]
+        self._reference = (
+            Reference(self._masters.in_model, self.weights())
+            if self._settings.kl_coefficient > 0
+            else None
+        )
         self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=self._settings.learning_rate,
@@ -89,8 +93,8 @@ class Learner:
         """Trains on each minibatch in each epoch, and returns the metrics of `Totals.metrics`.
 
         If the device is out of memory, it starts again with smaller micro-batches, and at last
-        without the longest sample. It also drops samples whose masks can't be recomputed. Two more
-        metrics count this: `dropped_samples` and `memory_retries`.
+        without the longest sample. It also drops samples whose masks can't be recomputed. More
+        metrics count this: `dropped_samples`, `dropped_samples_memory` and `memory_retries`.
 
         Makes all updates or none. Raises UnusableBatch if a loss or gradient is not finite or no
         sample remains, and Stopped if `stop` was set. Weights and optimizer are then as they were
@@ -111,8 +115,8 @@ class Learner:
             for plan in plans:
                 if count > 1:
                     plan.proximal = self._all_logprobs(plan, stop)
-                if self._version_0:
-                    with self._as_version_0():
+                if self._reference is not None:
+                    with self._reference.in_model():
                         plan.reference = self._all_logprobs(plan, stop)
             for number in range(count):
                 plan = plans[number % len(plans)]
@@ -136,7 +140,11 @@ class Learner:
             raise OSError(f"{path}: {error}") from error
 
     def load(self, path: Path) -> None:
-        """Restores what `save` wrote. Raises UsageError if it is of another model or base."""
+        """Restores what `save` wrote.
+
+        Raises UsageError if it is of another model or base, or of another version 0 and the loss
+        has a KL divergence from it.
+        """
         self._restore(load_file(path))
 
     def _state(self, copied: bool = False) -> dict[str, Tensor]:
@@ -150,6 +158,8 @@ class Learner:
             state |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
         state["random"] = torch.get_rng_state()
         state["updates_done"] = torch.tensor(self.updates_done)
+        if self._reference is not None:
+            state |= self._reference.state()
         if self.device.type == "cuda":
             state["random.cuda"] = torch.cuda.get_rng_state(self.device)
         # One copy: from a GPU, `to` makes it anyway.
@@ -163,7 +173,7 @@ class Learner:
         state = {f"model.{name}": one for name, one in self._masters.by_name.items()}
         if self.base is None:
             return state | {f"buffer.{name}": one for name, one in self._model.named_buffers()}
-        return state | {"base": torch.frombuffer(bytearray(self.base.digest), dtype=torch.uint8)}
+        return state | {"base": digest_tensor(self.base.digest)}
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:
         own = self._trained_state()
@@ -184,6 +194,8 @@ class Learner:
                 "the checkpoint's adapter is of another base than the recipe's model. Restore the "
                 "weights that the run started with, or start a new namespace"
             )
+        if self._reference is not None:
+            self._reference.check(tensors)
         overwrite(own, given)
         self._masters.update_copies()
         self._restore_optimizer(tensors)
@@ -203,6 +215,7 @@ class Learner:
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
     def _plan(self, update: UpdateBatch, max_tokens: int) -> UpdatePlan:
+        check_lengths(update, self._positions)
         lengths = [len(one.tokens) for one in update.sequences]
         packed = pack(lengths, max_tokens)
         return UpdatePlan(update, packed, self._loss, self.device)
@@ -215,19 +228,6 @@ class Learner:
                 _check(stop)
                 found[tokens] = self._logprobs(self._collate(sequences))[0]
         return found
-
-    @contextmanager
-    def _as_version_0(self) -> Iterator[None]:
-        """Exchanges the weights that learn for those of version 0. Nothing is copied."""
-        learning = self._masters.in_model
-        own = [one.data for one in learning]
-        try:
-            for parameter, first in zip(learning, self._version_0, strict=True):
-                parameter.data = first
-            yield
-        finally:
-            for parameter, data in zip(learning, own, strict=True):
-                parameter.data = data
 
     def _prepared(self, plan: UpdatePlan, stop: threading.Event | None, *, first: bool) -> object:
         """Returns what the loss wants to know of an update before its first micro-batch.
@@ -297,6 +297,7 @@ class Learner:
             return
         self.updates_done += 1
         rate = learning_rate_at(self._settings, self.updates_done, highest_rate)
+        totals.add_rate(rate)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()

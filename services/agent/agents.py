@@ -16,9 +16,9 @@ from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.teacher_scores import Teacher
 from headrace.services.base.plugins import load
 from headrace.services.base.reveal import reveal
-from headrace.services.models.teachers import check_teachers
 from headrace.services.models.tokens import tokenizer_digest
 from headrace.services.models.weights import model_folder
+from headrace.services.tasks.teachers import check_teachers
 
 
 async def single_turn(episode: Episode) -> None:
@@ -90,13 +90,14 @@ def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
         for name, policy in recipe.policies.items()
         if policy.training is not None and policy.training.teacher is not None
     }
+    untrained = {name for name, policy in recipe.policies.items() if policy.training is None}
     setups = {}
     for key, settings in recipe.agents.items():
         agent = load("agent", settings.use, BUILTIN)
         options = reveal(settings.options, f"agents.{key}.options")
         if isinstance(agent, type):
             agent, options = _make(key, agent, options), {}
-        setups[key] = AgentSetup(agent, options, settings, tokenizers, score_s, teachers)
+        setups[key] = AgentSetup(agent, options, settings, tokenizers, score_s, untrained, teachers)
     return setups
 
 

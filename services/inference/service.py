@@ -29,8 +29,8 @@ from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.inference.weights_follower import WeightsFollower
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, Start, follow_events, read_events
-from headrace.services.models.teachers import teacher_of
 from headrace.services.models.weights import model_folder
+from headrace.services.tasks.teachers import teacher_of
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker

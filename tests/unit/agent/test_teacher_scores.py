@@ -85,7 +85,7 @@ def play(
     async def main() -> None:
         settings = AgentSettings.model_validate(limits)
         teachers = {"default": Teacher("teacher", answer_s)}
-        setup = AgentSetup(agent, {}, settings, {"default": "digest"}, {}, teachers)
+        setup = AgentSetup(agent, {}, settings, {"default": "digest"}, teachers=teachers)
         world.run = EpisodeRun(world.send, start(submitted or task()), 0.0, setup, answers or {})
         running = asyncio.create_task(world.run.run())
         if meanwhile is not None:

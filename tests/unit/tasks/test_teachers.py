@@ -12,8 +12,8 @@ import pytest
 from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.inference.service import prepare
-from headrace.services.models.teachers import check_teachers
 from headrace.services.models.weights import model_folder
+from headrace.services.tasks.teachers import check_teachers
 
 STUDENT = "tiny-llama"
 CONTEXT = 512
