@@ -20,8 +20,8 @@ class DistillLoss(Loss):
       token, given the tokens before it: GKD (arXiv 2306.13649) with on-policy data and the reverse
       KL, which MiniLLM (arXiv 2306.08543) minimizes, too. A token is charged its own divergence
       only, and not that of the tokens after it.
-    - t - new is computed again in each update, and not from the engine's logprobs. So it is 0 for every
-      token as soon as policy and teacher are equal, even for stale samples and later updates.
+    - t - new is computed again in each update, and not from the engine's logprobs. So it is 0 for
+      every token as soon as policy and teacher are equal, even for stale samples and later updates.
     - The teacher's logprob is that of the distribution that the token was sampled from: with the
       same temperature and masks.
     - w is truncated as in `reinforce` and corrects for stale samples.
