@@ -11,6 +11,7 @@ import numpy as np
 from headrace.schemas.events import BatchAssembled, BatchSample, Event, TrajectoryRecorded
 from headrace.schemas.packed import unpack_f32
 from headrace.services.log.event_log import Delivery, EventLog
+from headrace.trainer.critic.estimates import with_rewards
 from headrace.trainer.sequences import (
     Ints,
     TokenSequence,
@@ -44,7 +45,11 @@ class PreparedBatch:
 
 
 async def load_batch(
-    log: EventLog, delivery: Delivery[BatchAssembled], vocabulary: int, minibatches: int
+    log: EventLog,
+    delivery: Delivery[BatchAssembled],
+    vocabulary: int,
+    minibatches: int,
+    critic: bool = False,
 ) -> PreparedBatch:
     """Fetches and checks a batch's trajectories, and divides them into at most so many minibatches.
 
@@ -59,7 +64,7 @@ async def load_batch(
     events = [event for _, event in sorted(zip(order, fetched, strict=True), key=lambda o: o[0])]
     try:
         built, dropped = await asyncio.to_thread(
-            build_updates, batch, events, vocabulary, minibatches
+            build_updates, batch, events, vocabulary, minibatches, critic
         )
     except UnusableBatch as error:
         return PreparedBatch(delivery, unusable=str(error))
@@ -67,14 +72,19 @@ async def load_batch(
 
 
 def build_updates(
-    batch: BatchAssembled, events: Sequence[Event], vocabulary: int, minibatches: int
+    batch: BatchAssembled,
+    events: Sequence[Event],
+    vocabulary: int,
+    minibatches: int,
+    critic: bool = False,
 ) -> tuple[list[UpdateBatch], list[str]]:
     """Divides a batch into minibatches, each of which makes an optimizer update in each epoch.
 
     `events` are its trajectories, one for each sample. Sample i belongs to minibatch i modulo
     `minibatches`. The samples of a group are neighbours, so they are spread evenly. A minibatch
     without trained tokens is left out. A sample whose trajectory can't be trained on, or is not
-    what the batch states, is dropped: also returns the reasons. Raises UnusableBatch if the batch
+    what the batch states, is dropped: also returns the reasons. If the policy has a `critic`, the
+    advantages of a sample are the rewards of its turns. Raises UnusableBatch if the batch
     contradicts itself or if no sample remains.
     """
     counted = sum(sample.tokens for sample in batch.samples)
@@ -91,7 +101,7 @@ def build_updates(
         group = groups.setdefault(sample.task, len(groups))
         name = f"task {sample.task} sample {sample.sample}"
         try:
-            found = _sequences(batch.policy, sample, event, vocabulary)
+            found = _sequences(batch.policy, sample, event, vocabulary, critic)
         except (ValueError, UnusableBatch) as error:
             found = []
             dropped.append(f"{name}: {error}")
@@ -107,7 +117,7 @@ def build_updates(
 
 
 def _sequences(
-    policy: str, sample: BatchSample, event: Event, vocabulary: int
+    policy: str, sample: BatchSample, event: Event, vocabulary: int, critic: bool
 ) -> list[TokenSequence]:
     """Returns a sample's sequences. Raises ValueError if they are not what the batch states."""
     if not isinstance(event, TrajectoryRecorded):
@@ -115,7 +125,10 @@ def _sequences(
     if (event.task, event.sample) != (sample.task, sample.sample):
         raise ValueError(f"its reference names task {event.task} sample {event.sample}")
     advantages = unpack_f32(sample.advantages)
-    sequences = token_sequences(event, policy, advantages, sample.weight, vocabulary)
+    given = (1.0,) if critic else advantages
+    sequences = token_sequences(event, policy, given, sample.weight, vocabulary)
+    if critic:
+        sequences = with_rewards(sequences, event, policy, advantages)
     tokens = sum(len(one.positions) for one in sequences)
     if tokens != sample.tokens:
         raise ValueError(

@@ -183,7 +183,11 @@ class Trainer:
             return PreparedBatch(delivery, unusable="it was skipped when it was first published")
         try:
             return await load_batch(
-                self._context.log, delivery, self._learner.vocabulary, self._settings.minibatches
+                self._context.log,
+                delivery,
+                self._learner.vocabulary,
+                self._settings.minibatches,
+                critic=self._settings.critic is not None,
             )
         except UnknownSchema as error:
             raise DependencyError(

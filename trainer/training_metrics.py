@@ -20,11 +20,14 @@ class Totals:
         self._cap: float | None = getattr(loss, "importance_cap", None)
         self._loss = torch.zeros(())
         self._norm = torch.zeros(())
+        self._critic_norm: Tensor | None = None
         self._updates = 0
         self._sampled = 0
         self._demonstrated = 0
         self._cross_entropy = torch.zeros(())
         self._sums: dict[str, Tensor] = {}
+        self.known: dict[str, float] = {}
+        """Metrics that are known before the first update: those of the critic's estimates."""
         self._squares = torch.zeros((), dtype=torch.float64)
         self._importance_max = torch.zeros(())
         self._engine_gaps: list[Tensor] = []
@@ -68,21 +71,34 @@ class Totals:
         self._cross_entropy = self._cross_entropy - logprobs.sum().cpu()
         self._demonstrated += len(logprobs)
 
+    def add_values(self, terms: Tensor) -> None:
+        """Adds the critic's loss for a micro-batch's sampled tokens, [N]."""
+        self._sums["value_loss"] = self._sums.get("value_loss", 0) + terms.sum().cpu()
+
     def add_update(self, norm: Tensor) -> None:
         """Adds an update by the norm of its gradient before clipping, a scalar."""
         self._norm = torch.maximum(self._norm, norm.cpu())
         self._updates += 1
 
+    def add_critic(self, norm: Tensor) -> None:
+        """Adds an update of the critic by the norm of its gradient before clipping, a scalar."""
+        norm = norm.cpu()
+        self._critic_norm = (
+            norm if self._critic_norm is None else torch.maximum(self._critic_norm, norm)
+        )
+
     def finite(self) -> bool:
         """Returns whether loss and gradients have been finite so far."""
-        return bool(torch.isfinite(self._loss) and torch.isfinite(self._norm))
+        sums = self._loss + self._norm + self._sums.get("value_loss", 0)
+        return bool(torch.isfinite(sums))
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics by name.
 
         `loss` is a mean over updates, `grad_norm` and `importance_max` are maxima, `tokens` and
         `demonstrated_tokens` are counts, of each epoch again. Those of `_engine_metrics` are over
-        fresh tokens. The others are means over sampled tokens (`kl`, `reference_kl` and `entropy`
+        fresh tokens. A critic adds those of `value_metrics`, the mean `value_loss`, and the maximum
+        `critic_grad_norm`. The others are means over sampled tokens (`kl`, `reference_kl` and `entropy`
         in nats), but `cross_entropy`, in nats, is a mean over demonstrated tokens, and
         `effective_sample_size` is (sum of w)^2 / (N * sum of w^2) with the importance weights w
         before they are truncated. Means over tokens are absent if there are no such tokens.
@@ -93,7 +109,10 @@ class Totals:
             "importance_max": float(self._importance_max),
             "tokens": float(self._sampled + self._demonstrated),
             **{name: float(value) / self._sampled for name, value in self._sums.items()},
+            **self.known,
         }
+        if self._critic_norm is not None:
+            metrics["critic_grad_norm"] = float(self._critic_norm)
         if self._sampled:
             mean, squares = metrics["effective_sample_size"], float(self._squares) / self._sampled
             metrics["effective_sample_size"] = mean * mean / squares if squares else 0.0

@@ -65,6 +65,10 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "gspo": (f'{TRAINING}.loss={{"use": "gspo", "clip_low": 0.2, "clip_high": 0.2}}',),
     "cispo": (f"{TRAINING}.loss=cispo",),
     "m2po": (f"{TRAINING}.loss=m2po",),
+    "ppo": (
+        f"policies.{POLICY}.groups.advantage=rewards",
+        f'{TRAINING}.critic={{"gae_lambda": 0.95}}',
+    ),
 }
 """Each algorithm as settings of the recipe. GSPO's published bounds of 3e-4 and 4e-4 are for long
 answers: on episodes of ten tokens they clip nearly everything."""
@@ -157,7 +161,9 @@ class LockstepLoop:
         settings = self._policy.training
         assert settings is not None
         vocabulary = self._learner.vocabulary
-        updates, _ = build_updates(batch, trajectories, vocabulary, settings.minibatches)
+        updates, _ = build_updates(
+            batch, trajectories, vocabulary, settings.minibatches, settings.critic is not None
+        )
         self._learner.train(updates)
         return fmean(one.reward or 0.0 for task, _ in ended for one in task.outcomes)
 
