@@ -20,7 +20,7 @@ class Totals:
         self._cap: float | None = getattr(loss, "importance_cap", None)
         self._loss = torch.zeros(())
         self._norm = torch.zeros(())
-        self._critic_norm: Tensor | None = None
+        self._critic_norms: list[Tensor] = []
         self._updates = 0
         self._sampled = 0
         self._demonstrated = 0
@@ -82,15 +82,13 @@ class Totals:
 
     def add_critic(self, norm: Tensor) -> None:
         """Adds an update of the critic by the norm of its gradient before clipping, a scalar."""
-        norm = norm.cpu()
-        self._critic_norm = (
-            norm if self._critic_norm is None else torch.maximum(self._critic_norm, norm)
-        )
+        self._critic_norms.append(norm.cpu())
 
     def finite(self) -> bool:
-        """Returns whether loss and gradients have been finite so far."""
-        sums = self._loss + self._norm + self._sums.get("value_loss", 0)
-        return bool(torch.isfinite(sums))
+        """Returns whether losses and gradients have been finite so far."""
+        values = self._sums.get("value_loss", torch.zeros(()))
+        known = torch.stack([self._loss, self._norm, values, *self._critic_norms])
+        return bool(torch.isfinite(known).all())
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics by name.
@@ -98,8 +96,8 @@ class Totals:
         `loss` is a mean over updates, `grad_norm` and `importance_max` are maxima, `tokens` and
         `demonstrated_tokens` are counts, of each epoch again. Those of `_engine_metrics` are over
         fresh tokens. A critic adds those of `value_metrics`, the mean `value_loss`, and the maximum
-        `critic_grad_norm`. The others are means over sampled tokens (`kl`, `reference_kl` and `entropy`
-        in nats), but `cross_entropy`, in nats, is a mean over demonstrated tokens, and
+        `critic_grad_norm`. The others are means over sampled tokens (`kl`, `reference_kl` and
+        `entropy` in nats), but `cross_entropy`, in nats, is a mean over demonstrated tokens, and
         `effective_sample_size` is (sum of w)^2 / (N * sum of w^2) with the importance weights w
         before they are truncated. Means over tokens are absent if there are no such tokens.
         """
@@ -111,8 +109,8 @@ class Totals:
             **{name: float(value) / self._sampled for name, value in self._sums.items()},
             **self.known,
         }
-        if self._critic_norm is not None:
-            metrics["critic_grad_norm"] = float(self._critic_norm)
+        if self._critic_norms:
+            metrics["critic_grad_norm"] = float(torch.stack(self._critic_norms).max())
         if self._sampled:
             mean, squares = metrics["effective_sample_size"], float(self._squares) / self._sampled
             metrics["effective_sample_size"] = mean * mean / squares if squares else 0.0
