@@ -454,6 +454,7 @@ Ending = Literal[
     "cancelled",
     "failed",
     "step_timeout",
+    "exception",
 ]
 
 

@@ -30,8 +30,10 @@ class TurnAdvantage(Settings):
         """Returns the advantages of each sample: one for each of its turns, or one for all.
 
         `rewards` has the reward of each sample's episode. `turn_rewards` has the rewards that
-        followed each of its turns of this policy, and 0 for a turn without one. A sample's are
-        empty if the log does not have them: then return one advantage for the sample.
+        followed each of its turns of this policy, and 0 for a turn without one. The last one also
+        has the rest of the episode's reward, for example a judge's or a penalty. So their sum is
+        the sample's reward. A sample's are empty if the log does not have them: then return one
+        advantage for the sample.
         """
 
 

@@ -10,7 +10,8 @@ are right, but it is excluded itself.
 If a whole sample was demonstrated, the policy learns it whatever the other samples are: its
 advantage is 1, and estimators and filters see only the samples that the policy sampled itself.
 
-An estimator gets one reward for each sample, and a `TurnAdvantage` also those of its turns.
+An estimator gets one reward for each sample, and a `TurnAdvantage` also those of its turns. Their
+sum is the sample's reward: what followed the last turn counts for that turn.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import fsum, isnan
 from statistics import fmean
 from typing import Any
 
@@ -50,6 +51,9 @@ OVERLONG = "overlong"
 """The reason to exclude a masked sample."""
 EVALUATE = "evaluate"
 """The reason to drop every group of a task whose purpose is evaluation."""
+ROUNDING = 1e-6
+"""The rewards of turns are float32, that of the episode is float64. A smaller difference, relative
+to them, is no reward."""
 FLOAT_BYTES = 4
 FLOAT32_MAX = 3.4028234663852886e38
 REASON = re.compile("[a-z][a-z0-9_]{0,63}")
@@ -80,6 +84,18 @@ class _CountedSample:
         if count(self.use.turn_rewards) * FLOAT_BYTES != len(self.use.turn_rewards):
             return ()
         return tuple(0.0 if isnan(one) else one for one in unpack_f32(self.use.turn_rewards))
+
+    @property
+    def whole_turn_rewards(self) -> tuple[float, ...]:
+        """These rewards, the last one changed so that their sum is the sample's reward.
+
+        A judge, a limit or a penalty may have given the rest, after the last turn.
+        """
+        rewards = self.turn_rewards
+        rest = self.reward - fsum(rewards)
+        if not rewards or abs(rest) <= ROUNDING * fsum(map(abs, (self.reward, *rewards))):
+            return rewards
+        return (*rewards[:-1], rewards[-1] + rest)
 
 
 class GroupAssembler:
@@ -237,7 +253,7 @@ class _Scorer:
         rewards = tuple(sample.reward for sample in sampled)
         found: Sequence[Sequence[float]]
         if isinstance(self._advantage, TurnAdvantage):
-            found = self._advantage(rewards, [sample.turn_rewards for sample in sampled])
+            found = self._advantage(rewards, [sample.whole_turn_rewards for sample in sampled])
         else:
             found = [(value,) for value in self._advantage(rewards)]
         advantages = [tuple(float(value) for value in one) for one in found]

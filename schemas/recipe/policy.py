@@ -156,9 +156,10 @@ class Batches(Settings):
 
     groups: Positive = 16
     """Number of groups in a batch."""
-    max_staleness: NotNegative = 8
+    max_staleness: NotNegative = 32
     """How many versions the oldest token of a sample in batch n may be behind version n - 1. A
-    version that did not change the weights is not counted. Set it to at least eight times the
+    version that did not change the weights is not counted. Only the longest episodes use it, and
+    if it is too small, batches wait for them or lose them. Set it to at least eight times the
     batches in flight: `scheduler.live_episodes` divided by the episodes of a batch."""
     prefetch: NotNegative = 1
     """Number of batches that are assembled ahead of the newest published version."""

@@ -135,9 +135,9 @@ class Agent(PlugIn):
     use: str = "multi_turn"
     """A built-in (`single_turn`, `multi_turn`, `chat`, `command`, `client`), or an import path."""
     unfinished_reward: float | None = None
-    """Reward of an episode that ends at a limit of turns, tokens or context. Absent: the reward
-    that it has by then. If it has none, it is not trained on. So set this key if the environment
-    gives its reward only at the end."""
+    """The highest reward of an episode that ends at a limit of turns, tokens or context, and its
+    reward if it has none by then. Absent: the reward that it has by then. If it has none, it is not
+    trained on. So set this key if the environment gives its reward only at the end."""
     overlong: Literal["penalise", "mask"] = "penalise"
     """How an episode counts that a limit of turns, tokens or context cut.
 
@@ -154,10 +154,18 @@ class Agent(PlugIn):
     """How an episode counts that its deadline ends, or that ends because a step exceeded
     `environments.NAME.step_s`.
 
-    `exclude`: it has no reward and is not trained on. `unfinished`: it has `unfinished_reward`, or
-    without that the reward that it has by then; a step that exceeds `step_s` then ends the episode
-    without another attempt. A deadline excludes an episode in any case if the policy did not have
-    the whole time, because an attempt failed, a worker died, or the run was paused."""
+    `exclude`: it has no reward and is not trained on. `unfinished`: it counts as if it had reached
+    a limit of turns; a step that exceeds `step_s` then ends the episode without another attempt. A
+    deadline excludes an episode in any case if the policy did not have the whole time, because an
+    attempt failed, a worker died, or the run was paused."""
+    exceptions: Literal["exclude", "unfinished"] = "exclude"
+    """How an episode counts in which the code of the agent or of the environment raised an
+    exception.
+
+    `exclude`: it gets a new attempt, up to `tasks.attempts`, and if all fail it is not trained on.
+    `unfinished`: it ends at once and counts as if it had reached a limit of turns, if the policy
+    has had a turn. Choose this if your code raises because an answer is malformed: otherwise the
+    policy gets a second try and no penalty."""
 
 
 class EnvironmentSettings(PlugIn):

@@ -45,6 +45,8 @@ MESSAGE = 1_000
 """Largest number of characters of an error: a TaskEnded contains those of all its samples."""
 WHOLE_TIME = 0.9
 """An episode that begins with less than this share of its time left did not have the whole time."""
+EXCEPTIONS = {("agent", "agent_error"), ("environment", "environment_error")}
+"""The origins and codes of failures by an exception of the user's code."""
 AGENT_CLOSE_S = 1.0
 """Seconds that an agent's coroutine has to end after it is cancelled."""
 
@@ -143,18 +145,22 @@ class EpisodeRun:
             if self.attempt > number:
                 continue
             self._failures.append(failure)
-            counts = failure.code == STEP_TIMEOUT and self._counts_timeouts
-            if counts and self._episode is not None and self._episode.turns:
+            counted = self._counted(failure)
+            if counted is not None and self._episode is not None and self._episode.turns:
                 # What the policy did may be the cause. Another attempt would give it a second try.
-                return "step_timeout", None
+                return counted, None
             if not failure.retryable or number + 1 >= self.started.submitted.attempts:
                 return "failed", failure
             await self._close_environment()
             self.attempt = max(self.attempt, number + 1)
 
-    @property
-    def _counts_timeouts(self) -> bool:
-        return self.setup.settings.timeouts == "unfinished"
+    def _counted(self, failure: Failure) -> Ending | None:
+        """Returns how a failure ends an episode of which the recipe says that it counts."""
+        settings = self.setup.settings
+        if failure.code == STEP_TIMEOUT and settings.timeouts == "unfinished":
+            return "step_timeout"
+        raised = (failure.origin, failure.code) in EXCEPTIONS
+        return "exception" if raised and settings.exceptions == "unfinished" else None
 
     def _failure_of_deadline(self) -> Failure | None:
         """Returns why the deadline excludes the episode, or None if it counts as unfinished.
@@ -163,7 +169,8 @@ class EpisodeRun:
         worker died, or the run was paused.
         """
         first = self._current.attempt == self.started.attempt
-        if self._counts_timeouts and self._had_whole_time and first:
+        counts = self.setup.settings.timeouts == "unfinished"
+        if counts and self._had_whole_time and first:
             return None
         message = f"the episode did not end within {self.started.submitted.deadline_s} s"
         return Failure(origin="infrastructure", code="deadline", message=message)

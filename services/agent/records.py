@@ -24,8 +24,8 @@ from headrace.services.base.clock import now_ms
 
 UNFINISHED: frozenset[Ending] = frozenset({"turn_limit", "token_limit", "overflow"})
 """Endings by a limit that the policy reached. They are data; the recipe may set their reward."""
-TIMEOUTS: frozenset[Ending] = frozenset({"deadline", "step_timeout"})
-"""Endings by a limit of time. If the recipe excludes them, they have a failure."""
+COUNTED: frozenset[Ending] = frozenset({"deadline", "step_timeout", "exception"})
+"""Endings that are as those by a limit if the recipe says so. Otherwise they have a failure."""
 UNREWARDED: frozenset[Ending] = frozenset({"failed", "cancelled"})
 """Endings that say nothing about the policy, and have no reward."""
 OVERLONG = "overlong"
@@ -162,8 +162,10 @@ def earned_reward(
     if failure is not None or ending in UNREWARDED:
         return EarnedReward(parts=episode.rewards)
     reward, parts = episode.reward, dict(episode.rewards)
-    if ending in UNFINISHED | TIMEOUTS and setup.settings.unfinished_reward is not None:
-        reward = setup.settings.unfinished_reward
+    highest = setup.settings.unfinished_reward
+    if ending in UNFINISHED | COUNTED and highest is not None:
+        # With a higher reward than it has, a policy would gain by running into the limit.
+        reward = highest if reward is None else min(reward, highest)
     penalty = _length_penalty(started.submitted, setup.settings, episode, ending)
     if reward is not None and penalty:
         reward, parts[OVERLONG] = reward - penalty, -penalty

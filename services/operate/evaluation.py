@@ -33,7 +33,9 @@ Z = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
 SHARE = (0.0, 1.0)
 """The bounds of a share, and of a mean of rewards in [0, 1]."""
-LIMITS = frozenset({"turn_limit", "token_limit", "overflow", "deadline", "step_timeout"})
+LIMITS = frozenset(
+    {"turn_limit", "token_limit", "overflow", "deadline", "step_timeout", "exception"}
+)
 """Endings that the policy caused. Who is too slow for the deadline has not solved the item."""
 
 

@@ -57,6 +57,8 @@ class Loop:
         self._core = SchedulerCore(recipe)
         self._assembler = BatchAssembler(recipe, POLICY)
         self._random = random.Random(world.seed)
+        long = random.Random(-world.seed - 1)
+        self._long = {task for task in range(world.tasks) if long.random() < world.long}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._now = BEGAN_S
@@ -115,16 +117,17 @@ class Loop:
             source="bench", task_id=str(number), item_id=str(number), agent="default",
             roles={"policy": Use(policy=POLICY, sampling=Sampling(max_tokens=1))}, max_turns=1,
             max_tokens=1, samples=self._samples,
-            deadline_s=math.ceil(DEADLINE_MEDIANS * self._world.median_s),
+            deadline_s=math.ceil(DEADLINE_MEDIANS * self._world.longest_s),
         )  # fmt: skip
 
     def _attempt(self, task: int, sample: int, spent_s: float) -> None:
         world = self._world
-        length_s = world.median_s * math.exp(world.sigma * self._random.gauss(0, 1))
-        overdue_s = self._began[task] + DEADLINE_MEDIANS * world.median_s - self._now
+        median_s = world.longest_s if task in self._long else world.median_s
+        length_s = median_s * math.exp(world.sigma * self._random.gauss(0, 1))
+        overdue_s = self._began[task] + DEADLINE_MEDIANS * world.longest_s - self._now
         version, wait_s = self._catch_up(overdue_s)
         self._oldest.setdefault(task, {})[sample] = version
-        left_s = LIMIT_MEDIANS * world.median_s - spent_s
+        left_s = LIMIT_MEDIANS * median_s - spent_s
         lost_s = length_s * self._random.random()
         hangs = world.hung and self._random.random() < world.hung
         dies = not hangs and lost_s < left_s and self._random.random() < world.deaths
@@ -192,8 +195,10 @@ class Loop:
             for sample in batch.samples:
                 self.result.trained.append(self._lengths[sample.task][sample.sample])
                 self.result.staleness.append(batch.version - 1 - sample.oldest_version)
-            stale = sum(drop.reason == "stale" for drop in batch.dropped)
-            self.result.stale += stale * self._samples
+            stale = [drop.task for drop in batch.dropped if drop.reason == "stale"]
+            self.result.stale += len(stale) * self._samples
+            self.result.stale_long += len(self._long.intersection(stale)) * self._samples
+            self.result.trained_long += sum(one.task in self._long for one in batch.samples)
         self._decided |= decided | {drop.task for drop in batch.dropped}
 
     def _train(self) -> None:
@@ -263,11 +268,12 @@ def compare(recipe: Recipe, world: World) -> tuple[LoopResult, LoopResult]:
 
 
 def measure(
-    name: str, recipe: Recipe, seeds: int, hung: float = 0.0, load: float = 0.0
+    name: str, recipe: Recipe, seeds: int, hung: float, long: float, load: float
 ) -> Iterator[Figure]:
     """Yields the worst figures over all worlds of a median length.
 
-    `hung` is the share of attempts that hang, `load` how many medians engines take to load.
+    `hung` is the share of attempts that hang, `long` that of tasks that take LONGER times as long,
+    and `load` how many medians engines take to load.
     """
     groups = recipe.policies[POLICY].batches.groups
     for median_s in MEDIANS_S:
@@ -276,7 +282,7 @@ def measure(
             tasks = int(TASKS_OF_BATCHES * groups / kept)
             world = World(
                 median_s, sigma, kept, median_s / 10, deaths=0.02, hung=hung,
-                load_s=load * median_s, tasks=tasks, seed=seed,
+                long=long, load_s=load * median_s, tasks=tasks, seed=seed,
             )  # fmt: skip
             result, impatient = compare(recipe, world)
             rows.append(
@@ -305,6 +311,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--hung", type=float, default=0.0, help="share of attempts that hang")
+    parser.add_argument("--long", type=float, default=0.0, help="share of tasks 10 times as long")
     parser.add_argument("--load", type=float, default=0.0, help="medians that engines load for")
     options = parser.parse_args()
     print_figures(
@@ -316,6 +323,7 @@ def main() -> None:
                 read_recipe(name, tuple(options.set)),
                 options.seeds,
                 options.hung,
+                options.long,
                 options.load,
             )
         ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+LONGER = 10.0
+"""How many times as long the attempts at a long task take."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -19,6 +22,8 @@ class World:
     train_s: float = 1.0
     deaths: float = 0.0
     """Share of the attempts that die with their worker at a random moment, and begin again."""
+    long: float = 0.0
+    """Share of the tasks whose attempts take LONGER times as long as those of the others."""
     hung: float = 0.0
     """Share of the attempts that hang until the deadline."""
     load_s: float = 0.0
@@ -27,6 +32,11 @@ class World:
     """Whether engines wait for the version that a start names."""
     tasks: int = 400
     seed: int = 0
+
+    @property
+    def longest_s(self) -> float:
+        """Median length of an attempt at the longest tasks."""
+        return self.median_s * (LONGER if self.long else 1.0)
 
 
 @dataclass
@@ -37,6 +47,9 @@ class LoopResult:
     """Groups in each batch that was made before the tasks were exhausted."""
     stale: int = 0
     """Samples that were kept by the filter and dropped as stale."""
+    stale_long: int = 0
+    """Those of them whose task was a long one."""
+    trained_long: int = 0
     trained: list[float] = field(default_factory=list)
     generated: list[float] = field(default_factory=list)
     """Lengths of the episodes that were kept by the filter."""
@@ -59,6 +72,11 @@ class LoopResult:
     @property
     def stale_share(self) -> float:
         return self.stale / max(1, self.stale + len(self.trained))
+
+    @property
+    def stale_long_share(self) -> float:
+        """Share of the samples of long tasks that were dropped as stale."""
+        return self.stale_long / max(1, self.stale_long + self.trained_long)
 
     @property
     def mean_staleness(self) -> float:

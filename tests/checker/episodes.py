@@ -8,7 +8,7 @@ from tests.checker.facts import Facts, Violations
 
 NO_REWARD = ("failed", "cancelled")
 """Endings from which nothing may be learned."""
-TIMEOUTS = ("deadline", "step_timeout")
+COUNTED = ("deadline", "step_timeout", "exception")
 """Endings that count only if the recipe says so."""
 LIMITS = ("turn_limit", "token_limit", "overflow")
 """Endings of episodes that a limit cut."""
@@ -64,6 +64,8 @@ def _may_fail(outcome: EpisodeEnded, agent: Agent) -> tuple[bool, ...]:
         return (True, False)  # A pause or a death may have taken the policy's time.
     if outcome.ending == "step_timeout":
         return (False,) if counts else ()
+    if outcome.ending == "exception":
+        return (False,) if agent.exceptions == "unfinished" else ()
     return (outcome.ending in ("failed", "deadline"),)
 
 
@@ -76,12 +78,14 @@ def _reward(outcome: EpisodeEnded, agent: Agent) -> Violations:
             yield f"I3: {name} is masked, and ended {outcome.ending}"
     elif outcome.ending in LIMITS and agent.overlong == "mask":
         yield f"I3: {name} ended {outcome.ending}, and is not masked"
-    bare = agent.overlong_buffer == 0 and agent.unfinished_reward is not None
-    unfinished = outcome.ending in LIMITS or (
-        outcome.ending in TIMEOUTS and outcome.failure is None
-    )
-    told = unfinished and bare and outcome.trajectory is not None
-    if told and outcome.reward != agent.unfinished_reward:
+    highest = agent.unfinished_reward if agent.overlong_buffer == 0 else None
+    unfinished = outcome.ending in LIMITS or (outcome.ending in COUNTED and outcome.failure is None)
+    if (
+        unfinished
+        and outcome.trajectory is not None
+        and highest is not None
+        and (outcome.reward is None or outcome.reward > highest)
+    ):
         yield f"I6: {name} ended {outcome.ending} with reward {outcome.reward}"
     if outcome.reward is None:
         return

@@ -191,14 +191,16 @@ def _with_demonstrations(recipe: Recipe, chance: Random) -> Recipe:
 
 
 def _add_limits(scenario: Scenario, chance: Random) -> None:
-    """Contexts that some turn fills, steps that take too long, and what counts of both."""
+    """Contexts that some turn fills, steps that take too long or raise, and what counts of it."""
     tree = scenario.recipe.model_dump(mode="json")
     for agent in tree["agents"].values():
         agent["overlong"] = chance.choice(["penalise", "mask"])
         agent["timeouts"] = chance.choice(["exclude", "unfinished"])
+        agent["exceptions"] = chance.choice(["exclude", "unfinished"])
         agent["unfinished_reward"] = chance.choice([None, -1.0])
     tree["environments"]["default"]["step_s"] = 2.0
     tree["environments"]["default"]["options"]["hangs"] = chance.choice([0.0, 0.3])
+    tree["environments"]["default"]["options"]["raises"] = chance.choice([0.0, 0.1])
     tree["policies"]["default"]["engine"]["options"]["full"] = chance.choice([0.1, 0.3])
     # With it an answer ends by itself; without it each reaches its limit of tokens.
     tree["policies"]["default"]["engine"]["options"]["count"] = chance.choice([2, 2, None])

@@ -53,6 +53,7 @@ def a_world(chance: Random, seed: int) -> World:
         hung=chance.choice((0.0, 0.0, 0.01, 0.2)),
         load_s=chance.choice((0.0, 5.0, 100.0)),
         waits=chance.random() < 0.8,
+        long=chance.choice((0.0, 0.0, 0.05, 0.3)),
         tasks=80,
         seed=seed,
     )
@@ -115,9 +116,9 @@ def test_batches_are_full_and_every_task_is_decided_in_many_worlds() -> None:
     check(*range(MANY_SEEDS))
 
 
-def a_loop(live: int, max_staleness: int) -> Recipe:
+def a_loop(live: int, **batches: int) -> Recipe:
     """Batches of 8 groups with 8 samples."""
-    batches = {"groups": 8, "max_staleness": max_staleness}
+    batches = {"groups": 8, **batches}
     return parse_recipe(
         {
             "name": "loop",
@@ -143,6 +144,17 @@ def test_hung_episodes_cost_their_samples_and_not_the_rate(
         with monkeypatch.context() as mutant:
             mutant.setattr(live_groups, "LATE", 1e9)
             assert Loop(recipe, world).run().rate < 0.8 * impatient.rate, "no group is late"
+
+
+def test_tasks_that_take_ten_times_as_long_are_trained_at_the_same_rate() -> None:
+    for sigma in (0.3, 0.6):
+        world = World(120.0, sigma, train_s=12.0, deaths=0.02, long=0.05, tasks=480)
+        result, impatient = closed_loop.compare(a_loop(live=64), world)
+        assert result.stale_long_share <= 0.02
+        assert result.rate >= 0.98 * impatient.rate
+        assert result.mean_staleness <= 2.0
+        tight = Loop(a_loop(live=64, max_staleness=8), world).run()
+        assert tight.stale_long_share > 0.2, "a smaller limit loses them"
 
 
 def test_late_engines_make_nothing_stale_if_they_wait_for_the_version_of_a_start() -> None:

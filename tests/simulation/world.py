@@ -69,16 +69,23 @@ class Labyrinth:
     """What it shows follows from the task and all actions so far. Ends after TURNS steps.
 
     With `sandbox` it begins at a place of chance and can't be rebuilt; one that `lies` says that
-    it can. `fails` and `hangs` are shares of its answers.
+    it can. `fails` and `hangs` are shares of its answers, and `raises` is one of
+    its steps.
     """
 
     def __init__(
-        self, sandbox: bool = False, lies: bool = False, fails: float = 0.0, hangs: float = 0.0
+        self,
+        sandbox: bool = False,
+        lies: bool = False,
+        fails: float = 0.0,
+        hangs: float = 0.0,
+        raises: float = 0.0,
     ) -> None:
         self.replayable = not sandbox or lies
         self._sandbox = sandbox
         self._fails = fails
         self._hangs = hangs
+        self._raises = raises
         self._random = loop().random
         self._owner = OWNER.get()
         open_environments()[self] = self._owner
@@ -92,6 +99,8 @@ class Labyrinth:
 
     async def step(self, action: str) -> Observation:
         """Goes on."""
+        if self._raises and self._random.random() < self._raises:
+            raise ValueError("not an action, by chance")
         self._path += f"/{action}"
         self._left -= 1
         return await self._look("")

@@ -21,7 +21,7 @@ from headrace.schemas.events import (
 )
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.records import (
-    TIMEOUTS,
+    COUNTED,
     UNREWARDED,
     AgentSetup,
     earned_reward,
@@ -88,9 +88,16 @@ class RecordedAttempt:
         """Whether something other than the agent ended it, so that the record stops early."""
         if self.outcome is None:
             return True
+        return self.outcome.ending in UNREWARDED | COUNTED and not self.raised
+
+    @property
+    def raised(self) -> bool:
+        """Whether the code of the agent or its environment raised an exception."""
+        if self.outcome is None:
+            return False
         failure = self.outcome.failure
         own = failure is not None and failure.code == "agent_error"
-        return self.outcome.ending in UNREWARDED | TIMEOUTS and not own
+        return own or self.outcome.ending == "exception"
 
     def diverged(self, call: str, then: dict[str, Any], now: dict[str, Any]) -> Divergence:
         """Makes a divergence of this attempt."""
@@ -201,8 +208,7 @@ def _judge(
 def _judge_error(recorded: RecordedAttempt, error: BaseException) -> Divergence | None:
     if not isinstance(error, Exception | asyncio.CancelledError):
         raise error
-    failure = recorded.outcome.failure if recorded.outcome is not None else None
-    if failure is not None and failure.code == "agent_error":
+    if recorded.raised:
         return None
     raised = {"ask": "nothing more", "raised": f"{type(error).__name__}: {error}"}
     return recorded.diverged(END, _ended(recorded.outcome), raised)

@@ -512,6 +512,56 @@ def test_a_reset_that_takes_too_long_is_never_the_fault_of_the_policy() -> None:
     assert (excluded.ending, excluded.reward, excluded.failure) == ("failed", None, SLOW)
 
 
+async def strict(episode: Episode) -> None:
+    """Plays one turn, and raises because the answer is no number."""
+    observation = await episode.reset()
+    generation = await episode.generate(observation.text)
+    episode.reward = float(generation.text)
+
+
+def test_an_exception_in_an_agents_code_is_retried_then_excluded() -> None:
+    outcome, trajectory = play(World(), task(attempts=2), strict, unfinished_reward=-1.0)
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("failed", None, 2)
+    assert [one.code for one in trajectory.failures] == ["agent_error", "agent_error"]
+
+
+def test_an_exception_counts_at_once_if_the_recipe_says_so() -> None:
+    settings: dict[str, Any] = {"exceptions": "unfinished", "unfinished_reward": -1.0}
+    outcome, trajectory = play(World(), task(attempts=2), strict, **settings)
+    assert (outcome.ending, outcome.reward, outcome.failure) == ("exception", -1.0, None)
+    assert (outcome.attempts, len(trajectory.turns)) == (1, 1)
+    (failure,) = trajectory.failures
+    assert "could not convert string to float: 'AB'" in failure.message
+
+    raised = Failure(origin="environment", code="environment_error", retryable=True)
+    world = World()
+    world.observed = lambda action: {"failure": raised} if action.index == 2 else {}
+    outcome, _ = play(world, task(attempts=2), **settings)
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("exception", -1.0, 1)
+
+
+def test_an_exception_before_the_first_turn_never_counts() -> None:
+    async def broken(episode: Episode) -> None:
+        await episode.reset()
+        raise RuntimeError("no turn yet")
+
+    settings: dict[str, Any] = {"exceptions": "unfinished", "unfinished_reward": -1.0}
+    outcome = end(World(), task(attempts=2), broken, **settings)
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("failed", None, 2)
+    lost = Failure(origin="infrastructure", code="worker_lost", retryable=True)
+    world = World()
+    world.observed = lambda action: {"failure": lost} if action.index == 2 else {}
+    assert play(world, **settings)[0].ending == "failed"
+
+
+def test_an_episode_gains_nothing_by_running_into_a_limit() -> None:
+    for unfinished_reward, reward in ((0.0, -2.0), (-5.0, -5.0)):
+        world = World()
+        world.observed = lambda action: {"reward": -1.0} if action.kind == "step" else {}
+        outcome, _ = play(world, task(max_turns=2), unfinished_reward=unfinished_reward)
+        assert (outcome.ending, outcome.reward) == ("turn_limit", reward)
+
+
 def test_the_deadline_ends_an_episode_that_waits() -> None:
     world = World()
     world.silent_after = 2

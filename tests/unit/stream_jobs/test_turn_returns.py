@@ -90,6 +90,19 @@ def test_a_group_has_an_advantage_for_each_turn() -> None:
     assert advantages(closed) == [[1.0, 1.0], [-1.0, -1.0]]
 
 
+def test_what_followed_the_last_turn_counts_for_that_turn() -> None:
+    """For example the penalty of a limit, which the environment does not give."""
+    task = a_task(
+        [
+            played(0, [0.1, 0.2], reward=0.1 + 0.2),  # the same, but for the rounding of float32
+            played(1, [0.5, NAN], reward=-1.0, ending="turn_limit"),
+            played(2, [NAN, NAN], reward=2.0),
+        ]
+    )
+    closed = close(task, advantage=f"{HERE}:Raw")
+    assert advantages(closed) == [unpack_f32(pack_f32([0.1, 0.2])), [0.5, -1.5], [0.0, 2.0]]
+
+
 @pytest.mark.parametrize("lost", [b"", b"123"])
 def test_a_sample_whose_turns_are_not_recorded_has_one_advantage(lost: bytes) -> None:
     """A result that is too large for a record keeps no rewards of turns."""
@@ -114,7 +127,7 @@ def test_an_absurd_reward_of_a_turn_excludes_its_sample_alone() -> None:
 
 
 def test_a_filter_sees_the_advantage_of_each_samples_most_telling_turn() -> None:
-    task = a_task([played(0, [0.0, -3.0]), played(1, [0.0, 0.0])])
+    task = a_task([played(0, [0.0, -3.0], reward=-3.0), played(1, [0.0, 0.0], reward=0.0)])
     closed = close(
         task, advantage=f"{HERE}:Raw", filters=[{"use": f"{HERE}:Strongest", "least": 4}]
     )
