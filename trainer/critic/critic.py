@@ -83,7 +83,8 @@ class Critic:
         assert plan.values is not None, "`estimate` has read them"
         assert plan.returns is not None, "`estimate` has given them, because a token was sampled"
         factor = 0.0 if self.warming else self._settings.coefficient
-        scaled: Any = _ScaledGradient.apply(hidden, factor) if factor else hidden.detach()
+        scale: Any = _ScaledGradient.apply
+        scaled = scale(hidden, factor) if factor else hidden.detach()
         known = plan.values[tokens], plan.returns[tokens]
         return value_terms(self.values(scaled), *known, self._settings.clip)
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load, load_file
 
 from headrace.errors import HeadraceError, UsageError
+from headrace.schemas.recipe.critic_settings import CriticSettings
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder
 from headrace.trainer.critic.critic import Critic, value_terms
@@ -85,10 +86,11 @@ def test_the_value_loss_is_that_of_a_plain_reference(clip: float | None) -> None
         if clip is not None:
             squares.append((before + min(max(value - before, -clip), clip) - target) ** 2)
         terms.append(max(squares) / 2)
-    arrays = [torch.from_numpy(one) for one in (new, old, returns)]
-    np.testing.assert_allclose(value_terms(*arrays, clip).numpy(), terms, atol=1e-6)
-    leaf = arrays[0].requires_grad_()
-    assert torch.autograd.gradcheck(lambda one: value_terms(one, *arrays[1:], clip), leaf)
+    before, targets = torch.from_numpy(old), torch.from_numpy(returns)
+    leaf = torch.from_numpy(new).requires_grad_()
+    found = value_terms(leaf, before, targets, clip)
+    np.testing.assert_allclose(found.detach().numpy(), terms, atol=1e-6)
+    assert torch.autograd.gradcheck(lambda one: value_terms(one, before, targets, clip), leaf)
 
 
 def gradients(one: Learner, sequences: list[TokenSequence], max_tokens: int) -> dict[str, Any]:
@@ -308,16 +310,10 @@ def test_a_sample_that_does_not_fit_into_memory_leaves_the_others_as_they_would_
 def test_values_mean_the_same_for_every_width_and_scale() -> None:
     """An update moves a value by at most twice the learning rate."""
     for width in (8, 4096):
-        critic = Critic(
-            Policy.model_validate(
-                {"model": "m", "groups": {"advantage": "rewards"}, "training": {"critic": {}}}
-            ).training.critic,  # type: ignore[union-attr, arg-type]
-            width,
-            torch.device("cpu"),
-            (0.9, 0.95),
-        )
+        critic = Critic(CriticSettings(), width, torch.device("cpu"), (0.9, 0.95))
         hidden = 1000 * torch.randn((1, width), generator=torch.Generator().manual_seed(0))
-        (critic.values(hidden) - 1).square().sum().backward()
+        loss = (critic.values(hidden) - 1).square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
         critic.step()
         moved = critic.values(hidden).item()
         assert 0.05 < moved <= 0.1 + 1e-6
