@@ -23,11 +23,14 @@ from tests.unit.agent.test_episode_run import LOST, Taught, World, play, task
 
 
 def record(
-    agent: Agent = multi_turn, world: World | None = None, **changes: Any
+    agent: Agent = multi_turn,
+    world: World | None = None,
+    exceptions: str = "exclude",
+    **changes: Any,
 ) -> RecordedAttempt:
     """What the log has after an agent has run in a world."""
     world = world or World()
-    outcome, _ = play(world, task(**changes), agent)
+    outcome, _ = play(world, task(**changes), agent, exceptions=exceptions)
     requests = {
         one.call: one
         for one in world.requests()
@@ -107,6 +110,18 @@ def test_limits_and_later_attempts_replay_too() -> None:
     again = record(world=world)
     assert again.attempt == 1
     assert replay(again) is None
+
+
+def test_an_exception_that_counts_replays_too() -> None:
+    async def late(episode: Episode) -> None:
+        await episode.generate("a")
+        raise ValueError("not a number")
+
+    attempt = record(late, exceptions="unfinished")
+    assert attempt.outcome is not None
+    assert attempt.outcome.ending == "exception"
+    assert replay(attempt, late) is None
+    assert replay(attempt) is not None
 
 
 def test_another_question_is_shown_as_it_was_and_is() -> None:
