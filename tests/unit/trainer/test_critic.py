@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, load_file
+from torch import Tensor
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.recipe.critic_settings import CriticSettings
@@ -105,57 +106,54 @@ def gradients(one: Learner, sequences: list[TokenSequence], max_tokens: int) -> 
     return found | {"critic": critic._weights.grad}
 
 
+def plain_forward(model: Any, one: TokenSequence, head: Tensor) -> tuple[Tensor, Tensor]:
+    """Logprobs and values [N] of a sequence's tokens, by the formulas."""
+    output = model(torch.from_numpy(one.tokens)[None], output_hidden_states=True)
+    hidden = output.hidden_states[-1][0, one.positions - 1]
+    scores = torch.full_like(output.logits[0, one.positions - 1], -torch.inf)
+    scores[:, ACTIONS] = output.logits[0, one.positions - 1][:, ACTIONS] / COLD.temperature
+    targets = torch.from_numpy(one.tokens[one.positions])
+    normal = hidden / hidden.square().mean(-1, keepdim=True).sqrt()
+    values = normal @ head[:-1] / hidden.shape[-1] + head[-1]
+    return scores.log_softmax(-1).gather(1, targets[:, None])[:, 0], values
+
+
+def plain_gradients(
+    sequences: list[TokenSequence], head: Tensor, coefficient: float
+) -> dict[str, Tensor]:
+    """The gradients of an update by the formulas, with discount 0.9 and lambdas 0.8 and 0.7."""
+    model = load_model(FOLDER, 0).eval()
+    forward = [plain_forward(model, one, head) for one in sequences]
+    logprobs, values = (torch.cat(of) for of in zip(*forward, strict=True))
+    steps = [
+        (one.rewards.tolist(), of.tolist(), 0.9)
+        for one, (_, of) in zip(sequences, forward, strict=True)
+        if one.rewards is not None
+    ]
+    advantages = torch.tensor([a for one in steps for a in reference(*one, 0.8)])
+    returns = torch.tensor([a for one in steps for a in reference(*one, 0.7)]) + values.detach()
+    advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
+    behaviour = torch.from_numpy(np.concatenate([one.behaviour for one in sequences]))
+    importance = (logprobs.detach() - behaviour).exp().clamp(max=2)
+    policy_loss = -(importance * advantages * logprobs).mean()
+    value_loss = (values - returns).square().mean() / 2
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    whole = policy_loss + coefficient * value_loss
+    found = torch.autograd.grad(whole, parameters, retain_graph=True)
+    [of_head] = torch.autograd.grad(value_loss, head)
+    return {**dict(zip(names, found, strict=True)), "critic": of_head}
+
+
 @pytest.mark.parametrize("coefficient", [0.0, 0.5])
 def test_the_gradient_is_that_of_the_formulas_on_the_plain_model(coefficient: float) -> None:
     """Policy loss with advantages by GAE, and the value loss, one sequence at a time."""
     options = {"discount": 0.9, "gae_lambda": 0.8, "value_lambda": 0.7, "coefficient": coefficient}
-    one = with_values(learner(options, training={"loss": "reinforce"}))
-    sequences = batch()
-    assert one._critic is not None
-    head = one._critic._weights.detach().clone().requires_grad_()
-    model = load_model(FOLDER, 0).eval()
-    known = []
-    for single in sequences:
-        output = model(torch.from_numpy(single.tokens)[None], output_hidden_states=True)
-        hidden = output.hidden_states[-1][0, single.positions - 1]
-        scores = output.logits[0, single.positions - 1].float() / 0.5
-        allowed = torch.full_like(scores, -torch.inf)
-        allowed[:, list(b"LDRU")] = 0
-        logprobs = (scores + allowed).log_softmax(-1)
-        chosen = logprobs.gather(1, torch.from_numpy(single.tokens[single.positions])[:, None])[
-            :, 0
-        ]
-        normal = hidden / hidden.square().mean(-1, keepdim=True).sqrt()
-        values = normal @ head[:-1] / hidden.shape[-1] + head[-1]
-        assert single.rewards is not None
-        steps = single.rewards.tolist(), values.tolist(), 0.9
-        advantages, targets = reference(*steps, 0.8), reference(*steps, 0.7)
-        returns = torch.tensor(targets) + values.detach()
-        known.append((chosen, values, torch.tensor(advantages), returns, single))
-    together = torch.cat([of for _, _, of, _, _ in known])
-    mean, deviation = together.mean(), together.std(correction=0)
-    total = len(together)
-    policy_loss = sum(
-        -(
-            (chosen.detach() - torch.from_numpy(single.behaviour)).exp().clamp(max=2)
-            * (advantages - mean)
-            / deviation
-            * chosen
-        ).sum()
-        for chosen, _, advantages, _, single in known
-    )
-    value_loss = sum(((of - to) ** 2).sum() / 2 for _, of, _, to, _ in known)
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    whole = (policy_loss + coefficient * value_loss) / total
-    expected = dict(
-        zip(names, torch.autograd.grad(whole, parameters, retain_graph=True), strict=True)
-    )
-    [expected["critic"]] = torch.autograd.grad(value_loss / total, head)
-
     for max_tokens in (4096, 8, 1):
-        found = gradients(
-            with_values(learner(options, training={"loss": "reinforce"})), sequences, max_tokens
-        )
+        one = with_values(learner(options, training={"loss": "reinforce"}))
+        assert one._critic is not None
+        head = one._critic._weights.detach().clone().requires_grad_()
+        expected = plain_gradients(batch(), head, coefficient)
+        found = gradients(one, batch(), max_tokens)
         assert found.keys() == expected.keys()
         for name, gradient in found.items():
             torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-6, msg=name)
