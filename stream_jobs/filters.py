@@ -23,7 +23,8 @@ class Group:
     rewards: tuple[float, ...]
     advantages: tuple[float, ...]
     """By the recipe's estimator. If it gives each turn an advantage, this is the one of the turn
-    whose advantage is the furthest from 0."""
+    whose advantage is the furthest from 0. 0 for a sample that is masked (`overlong = "mask"`),
+    because nothing is learned from it."""
     tokens: tuple[int, ...]
     """Trainable tokens of this policy."""
     mean: float
@@ -40,7 +41,8 @@ FILTERS = {"zero_advantage": f"{__name__}:zero_advantage"}
 
 
 def zero_advantage(group: Group) -> str | None:
-    """Drops a group whose advantages are all 0, because the gradient of its loss is 0.
+    """Drops a group whose advantages are all 0, because the gradient of its loss is 0. Those of
+    masked samples do not count.
 
     DAPO's dynamic sampling (arXiv 2503.14476), section 3.2, filters by the same rule.
     """

@@ -242,7 +242,10 @@ class _Scorer:
             item_id=ended.item_id,
             epoch=ended.epoch,
             rewards=rewards,
-            advantages=tuple(max(one, key=abs) for one in advantages),
+            advantages=tuple(
+                0.0 if sample.masked else max(one, key=abs)
+                for sample, one in zip(sampled, advantages, strict=True)
+            ),
             tokens=tuple(sample.use.tokens for sample in sampled),
             mean=fmean(rewards),
             deviation=deviation(rewards),

@@ -19,6 +19,20 @@ class OutOfMemory(HeadraceError):
     """The device has too little memory for a micro-batch. Nothing was changed."""
 
 
+def check_lengths(update: UpdateBatch, positions: int | None) -> None:
+    """Raises UnusableSample if a sequence is longer than the model's table of positions, if any.
+
+    A GPU would report it as a failed assertion, and serve the process no more.
+    """
+    for one in update.sequences:
+        if positions is not None and len(one.tokens) > positions:
+            raise UnusableSample(
+                one.sample,
+                f"one of its sequences has {len(one.tokens)} tokens, but the model has positions "
+                f"for {positions}: lower tasks.max_tokens",
+            )
+
+
 @dataclass
 class Remaining:
     """The updates that a batch still makes, and the reasons for what it does not train on."""
@@ -28,6 +42,8 @@ class Remaining:
     """Maximum number of tokens of one micro-batch, including padding."""
     reasons: list[str] = field(default_factory=list)
     """Why samples were dropped, one reason for each."""
+    too_large: int = 0
+    """How many of them the device has too little memory for."""
     retries: int = 0
     """How often the batch ran out of memory."""
 
@@ -43,6 +59,7 @@ class Remaining:
             self.max_tokens = max(longest, largest // 2)
             return
         chosen = next(one for one in self._sequences() if len(one.tokens) == longest)
+        self.too_large += 1
         self.drop(chosen.sample, f"{error}, and one of its sequences has {longest} tokens")
 
     def drop(self, sample: int, reason: str) -> None:
@@ -63,8 +80,8 @@ class Remaining:
         """Attempts to train on what remains, until an attempt succeeds or no sample remains.
 
         An attempt returns metrics and may raise OutOfMemory or UnusableSample. Returns the metrics
-        with two more counts, `dropped_samples` and `memory_retries`. Raises UnusableBatch if no
-        sample remains.
+        with more counts: `dropped_samples`, of which `dropped_samples_memory` did not fit into the
+        memory, and `memory_retries`. Raises UnusableBatch if no sample remains.
         """
         while True:
             try:
@@ -87,6 +104,7 @@ class Remaining:
             logger.warning("a sample is dropped: %s", reason)
         return metrics | {
             "dropped_samples": float(len(self.reasons)),
+            "dropped_samples_memory": float(self.too_large),
             "memory_retries": float(self.retries),
         }
 

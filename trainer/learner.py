@@ -9,7 +9,7 @@ model is frozen in the policy's dtype. On a CPU the same batches give the same w
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,13 +23,16 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.torch_models import DTYPES, check_fit, overwrite, pick_device
 from headrace.trainer.collate import pack
 from headrace.trainer.critic.critic import Critic
-from headrace.trainer.dropping import OutOfMemory, Remaining
+from headrace.trainer.dropping import OutOfMemory, Remaining, check_lengths
 from headrace.trainer.forward.master_weights import MasterWeights
 from headrace.trainer.forward.policy_forward import PolicyForward
+from headrace.trainer.forward.reference import Reference, digest_tensor
 from headrace.trainer.learning_rate import learning_rate_at
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.objective import cross_entropy, objective
-from headrace.trainer.model_loading import load_policy, trained_weights
+from headrace.trainer.metrics.training_metrics import Totals
+from headrace.trainer.model_loading import load_policy, position_limit, trained_weights
+from headrace.trainer.optimizer_state import above, optimizer_tensors, restore_optimizer, under
 from headrace.trainer.sequences import (
     Stopped,
     TokenSequence,
@@ -37,7 +40,6 @@ from headrace.trainer.sequences import (
     UpdateBatch,
     raise_if_stopped,
 )
-from headrace.trainer.training_metrics import Totals
 from headrace.trainer.update_plan import UpdatePlan
 
 
@@ -68,11 +70,15 @@ class Learner:
         self._masters = MasterWeights(self._model, self._dtype)
         bonus = self._settings.entropy_bonus > 0
         self._forward = PolicyForward(self._model, folder, self.device, bonus)
+        self._positions = position_limit(self._model)
         self.vocabulary = self._forward.vocabulary
         self._loss = load_loss(self._settings.loss)
         self._parameters = list(self._masters.by_name.values())
-        if self._settings.kl_coefficient:
-            self._masters.keep_version_0()
+        self._reference = (
+            Reference(self._masters.in_model, self.weights())
+            if self._settings.kl_coefficient > 0
+            else None
+        )
         self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=self._settings.learning_rate,
@@ -98,8 +104,8 @@ class Learner:
         """Trains on each minibatch in each epoch, and returns the metrics of `Totals.metrics`.
 
         If the device is out of memory, it starts again with smaller micro-batches, and at last
-        without the longest sample. It also drops samples whose masks can't be recomputed. Two more
-        metrics count this: `dropped_samples` and `memory_retries`.
+        without the longest sample. It also drops samples whose masks can't be recomputed. More
+        metrics count this: `dropped_samples`, `dropped_samples_memory` and `memory_retries`.
 
         Makes all updates or none. Raises UnusableBatch if a loss or gradient is not finite or no
         sample remains, and Stopped if `stop` was set. Weights and optimizer are then as they were
@@ -143,7 +149,11 @@ class Learner:
             raise OSError(f"{path}: {error}") from error
 
     def load(self, path: Path) -> None:
-        """Restores what `save` wrote. Raises UsageError if it is of another model or base."""
+        """Restores what `save` wrote.
+
+        Raises UsageError if it is of another model or base, or of another version 0 and the loss
+        has a KL divergence from it.
+        """
         self._restore(load_file(path))
 
     def _state(self, copied: bool = False) -> dict[str, Tensor]:
@@ -153,12 +163,13 @@ class Learner:
         its digest.
         """
         state = self._trained_state()
-        for index, moments in self._optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
+        state |= above("optimizer", optimizer_tensors(self._optimizer))
         if self._critic is not None:
-            state |= {f"critic.{name}": one for name, one in self._critic.state().items()}
+            state |= above("critic", self._critic.state())
         state["random"] = torch.get_rng_state()
         state["updates_done"] = torch.tensor(self.updates_done)
+        if self._reference is not None:
+            state |= self._reference.state()
         if self.device.type == "cuda":
             state["random.cuda"] = torch.cuda.get_rng_state(self.device)
         # One copy: from a GPU, `to` makes it anyway.
@@ -172,7 +183,7 @@ class Learner:
         state = {f"model.{name}": one for name, one in self._masters.by_name.items()}
         if self.base is None:
             return state | {f"buffer.{name}": one for name, one in self._model.named_buffers()}
-        return state | {"base": torch.frombuffer(bytearray(self.base.digest), dtype=torch.uint8)}
+        return state | {"base": digest_tensor(self.base.digest)}
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:
         own = self._trained_state()
@@ -193,25 +204,20 @@ class Learner:
                 "the checkpoint's adapter is of another base than the recipe's model. Restore the "
                 "weights that the run started with, or start a new namespace"
             )
+        if self._reference is not None:
+            self._reference.check(tensors)
         overwrite(own, given)
         self._masters.update_copies()
-        self._restore_optimizer(tensors)
+        restore_optimizer(self._optimizer, under("optimizer", tensors))
         if self._critic is not None:
-            self._critic.restore(_under("critic", tensors))
+            self._critic.restore(under("critic", tensors))
         torch.set_rng_state(tensors["random"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
         self.updates_done = int(tensors["updates_done"])
 
-    def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in _under("optimizer", tensors).items():
-            index, _, field = name.partition(".")
-            # The optimizer changes its tensors, so it gets copies.
-            state.setdefault(int(index), {})[field] = tensor.clone()
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
-
     def _plan(self, update: UpdateBatch, max_tokens: int) -> UpdatePlan:
+        check_lengths(update, self._positions)
         lengths = [len(one.tokens) for one in update.sequences]
         packed = pack(lengths, max_tokens)
         return UpdatePlan(update, packed, self._loss, self.device)
@@ -227,8 +233,8 @@ class Learner:
             found = self._forward.read(plan, stop, *readers)
             plan.proximal = found[0] if logprobs else None
             plan.values = found[-1] if self._critic is not None else None
-        if self._settings.kl_coefficient:
-            with self._masters.as_version_0():
+        if self._reference is not None:
+            with self._reference.in_model():
                 plan.reference = self._forward.all_logprobs(plan, stop)
 
     def _prepared(self, plan: UpdatePlan, stop: threading.Event | None, *, first: bool) -> object:
@@ -302,6 +308,7 @@ class Learner:
             return
         self.updates_done += 1
         rate = learning_rate_at(self._settings, self.updates_done, highest_rate)
+        totals.add_rate(rate)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
@@ -341,9 +348,3 @@ class Learner:
                     f"{self.device} is out of memory: lower training.max_tokens"
                 ) from error
             raise
-
-
-def _under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors whose names begin with `kind` and a dot, by the rest of their names."""
-    start = f"{kind}."
-    return {name[len(start) :]: one for name, one in tensors.items() if name.startswith(start)}

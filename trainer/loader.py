@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from headrace.schemas.events import BatchAssembled, BatchSample, Event, TrajectoryRecorded
 from headrace.schemas.packed import unpack_f32
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.trainer.critic.estimates import with_rewards
+from headrace.trainer.metrics.batch_metrics import (
+    drops,
+    episode_metrics,
+    staleness,
+    trained_episodes,
+)
 from headrace.trainer.sequences import (
-    Ints,
     TokenSequence,
     UnusableBatch,
     UpdateBatch,
@@ -32,16 +35,19 @@ class PreparedBatch:
     """Why the batch can't be trained on; empty if it can."""
     dropped: Sequence[str] = ()
     """Why samples were dropped, one reason for each."""
+    of_episodes: Mapping[str, float] = field(default_factory=dict)
+    """The metrics of `episode_metrics`."""
 
     def metrics(self) -> dict[str, float]:
         """Returns what is known before training.
 
-        That is `reward_mean`, the metrics of `staleness`, and `dropped_samples`, a count.
+        That is `reward_mean`, `dropped_samples`, which is a count, and the metrics of `drops`,
+        `episode_metrics` and `staleness`.
         """
-        reward_mean = self.delivery.event.reward_mean
-        known = {} if reward_mean is None else {"reward_mean": reward_mean}
+        batch = self.delivery.event
+        known = {} if batch.reward_mean is None else {"reward_mean": batch.reward_mean}
         known["dropped_samples"] = float(len(self.dropped))
-        return known | staleness(self.delivery.event, self.updates)
+        return known | drops(batch) | staleness(batch, self.updates) | {**self.of_episodes}
 
 
 async def load_batch(
@@ -49,12 +55,14 @@ async def load_batch(
     delivery: Delivery[BatchAssembled],
     vocabulary: int,
     minibatches: int,
+    passing: float = 1.0,
+    *,
     critic: bool = False,
 ) -> PreparedBatch:
     """Fetches and checks a batch's trajectories, and divides them into at most so many minibatches.
 
-    A batch that contradicts itself, or that has no sample to train on, comes back as `unusable`.
-    Raises what `EventLog.fetch` raises.
+    `passing` is the reward of a solved episode, for metrics. A batch that contradicts itself, or
+    that has no sample to train on, comes back as `unusable`. Raises what `EventLog.fetch` raises.
     """
     batch = delivery.event
     refs = [sample.trajectory for sample in batch.samples]
@@ -68,7 +76,11 @@ async def load_batch(
         )
     except UnusableBatch as error:
         return PreparedBatch(delivery, unusable=str(error))
-    return PreparedBatch(delivery, built, dropped=dropped)
+    trained = {one.sample for update in built for one in update.sequences}
+    episodes = trained_episodes(batch, events, trained)
+    return PreparedBatch(
+        delivery, built, dropped=dropped, of_episodes=episode_metrics(episodes, passing)
+    )
 
 
 def build_updates(
@@ -135,26 +147,3 @@ def _sequences(
             f"the trajectory has {tokens} trainable tokens, the batch states {sample.tokens}"
         )
     return sequences
-
-
-def staleness(batch: BatchAssembled, updates: Sequence[UpdateBatch]) -> dict[str, float]:
-    """Returns how many versions the sampled tokens are behind version n - 1.
-
-    n is the version that the batch trains. `staleness_mean` and `staleness_max` are over tokens,
-    and `staleness_oldest` is the mean over samples of their oldest token. Nothing is returned if
-    the batch has no sampled tokens.
-    """
-    behind: dict[int, list[Ints]] = {}
-    for one in (one for update in updates for one in update.sequences):
-        versions = one.versions[one.versions >= 0]
-        if len(versions):
-            behind.setdefault(one.sample, []).append(batch.version - 1 - versions)
-    if not behind:
-        return {}
-    by_sample = [np.concatenate(parts) for parts in behind.values()]
-    tokens = np.concatenate(by_sample)
-    return {
-        "staleness_mean": float(tokens.mean()),
-        "staleness_max": float(tokens.max()),
-        "staleness_oldest": float(np.mean([one.max() for one in by_sample])),
-    }

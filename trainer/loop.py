@@ -57,6 +57,8 @@ class Trainer:
         settings = context.recipe.policies[publisher.policy].training
         assert settings is not None, "a policy without training has no learner"
         self._settings = settings
+        evaluation = context.recipe.evaluation
+        self._passing = 1.0 if evaluation is None else evaluation.passing
         self._context = context
         self._publisher = publisher
         self._learner = learner
@@ -73,6 +75,8 @@ class Trainer:
         self._skips: list[str] = []
         """Why the newest batches were skipped, one reason for each: those since the last one that
         was trained on, and that this process saw first."""
+        self._warned = False
+        """Whether it said that the learning rate is 0."""
         self._silent = True
         """Whether it trains versions again that are published already."""
         self._stored: StoredVersion | None = None
@@ -183,10 +187,8 @@ class Trainer:
             return PreparedBatch(delivery, unusable="it was skipped when it was first published")
         try:
             return await load_batch(
-                self._context.log,
-                delivery,
-                self._learner.vocabulary,
-                self._settings.minibatches,
+                *(self._context.log, delivery, self._learner.vocabulary),
+                *(self._settings.minibatches, self._passing),
                 critic=self._settings.critic is not None,
             )
         except UnknownSchema as error:
@@ -230,7 +232,26 @@ class Trainer:
                 self._skips.append(str(error))
             return "skipped", metrics
         self._skips.clear()
+        self._warn(version, metrics)
         return "trained", metrics
+
+    def _warn(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Logs what makes training useless although nothing fails."""
+        if masked := metrics.get("masked_updates"):
+            logger.warning(
+                "batch %d: the loss masked every token in %d of its updates, so they taught "
+                "nothing. Raise the loss's bounds, lower batches.max_staleness, or choose another "
+                "loss",
+                *(version, masked),
+            )
+        if metrics.get("learning_rate") == 0 and not self._warned:
+            self._warned = True
+            logger.warning(
+                "policy %s: the learning rate has reached 0, so the weights do not change any "
+                "more. To go on learning, start a new namespace with a larger "
+                "training.total_updates, or with a training.final_learning_rate",
+                self._publisher.policy,
+            )
 
     async def _stop_if_all_are_skipped(self) -> None:
         """Raises UsageError if so many batches in a row were skipped that something is wrong."""

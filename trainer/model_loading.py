@@ -17,13 +17,14 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 
 from headrace.errors import BlobError, UsageError
 from headrace.schemas.recipe.policy import Lora, Policy
+from headrace.services.models.attention import FLOAT32_ATTENTION
 from headrace.services.models.lora import adapter_tensors, attach, base_tensors, start
 from headrace.services.models.torch_models import DTYPES, overwrite, read_config
 from headrace.services.models.weights import ADAPTER, weights_digest
 
 
-def load_model(folder: Path, seed: int) -> Any:
-    """Loads the folder's model in float32.
+def load_model(folder: Path, seed: int, attention: str = FLOAT32_ATTENTION) -> Any:
+    """Loads the folder's model in float32, with that implementation of attention.
 
     If the folder has no weights, they are random by `seed`. Raises UsageError if transformers can't
     make a model of the folder, or if its weights are damaged or incomplete.
@@ -35,6 +36,7 @@ def load_model(folder: Path, seed: int) -> Any:
             model, found = read(
                 folder,
                 dtype=torch.float32,
+                attn_implementation=attention,
                 local_files_only=True,
                 output_loading_info=True,
                 trust_remote_code=False,
@@ -46,12 +48,27 @@ def load_model(folder: Path, seed: int) -> Any:
             folder, local_files_only=True, trust_remote_code=False
         )
         make: Any = AutoModelForCausalLM.from_config
-        return make(configuration, dtype=torch.float32)
+        return make(configuration, dtype=torch.float32, attn_implementation=attention)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UsageError(
             f"model folder {folder} can't be loaded: {error}. Check its config.json and its "
             f"safetensors files"
         ) from error
+
+
+def position_limit(model: Any) -> int | None:
+    """Returns the most tokens of a sequence if the model has a table of positions, as GPT-2 has.
+
+    None if positions are computed: such a model reads sequences of any length.
+    """
+    limit = getattr(model.config, "max_position_embeddings", None)
+    tables = [
+        # OPT, for example, leaves the first two rows of its table unused.
+        module.num_embeddings - int(getattr(module, "offset", 0))
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding) and module is not model.get_input_embeddings()
+    ]
+    return int(limit) if limit in tables else None
 
 
 def import_model(folder: Path) -> None:
@@ -108,8 +125,12 @@ def _read_adapter(model: Any, path: Path) -> None:
 
 
 def load_policy(folder: Path, policy: Policy) -> tuple[Any, FrozenBase | None]:
-    """Loads version 0 of a policy: its model, and its frozen base if it has an adapter."""
-    model = load_model(folder, policy.seed)
+    """Loads version 0 of a policy: its model, and its frozen base if it has an adapter.
+
+    Attention is computed as the torch engine does it, or else as is fastest.
+    """
+    attention = FLOAT32_ATTENTION if policy.engine.use == "torch" else "sdpa"
+    model = load_model(folder, policy.seed, attention)
     if policy.lora is None:
         return model, None
     return model, add_adapter(model, folder, policy.lora, policy.seed, DTYPES[policy.dtype])

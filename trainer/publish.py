@@ -217,9 +217,15 @@ async def sole_publisher(context: ServiceContext, policy: str) -> AsyncIterator[
             VersionStore(context.blobs, training.full_every if training else 1),
             base=settings.model,
             dtype=settings.dtype,
-            context=int(configuration.get("max_position_embeddings", 0)),
+            context=context_length(configuration),
             tokenizer=tokenizer,
             history=history,
         )
     finally:
         await writer.close()
+
+
+def context_length(configuration: Mapping[str, Any]) -> int:
+    """Returns a model's context length in tokens, 0 if its config.json does not say it."""
+    names = ("max_position_embeddings", "n_positions")  # The second one is GPT-2's.
+    return next((int(configuration[name]) for name in names if configuration.get(name)), 0)

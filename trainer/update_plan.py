@@ -26,7 +26,8 @@ class UpdatePlan:
     ) -> None:
         """`micro_batches` has the indices of each micro-batch's sequences."""
         counts = [len(one.positions) for one in update.sequences]
-        weights = token_weights(counts, loss.reduction, loss.constant)
+        samples = [one.sample for one in update.sequences]
+        weights = token_weights(counts, samples, loss.reduction, loss.constant)
         self.weights = torch.from_numpy(weights).to(device)
         """[T] float32: the factor of each token's term in the loss."""
         self.sequences = update.sequences

@@ -202,13 +202,16 @@ class Training(Settings):
     """Number of updates, warmup included, after which a falling learning rate has reached its end.
     A run makes `minibatches` * `epochs` updates per version. A schedule that falls needs it."""
     final_learning_rate: float = Field(default=0.0, ge=0)
-    """The learning rate at the end of a falling schedule, and after it."""
+    """The learning rate at the end of a falling schedule, and after it. If it is 0, `headrace run`
+    ends the run once the schedule of every policy in training has reached it."""
     entropy_bonus: float = Field(default=0.0, ge=0)
     """Coefficient of the policy's entropy per token in nats, which training maximizes as well."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Coefficient of the KL divergence per token in nats from version 0, which training minimizes
-    as well. More than 0 costs a forward pass and, without an adapter, memory for a second copy of
-    the weights on the device."""
+    as well: the estimator k3, as in GRPO's paper. Its value estimates KL(new || version 0), but its
+    gradient is on average that of KL(version 0 || new). Tokens with a difference of logprobs above
+    5 pull no harder than those with 5. More than 0 costs a forward pass and, without an adapter,
+    memory for a second copy of the weights on the device."""
     minibatches: Positive = 1
     """Number of minibatches that a batch is split into. Each makes one optimizer update."""
     epochs: Positive = 1

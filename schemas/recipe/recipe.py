@@ -30,7 +30,8 @@ EXTERNAL = "external"
 
 
 class Stop(Settings):
-    """The run ends as soon as one of these conditions holds, or when all tasks are trained on."""
+    """The run ends as soon as one of these conditions holds, when all tasks are trained on, or when
+    the learning rate of every policy in training has reached 0."""
 
     reward: float | None = None
     """For every policy, the mean training reward of the last `reward_versions` versions reaches
@@ -142,11 +143,12 @@ class Agent(PlugIn):
     """How an episode counts that a limit of turns, tokens or context cut.
 
     `penalise`: it is trained on with its reward. `mask`: its reward counts in its group, but
-    nothing is learned from its tokens. `mask` also holds for an episode whose last answer reached
-    a limit of tokens."""
+    nothing is learned from its tokens. `mask` also holds for an episode in which a limit of tokens
+    cut the last answer of a policy in training. Both hold for all policies of the episode."""
     overlong_buffer: NotNegative = 0
     """Number of tokens, below the task's `max_tokens`, in which a penalty for length rises from 0
-    to `overlong_penalty`. 0: length itself is not penalised."""
+    to `overlong_penalty`. Only tokens of policies in training count. 0: length itself is not
+    penalised."""
     overlong_penalty: float = Field(default=1.0, ge=0)
     """The largest penalty of `overlong_buffer`. It is subtracted from the reward of a training
     episode. An episode that no longer fits into the model's context has the whole penalty."""

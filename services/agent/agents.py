@@ -79,13 +79,14 @@ def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
         for name, environment in recipe.environments.items()
         if environment.score_s is not None
     }
+    untrained = {name for name, policy in recipe.policies.items() if policy.training is None}
     setups = {}
     for key, settings in recipe.agents.items():
         agent = load("agent", settings.use, BUILTIN)
         options = reveal(settings.options, f"agents.{key}.options")
         if isinstance(agent, type):
             agent, options = _make(key, agent, options), {}
-        setups[key] = AgentSetup(agent, options, settings, tokenizers, score_s)
+        setups[key] = AgentSetup(agent, options, settings, tokenizers, score_s, untrained)
     return setups
 
 

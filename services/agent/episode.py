@@ -130,11 +130,6 @@ class Episode:
         return self._started.submitted.max_tokens - self._token_count
 
     @property
-    def tokens_sampled(self) -> int:
-        """How many tokens policies have sampled in this episode."""
-        return self._token_count
-
-    @property
     def seconds_left(self) -> float:
         """Seconds until the episode's deadline.
 
@@ -256,7 +251,8 @@ class Episode:
         """Runs coroutine functions at the same time. Returns their results in the order given.
 
         Use it instead of `asyncio.gather`: after a crash, each branch gets its own answers again.
-        If one raises, the others are cancelled.
+        If one raises, the others are cancelled. If one reaches a limit, the episode ends at once:
+        an answer that another branch still waits for is not in the trajectory.
         """
         path = current_branch.get().next()
 

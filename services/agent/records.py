@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headrace.schemas import packed
 from headrace.schemas.events import (
     Ending,
     EpisodeEnded,
@@ -43,6 +44,8 @@ class AgentSetup:
     """The digest of each policy's tokenizer, by the policy's name."""
     score_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that a judge has to answer, by its name, if the recipe limits them."""
+    untrained: Collection[str] = ()
+    """The policies that do not learn, by name. How much they say costs nobody a reward."""
 
     @property
     def replayable(self) -> bool:
@@ -166,26 +169,31 @@ def earned_reward(
     if ending in UNFINISHED | COUNTED and highest is not None:
         # With a higher reward than it has, a policy would gain by running into the limit.
         reward = highest if reward is None else min(reward, highest)
-    penalty = _length_penalty(started.submitted, setup.settings, episode, ending)
+    own = {
+        call: one for call, one in episode.turns.items() if one.turn.policy not in setup.untrained
+    }
+    sampled = sum(packed.count(one.turn.tokens) for one in own.values())
+    penalty = _length_penalty(started.submitted, setup.settings, sampled, ending)
     if reward is not None and penalty:
         reward, parts[OVERLONG] = reward - penalty, -penalty
-    cut = ending in UNFINISHED or (ending == "finished" and is_cut(episode.turns))
+    cut = ending in UNFINISHED or (ending == "finished" and is_cut(own))
     return EarnedReward(reward, parts, masked=cut and setup.settings.overlong == "mask")
 
 
 def _length_penalty(
-    submitted: TaskSubmitted, settings: AgentSettings, episode: Episode, ending: Ending
+    submitted: TaskSubmitted, settings: AgentSettings, sampled: int, ending: Ending
 ) -> float:
     """Returns what a training episode loses because it is long.
 
     Soft Overlong Punishment, DAPO (arXiv 2503.14476), equation 13, times -`overlong_penalty`: for y
-    sampled tokens, a limit of m and a buffer of b tokens it is the penalty times
-    (y - (m - b)) / b, at least 0 and at most 1 times the penalty. An overflow is beyond m.
+    tokens that policies in training sampled, a limit of m and a buffer of b tokens it is the
+    penalty times (y - (m - b)) / b, at least 0 and at most 1 times the penalty. An overflow is
+    beyond m.
     """
     buffer = settings.overlong_buffer
     if not buffer or submitted.purpose != "train":
         return 0.0
-    into = episode.tokens_sampled - (submitted.max_tokens - buffer)
+    into = sampled - (submitted.max_tokens - buffer)
     share = 1.0 if ending == "overflow" else min(max(into / buffer, 0.0), 1.0)
     return settings.overlong_penalty * share
 

@@ -88,8 +88,14 @@ class ServedPolicy:
     def __post_init__(self) -> None:
         self.metrics = PolicyMetrics(self.name)
         self._loaded = asyncio.Event()
+        self._published = -1
         self._given_up = -1
-        """The newest version for which a prompt waited in vain: no other prompt waits for it."""
+        """The newest published version for which a prompt waited in vain: no other prompt waits for
+        it."""
+
+    def on_published(self, version: int) -> None:
+        """Notes that a version was published. The engine may load it later, or never."""
+        self._published = max(self._published, version)
 
     def on_loaded(self, version: int) -> None:
         """Notes that the engine draws with another version from now on."""
@@ -111,7 +117,8 @@ class ServedPolicy:
                 while self.is_behind(request):
                     await self._loaded.wait()
                 return
-        self._given_up = max(self._given_up, request.minimum)
+        # Any team may ask for any version. One that does not exist must not end all waiting.
+        self._given_up = max(self._given_up, min(request.minimum, self._published))
 
     async def complete(
         self, request: GenerationRequested, slot: Slot, queue_s: float

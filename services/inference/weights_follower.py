@@ -75,6 +75,7 @@ class WeightsFollower:
         known = self._newest.get(published.policy)
         if known is None or published.version >= known.version:
             self._newest[published.policy] = published
+            self._served[published.policy].on_published(published.version)
             if self._caught_up:
                 self._news[published.policy].set()
 

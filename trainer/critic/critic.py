@@ -12,6 +12,7 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.critic_settings import CriticSettings
 from headrace.trainer.collate import Inputs
 from headrace.trainer.critic.estimates import estimate, normalized, value_metrics
+from headrace.trainer.optimizer_state import above, optimizer_tensors, restore_optimizer, under
 from headrace.trainer.update_plan import UpdatePlan
 
 
@@ -105,9 +106,8 @@ class Critic:
 
     def state(self) -> dict[str, Tensor]:
         """Returns all that training continues from. The tensors share the critic's memory."""
-        moments = self._optimizer.state_dict()["state"].get(0, {})
-        done = torch.tensor(self.updates_done)
-        return {"weights": self._weights, "updates_done": done, **moments}
+        own = {"weights": self._weights, "updates_done": torch.tensor(self.updates_done)}
+        return own | above("optimizer", optimizer_tensors(self._optimizer))
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restores what `state` returned. Raises UsageError if it is of another critic, or none."""
@@ -120,14 +120,7 @@ class Critic:
         with torch.no_grad():
             self._weights.copy_(weights)
         self.updates_done = int(state["updates_done"])
-        # The optimizer changes its tensors, so it gets copies.
-        moments = {
-            name: one.clone()
-            for name, one in state.items()
-            if name not in ("weights", "updates_done")
-        }
-        whole = self._optimizer.state_dict()
-        self._optimizer.load_state_dict({**whole, "state": {0: moments} if moments else {}})
+        restore_optimizer(self._optimizer, under("optimizer", state))
 
 
 def value_terms(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:

@@ -7,8 +7,6 @@ every rounding that only one of the two makes changes its logprobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -31,9 +29,8 @@ class MasterWeights:
         self._copies: dict[str, Tensor] = {}
         self.by_name: dict[str, Tensor] = {}
         """By the names of the model's parameters that learn, in their order."""
-        self._in_model: list[Tensor] = []
+        self.in_model: list[Tensor] = []
         """The model's own parameters that learn, in the same order."""
-        self._version_0: list[Tensor] = []
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad or dtype == torch.float32:
                 master = parameter
@@ -45,29 +42,13 @@ class MasterWeights:
                 self._copies[name] = parameter
             if parameter.requires_grad:
                 self.by_name[name] = master
-                self._in_model.append(parameter)
+                self.in_model.append(parameter)
 
     def update_copies(self, *_: Any) -> None:
         """Rounds the master weights into the model. Call it after each change of them."""
         with torch.no_grad():
             for name, copy in self._copies.items():
                 copy.copy_(self.by_name[name])
-
-    def keep_version_0(self) -> None:
-        """Keeps a copy of the weights as they are, for `as_version_0`."""
-        self._version_0 = [one.detach().clone() for one in self._in_model]
-
-    @contextmanager
-    def as_version_0(self) -> Iterator[None]:
-        """Exchanges the weights that learn for those of version 0. Nothing is copied."""
-        own = [one.data for one in self._in_model]
-        try:
-            for parameter, first in zip(self._in_model, self._version_0, strict=True):
-                parameter.data = first
-            yield
-        finally:
-            for parameter, data in zip(self._in_model, own, strict=True):
-                parameter.data = data
 
     def drop_gradients(self) -> None:
         """Drops all gradients, and what a backward pass that failed has left in the model."""

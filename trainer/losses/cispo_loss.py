@@ -25,6 +25,11 @@ class CispoLoss(Loss):
     clip_high: float = Field(default=4.0, ge=0)
     """The weight is clipped from above to 1 + `clip_high`."""
 
+    @property
+    def importance_cap(self) -> float:
+        """The largest weight. Metrics count how many weights it cuts."""
+        return 1 + self.clip_high
+
     def terms(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
         """Returns the terms [N] of the class's docstring."""
         ratio = (logprobs.detach() - batch.behaviour).exp()

@@ -7,7 +7,7 @@ from headrace.trainer.losses.loss import Reduction
 
 
 class DrGrpoLoss(GrpoLoss):
-    """The terms of `grpo`, added up and divided by the number of sequences and by a constant.
+    """The terms of `grpo`, added up and divided by the number of samples and by a constant.
 
     Dr. GRPO (arXiv 2503.20783), section 3.2: to divide by the length of each sequence favours short
     right answers and long wrong ones. So it divides by the largest number of tokens that a

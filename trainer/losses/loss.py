@@ -7,6 +7,7 @@ the result does not depend on how an update is divided into micro-batches.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -72,11 +73,12 @@ class Loss(Settings):
 
     reduction: Reduction = "token"
     """How the terms of the tokens become one number. `token`: their mean over all tokens of the
-    update (DAPO, arXiv 2503.14476). `sequence`: the mean over sequences of each sequence's mean
-    (GRPO as published, arXiv 2402.03300). `constant`: their sum, divided by the number of sequences
-    and by `constant` (Dr. GRPO, arXiv 2503.20783)."""
+    update (DAPO, arXiv 2503.14476). `sequence`: the mean over samples of each sample's mean (GRPO
+    as published, arXiv 2402.03300, where a sample is one sequence). `constant`: their sum, divided
+    by the number of samples and by `constant` (Dr. GRPO, arXiv 2503.20783). If branches of an agent
+    make several sequences of a sample, these share its weight."""
     constant: Positive = 1024
-    """The divisor of the reduction `constant`, in tokens: the longest sequence that you expect."""
+    """The divisor of the reduction `constant`, in tokens: the most that you expect of a sample."""
 
     def prepare(self, update: MicroBatch, logprobs: Tensor) -> Any:
         """Returns what `terms` needs to know of the whole update, as `MicroBatch.state`.
@@ -124,17 +126,23 @@ class FunctionLoss(Loss):
         return self._function(batch, logprobs)
 
 
-def token_weights(lengths: Sequence[int], reduction: Reduction, constant: int) -> Floats:
+def token_weights(
+    lengths: Sequence[int], samples: Sequence[int], reduction: Reduction, constant: int
+) -> Floats:
     """Returns the weight of each trained token of an update, in the order of its sequences.
 
     `lengths` are the numbers of trained tokens of the update's S sequences, demonstrated ones
-    included. The sum of weight times term is the reduced loss.
+    included, and `samples` are the samples that they belong to. The sum of weight times term is the
+    reduced loss.
     """
+    of_sample: Counter[int] = Counter()
+    for sample, length in zip(samples, lengths, strict=True):
+        of_sample[sample] += length
     match reduction:
         case "token":
             by_sequence = [1 / sum(lengths)] * len(lengths)
         case "sequence":
-            by_sequence = [1 / (len(lengths) * length) for length in lengths]
+            by_sequence = [1 / (len(of_sample) * of_sample[sample]) for sample in samples]
         case "constant":
-            by_sequence = [1 / (len(lengths) * constant)] * len(lengths)
+            by_sequence = [1 / (len(of_sample) * constant)] * len(lengths)
     return np.repeat(np.array(by_sequence, dtype=np.float32), lengths)

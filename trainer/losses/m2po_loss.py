@@ -1,4 +1,4 @@
-"""M2PO: masks the most extreme tokens of an update until the second moment is small."""
+"""M2PO: clips the most extreme ratios of an update until their second moment is small."""
 
 from __future__ import annotations
 
@@ -8,36 +8,42 @@ from torch import Tensor
 
 from headrace.trainer.losses.loss import Loss, MicroBatch
 
+LARGEST = 20.0
+"""Logarithm of the largest ratio. Larger ones would only make the loss infinite."""
+
 
 class M2poLoss(Loss):
     """The policy gradient on stale samples, under a bound on the second moment of the ratios.
 
-    With r = exp(new - behaviour), the tokens with the largest (log r)^2 of the update are masked,
-    one after the other, until the mean of (log r)^2 over the others is at most `threshold`. M is 0
-    for a masked token and 1 for any other:
+    With r = exp(new - behaviour), take the tokens of the update that move away from the policy that
+    sampled them: r > 1 with A > 0, or r < 1 with A < 0. Let t be the largest number for which the
+    mean of min((log r)^2, t^2) over these tokens is at most `threshold`. Then
 
-        term = - M * r * A
+        term = - min(r * A, clip(r, exp(-t), exp(t)) * A)
 
-    M2PO (arXiv 2510.01161), with the paper's threshold. It bounds the variance of the importance
-    weights of the whole update and not each ratio, so it masks far fewer stale tokens than a clip.
-    Masked tokens still count in the mean over tokens.
+    M2PO (arXiv 2510.01161), as in the code that its authors published, with their threshold. The
+    bound follows from the whole update, so it clips far fewer stale tokens than a fixed one if most
+    ratios are near 1. The paper words it as a mask of the tokens with the largest (log r)^2, in
+    whichever direction they move. That also takes away the gradient that leads back.
     """
 
     threshold: float = Field(default=0.04, gt=0)
-    """The largest mean of (log r)^2 over the tokens that are not masked."""
+    """The largest second moment, in nats squared."""
 
     def prepare(self, update: MicroBatch, logprobs: Tensor) -> Tensor:
-        """Returns M for each sampled token of the update, [T] bool."""
-        moments = (logprobs - update.behaviour).double().square()
-        ascending, order = moments.sort(stable=True)
-        counts = torch.arange(1, len(moments) + 1, device=moments.device)
-        # The running mean of ascending values ascends, so the kept tokens are the first ones.
-        kept = ascending.cumsum(0) <= self.threshold * counts
-        return torch.zeros_like(kept).scatter(0, order, kept)
+        """Returns t, a scalar. It is infinite if nothing is to be clipped."""
+        log_ratio = (logprobs - update.behaviour).double()
+        ascending = log_ratio[log_ratio * update.advantages > 0].square().sort().values
+        numbers = torch.arange(len(ascending), device=ascending.device)
+        # If the tokens from number k on had the same moment, how large might it be?
+        below = ascending.cumsum(0) - ascending
+        allowed = (self.threshold * len(ascending) - below) / (len(ascending) - numbers)
+        too_large = allowed[ascending > allowed]
+        return too_large[0].sqrt() if len(too_large) else ascending.new_tensor(torch.inf)
 
     def terms(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
         """Returns the terms [N] of the class's docstring."""
-        kept: Tensor = batch.state[batch.tokens]
-        # A masked ratio may be infinite, and 0 times infinity is not a number.
-        log_ratio = torch.where(kept, logprobs - batch.behaviour, 0.0)
-        return -(kept * log_ratio.exp() * batch.advantages)
+        log_ratio = self.log_ratio(batch, logprobs).clamp(max=LARGEST)
+        bound = batch.state.item()
+        clipped = log_ratio.clamp(-bound, bound).exp()
+        return -torch.minimum(log_ratio.exp() * batch.advantages, clipped * batch.advantages)

@@ -13,6 +13,9 @@ from torch import Tensor
 from headrace.schemas.recipe.policy import Training
 from headrace.trainer.losses.loss import Loss, MicroBatch
 
+STEEPEST = 5.0
+"""The difference of logprobs above which `reference_kl` does not get steeper."""
+
 
 class Objective(NamedTuple):
     """A micro-batch's sampled tokens as training minimizes them."""
@@ -71,6 +74,15 @@ def reference_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
 
     With d = reference - new it is exp(d) - 1 - d: the estimator k3 of Schulman, "Approximating KL
     Divergence" (2020), which GRPO uses (arXiv 2402.03300, equation 4). It is never negative.
+
+    - Over tokens that the new policy sampled, the mean of its values is KL(new || reference).
+    - The mean of its gradients is not the gradient of that, but of KL(reference || new): it pulls
+      most at tokens that the reference finds likely and the new policy does not. GRPO's paper and
+      its implementations use it all the same.
+    - Above d = `STEEPEST` it continues as the tangent. So one token adds at most exp(5) - 1 = 147
+      times the coefficient to the gradient, and no difference makes the loss infinite. A clamp
+      would take away the gradient where the policies differ most.
     """
     difference = reference - logprobs
-    return difference.exp() - 1 - difference
+    steep = difference.clamp(max=STEEPEST)
+    return steep.exp() * (1 + difference - steep) - 1 - difference

@@ -19,6 +19,7 @@ from headrace.services.inference.engine import AdapterWeights, EngineSetup, Weig
 from headrace.services.inference.engines.engine_thread import ThreadedEngine, WeightsChange
 from headrace.services.inference.engines.row import Outcome, Row
 from headrace.services.inference.engines.torch_batch import PolicyBatch
+from headrace.services.models.attention import FLOAT32_ATTENTION
 from headrace.services.models.lora import adapted, adapter_tensors
 from headrace.services.models.torch_models import (
     DTYPES,
@@ -77,7 +78,9 @@ class TorchEngine(ThreadedEngine):
     def _model(self) -> Any:
         make: Any = AutoModelForCausalLM.from_config
         dtype = DTYPES[self._setup.dtype]
-        return make(self._config, dtype=dtype, attn_implementation="sdpa").to(self._device)
+        return make(self._config, dtype=dtype, attn_implementation=FLOAT32_ATTENTION).to(
+            self._device
+        )
 
     # The methods below run in the engine's thread.
 

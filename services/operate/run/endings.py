@@ -27,6 +27,7 @@ CONSTANT = 256
 """Fewer episodes give no hint about rewards: at first most policies have none."""
 SHARE = 0.25
 """A limit that ends a larger share of the episodes is worth a hint."""
+CUT = frozenset({"turn_limit", "token_limit", "overflow"})
 _NUMBER = re.compile(r"\d+")
 
 
@@ -120,6 +121,12 @@ class Endings:
         if key is None:
             return None
         return f"all of the first {total} episodes failed in the same way: {self._kinds[key]}"
+
+    @property
+    def reach_limits(self) -> bool:
+        """Whether a hint says that limits of turns or tokens cut many episodes."""
+        cut = sum(one.ending in CUT for one in self._recent)
+        return len(self._recent) >= HINTED and cut > SHARE * len(self._recent)
 
     def hints(self) -> list[str]:
         """Returns what people should look at, from the newest episodes."""

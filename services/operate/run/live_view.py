@@ -15,7 +15,9 @@ from rich.text import Text
 
 from headrace.services.operate.gateway_watch import GatewayWatch
 from headrace.services.operate.options import visible
+from headrace.services.operate.run.endings import without_numbers
 from headrace.services.operate.run.progress import Progress
+from headrace.services.operate.run.training_health import HealthRow
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 48
@@ -83,12 +85,13 @@ class LiveView:
 
 
 class PlainView:
-    """Prints a line of progress every 5 s, and each line that is said."""
+    """Prints a line of progress every 5 s, each kind of hint once, and each line that is said."""
 
     def __init__(self, status: Status, console: Console) -> None:
         self._status = status
         self._console = console
         self._shown = 0.0
+        self._hinted: set[str] = set()
 
     def say(self, line: str) -> None:
         """Prints a line with the time."""
@@ -102,6 +105,10 @@ class PlainView:
         if elapsed - self._shown >= PLAIN_INTERVAL_S:
             self._shown = elapsed
             self._print(progress_line(self._status))
+            for hint in self._status.progress.hints():
+                if (kind := without_numbers(hint)) not in self._hinted:
+                    self._hinted.add(kind)
+                    self.say(f"hint: {hint}")
 
     def close(self) -> None:
         """Does nothing."""
@@ -195,6 +202,12 @@ def panel(status: Status) -> RenderableType:
     return Group(title, rows)
 
 
+def _figures(row: HealthRow) -> Text:
+    return Text("   ").join(
+        Text(one.text, style="bold yellow" if one.warned else "") for one in row.figures
+    )
+
+
 def _add_progress(rows: Table, progress: Progress) -> None:
     aim, versions = progress.recipe.stop.reward, progress.recipe.stop.reward_versions
     several = len(progress.policies) > 1
@@ -211,10 +224,10 @@ def _add_progress(rows: Table, progress: Progress) -> None:
         )
         skipped = f"   skipped {policy.skipped}" if policy.skipped else ""
         rows.add_row(
-            "version",
-            f"{published(policy.version)}   batch {policy.newest_batch}   "
-            f"staleness {policy.staleness}{skipped}",
+            "version", f"{published(policy.version)}   batch {policy.newest_batch}{skipped}"
         )
+        for row in policy.health.rows():
+            rows.add_row(row.label, _figures(row))
         if policy.cross_entropy is not None:
             rows.add_row("warm start", f"cross-entropy {policy.cross_entropy:.3f} nats per token")
         for version, evaluation in list(progress.evaluations.of(name).items())[-1:]:
@@ -230,5 +243,5 @@ def _add_progress(rows: Table, progress: Progress) -> None:
     rows.add_row("tasks", f"{progress.tasks_ended:,} ended of {progress.submitted:,} submitted")
     for kind in progress.endings.top():
         rows.add_row("failed", Text(visible(str(kind)), style="red"))
-    for hint in progress.endings.hints():
+    for hint in progress.hints():
         rows.add_row("hint", Text(hint, style="yellow"))

@@ -18,6 +18,7 @@ from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.evaluation import Evaluations
 from headrace.services.operate.run.endings import Endings
+from headrace.services.operate.run.training_health import TrainingHealth
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the episodes per second are averaged."""
@@ -47,6 +48,8 @@ class PolicyProgress:
     cross_entropy: float | None = None
     """Cross-entropy of the newest version's demonstrated tokens, in nats per token. None if it had
     no such tokens."""
+    health: TrainingHealth = field(default_factory=TrainingHealth)
+    """The metrics of its newest versions."""
 
     def reward(self, versions: int, newest: int | None = None) -> float | None:
         """Returns the mean over the last `versions` versions with a reward (None if too few).
@@ -86,7 +89,9 @@ class Progress:
         self.recipe = recipe
         self.endings = Endings(recipe, since)
         self.policies = {
-            name: PolicyProgress(trained=policy.training is not None)
+            name: PolicyProgress(
+                trained=policy.training is not None, health=TrainingHealth(recipe.stop.reward)
+            )
             for name, policy in recipe.policies.items()
         }
         self.submitted = 0
@@ -100,6 +105,7 @@ class Progress:
         )
         self._by_reward: Decision | None = None
         self._by_versions: Decision | None = None
+        self._by_rate: Decision | None = None
         self._judged = dict.fromkeys(self.policies, -1)
         """The versions at which the stop rule's reward was checked last."""
         self._unjudged: deque[tuple[str, int, float]] = deque()
@@ -186,6 +192,7 @@ class Progress:
             return
         policy.version = event.version
         policy.cross_entropy = event.metrics.get("cross_entropy")
+        policy.health.on_published(event)
         policy.skipped += event.status == "skipped"
         if event.version >= 1 and policy.first_step_at is None:
             policy.first_step_at = at
@@ -193,6 +200,9 @@ class Progress:
         version = self.version()
         if stop.versions is not None and self._by_versions is None and version >= stop.versions:
             self._by_versions = Decision(f"version {version} published", self.versions(), at)
+        trained = self._trained().values()
+        if self._by_rate is None and trained and all(one.health.learned_out for one in trained):
+            self._by_rate = Decision(f"learning rate 0 at version {version}", self.versions(), at)
         if stop.reward is not None and self._by_reward is None:
             self._unjudged.append((event.policy, event.version, at))
             self._judge_reward()
@@ -214,6 +224,15 @@ class Progress:
                 reason = f"reward {reward:.3f} over {stop.reward_versions} versions"
                 self._by_reward = Decision(reason, self._judged, at)
                 self._unjudged.clear()
+
+    def hints(self) -> list[str]:
+        """Returns what people should look at: how episodes end, and metrics out of their range."""
+        hints = self.endings.hints()
+        several = len(self._trained()) > 1
+        for name, policy in self._trained().items():
+            advice = policy.health.advice(limits_known=self.endings.reach_limits)
+            hints += [f"{name}: {one}" if several else one for one in advice.values()]
+        return hints
 
     def episodes_per_s(self, now: float) -> float:
         """Returns the mean over the last 10 s."""
@@ -258,9 +277,8 @@ class Progress:
 
     def stop_reason(self, *, seconds: float, exhausted: bool) -> str | None:
         """Returns why the run ends now, or None. `exhausted` means that no more tasks will come."""
-        for decision in (self._by_reward, self._by_versions):
-            if decision is not None:
-                return decision.reason
+        for decision in self._decisions():
+            return decision.reason
         stop = self.recipe.stop
         if stop.seconds is not None and seconds >= stop.seconds:
             return f"{stop.seconds:g} seconds"
@@ -270,8 +288,11 @@ class Progress:
 
     def decision(self, reason: str) -> Decision | None:
         """Returns the decision that ended a run for `reason`; None if no version decided that."""
-        decisions = (self._by_reward, self._by_versions)
-        return next((one for one in decisions if one is not None and one.reason == reason), None)
+        return next((one for one in self._decisions() if one.reason == reason), None)
+
+    def _decisions(self) -> list[Decision]:
+        decisions = (self._by_reward, self._by_versions, self._by_rate)
+        return [one for one in decisions if one is not None]
 
     def _trained(self) -> dict[str, PolicyProgress]:
         return {name: policy for name, policy in self.policies.items() if policy.trained}

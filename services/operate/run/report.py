@@ -81,7 +81,7 @@ class Summary:
             failures=progress.failures,
             restarts=status.restarts,
             top_failures=[str(kind) for kind in progress.endings.top()],
-            hints=progress.endings.hints(),
+            hints=progress.hints(),
         )
 
     def measures(self, progress: Progress) -> dict[Measure, float | None]:

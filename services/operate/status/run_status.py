@@ -9,12 +9,14 @@ from headrace.schemas.topics import DEAD_LETTERS, OUTCOMES, RESULTS, TASKS
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import lags, shared_partitions
 from headrace.services.namespace.run_life import RunLife
-from headrace.services.operate.run.live_view import policy_line
+from headrace.services.operate.run.live_view import policy_line, sparkline
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.watch import read_recent
 
 RECENT = 1_000
 """Offsets of each partition that are read: enough for rewards and curves, however old a run is."""
+CURVE = 32
+"""Characters of the curve of a metric."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class RunStatus:
     """Results of the newest evaluations, by policy and version."""
     evaluated: dict[str, str]
     """The newest evaluation of each policy, as text."""
+    learning: dict[str, list[str]]
+    """The figures to steer by, of each policy's newest version, as text."""
+    metrics: dict[str, dict[str, list[float]]]
+    """The metrics of the newest versions of each policy, by name, the newest last."""
     tasks_submitted: int
     tasks_started: int
     tasks_ended: int
@@ -53,6 +59,7 @@ class RunStatus:
         lines = [f"{self.namespace}: {self.state}{why}, recipe {self.recipe}"]
         for name, version in self.versions.items():
             lines.append(policy_line(name, version, self.rewards[name], self.curves[name]))
+            lines += self.learning.get(name, ())
             if name in self.evaluated:
                 lines.append(f"    evaluated   {self.evaluated[name]}")
         lines += [
@@ -65,6 +72,20 @@ class RunStatus:
         ]
         lines += [f"  failed: {line}" for line in self.top_failures]
         return lines + [f"  hint: {line}" for line in self.hints]
+
+    def metric_rows(self) -> list[list[str]]:
+        """Returns a row for each metric of each policy: policy, name, newest value and curve."""
+        return [
+            [policy, name, f"{values[-1]:.4g}", sparkline(_scaled(values), CURVE)]
+            for policy, metrics in self.metrics.items()
+            for name, values in sorted(metrics.items())
+        ]
+
+
+def _scaled(values: list[float]) -> list[float]:
+    """Returns values between 0 and 1, from the lowest to the highest."""
+    low, high = min(values), max(values)
+    return [(value - low) / (high - low) if high > low else 0.0 for value in values]
 
 
 async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> RunStatus:
@@ -99,6 +120,14 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
             for name in progress.policies
             for version, evaluation in progress.evaluations.of(name).items()
         },
+        learning={
+            name: [f"    {row.label:<11} {row}" for row in policy.health.rows()]
+            for name, policy in progress.policies.items()
+        },
+        metrics={
+            name: {metric: policy.health.curve(metric) for metric in policy.health.newest}
+            for name, policy in progress.policies.items()
+        },
         tasks_submitted=progress.submitted + before[tasks],
         tasks_started=await _started(log),
         tasks_ended=progress.tasks_ended + before[results],
@@ -107,7 +136,7 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
         failures=progress.failures,
         failures_of=progress.episodes,
         top_failures=[str(kind) for kind in progress.endings.top()],
-        hints=progress.endings.hints(),
+        hints=progress.hints(),
         lags=await lags(log.broker, log.topics),
         dead_letters=bounds[dead_letters][1] - bounds[dead_letters][0],
     )

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -133,13 +133,14 @@ def end(
     answers: dict[int, dict[str, Any]] | None = None,
     score_s: dict[str, float] | None = None,
     bound_s: float = 5.0,
+    untrained: Sequence[str] = (),
     **limits: Any,
 ) -> EpisodeEnded:
     """Runs an episode to its end; its outcome. `limits` are settings of its agent."""
 
     async def main() -> None:
         settings = AgentSettings.model_validate(limits)
-        setup = AgentSetup(agent, {}, settings, {"default": "digest"}, score_s or {})
+        setup = AgentSetup(agent, {}, settings, {"default": "digest"}, score_s or {}, untrained)
         started = start(submitted or task(), left_s)
         world.run = EpisodeRun(world.send, started, 0.0, setup, answers or {})
         running = asyncio.create_task(world.run.run())
@@ -417,6 +418,34 @@ def test_an_answer_that_the_recipe_cut_is_overlong_and_one_that_the_agent_cut_is
     assert masked(asking(None, None), max_tokens=4)
     assert not masked(asking(2))
     assert not masked(asking(2, None), max_tokens=20)
+
+
+def test_what_a_policy_without_training_says_costs_nobody_a_reward() -> None:
+    """A simulated user talks as much as the policy, and its last answer is cut."""
+
+    class Talkative(World):
+        def answer(self, event: Event) -> GenerationCompleted | ObservationRecorded | None:
+            answer = super().answer(event)
+            cut = isinstance(event, GenerationRequested) and event.policy == "user"
+            return answer.model_copy(update={"finish": "length"}) if cut and answer else answer
+
+    async def both(episode: Episode) -> None:
+        await episode.generate("a")
+        await episode.conversation("user").generate("b")
+        episode.reward = 1.0
+
+    def played(*untrained: str) -> EpisodeEnded:
+        """Each policy samples 2 tokens."""
+        limits = {"overlong_buffer": 2, "overlong_penalty": 1.0, "overlong": "mask"}
+        roles = {
+            role: Use(policy=policy, sampling=Sampling(max_tokens=2))
+            for role, policy in (("policy", "default"), ("user", "user"))
+        }
+        submitted = task(roles=roles, max_tokens=4)
+        return play(Talkative(), submitted, both, untrained=untrained, **limits)[0]
+
+    assert (played().reward, played().masked) == (0.0, True)
+    assert (played("user").reward, played("user").masked) == (1.0, False)
 
 
 def test_length_is_penalised_within_the_buffer_alone() -> None:

@@ -275,6 +275,7 @@ def test_a_version_that_is_not_loaded_is_waited_for_once(
     async def main() -> None:
         context = FakeContext()
         policy = await serve(tmp_path)
+        policy.on_published(8)
         shard = PromptShard(context, policy)
         await shard.on_event(delivery(request("0", minimum=8), 0))
         await asyncio.gather(*context.spawned)
@@ -283,6 +284,24 @@ def test_a_version_that_is_not_loaded_is_waited_for_once(
         assert packed.oldest(answer.versions) == 7, "late is better than never"
         assert not policy.is_behind(request("1", minimum=8))
         assert policy.is_behind(request("1", minimum=9))
+
+    drive(main)
+
+
+def test_a_prompt_for_a_version_that_does_not_exist_ends_no_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.services.inference.serving.LOAD_WAIT_S", 0.05)
+
+    async def main() -> None:
+        context = FakeContext()
+        policy = await serve(tmp_path)
+        policy.on_published(8)
+        await PromptShard(context, policy).on_event(delivery(request("0", minimum=10**12), 0))
+        await asyncio.gather(*context.spawned)
+        assert isinstance(context.sent[-1], GenerationCompleted), "it is answered all the same"
+        assert not policy.is_behind(request("1", minimum=8))
+        assert policy.is_behind(request("1", minimum=9)), "once it is published, it is waited for"
 
     drive(main)
 

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.errors import InfrastructureError
 from headrace.schemas.events import Blob, Event, PolicyPublished, Ref
+from headrace.services.base.clock import now_ms
 from headrace.services.inference import weights_follower
 from headrace.services.inference.engine import EngineSetup, Weights
 from headrace.services.inference.engines.scripted import ScriptedEngine
@@ -22,6 +23,7 @@ from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder, weights_digest
+from tests.unit.inference.test_serving import request
 
 MODEL = model_folder("tiny-llama")
 
@@ -181,6 +183,9 @@ def test_weights_that_are_not_as_published_are_never_served(tmp_path: Path, kind
         await asyncio.sleep(0.05)
         assert scene.engine.loads == [("default", 0)]
         assert scene.served["default"].version == 0
+        hurried = request("0", minimum=1).model_copy(update={"expires_at": now_ms() + 40})
+        await scene.served["default"].catch_up(hurried)
+        assert not scene.served["default"].is_behind(hurried), "one prompt waited in vain for it"
         scene.publish(2)
         await scene.until(lambda: scene.served["default"].version == 2)
 

@@ -201,6 +201,21 @@ def test_the_first_filter_that_objects_gives_the_reason() -> None:
     assert close(task, filters=["zero_advantage"]).mean == 1.0
 
 
+def test_a_group_whose_only_advantage_is_masked_teaches_nothing() -> None:
+    """The masked sample alone differs, and what is left has the mean of the rewards."""
+    outcomes = [
+        an_outcome(0, 0.5),
+        an_outcome(1, 1.0, masked=True),
+        an_outcome(2, 0.0, masked=True),
+    ]
+    task = a_task([*outcomes, an_outcome(3, 0.5)])
+    assert len(close(task).samples) == 2
+    closed = close(task, filters=["zero_advantage"])
+    assert (closed.reason, closed.mean) == ("zero_advantage", 0.5)
+    kept = a_task([*outcomes, an_outcome(3, 0.6)])
+    assert close(kept, filters=["zero_advantage"]).verdict == "scored"
+
+
 def test_an_estimator_that_breaks_its_contract_is_named() -> None:
     with pytest.raises(HeadraceError, match=r"gave 1 values for the 2 rewards of task 7"):
         close(a_task([an_outcome(0), an_outcome(1)]), advantage=f"{HERE}:one_value")

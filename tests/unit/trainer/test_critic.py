@@ -18,9 +18,9 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder
 from headrace.trainer.critic.critic import Critic, value_terms
 from headrace.trainer.learner import Learner
+from headrace.trainer.metrics.training_metrics import Totals
 from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import TokenSequence, UnusableBatch
-from headrace.trainer.training_metrics import Totals
 from tests.unit.trainer.test_estimates import reference
 from tests.unit.trainer.test_learner import (
     ACTIONS,

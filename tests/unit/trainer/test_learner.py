@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import resource
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +19,13 @@ from safetensors.torch import load, save
 from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
-from headrace.schemas.recipe.policy import Policy
-from headrace.services.models.weights import model_folder, weights_digest
+from headrace.schemas.recipe.policy import Policy, Training
+from headrace.services.models.weights import ADAPTER, model_folder, weights_digest
 from headrace.trainer.collate import collate
 from headrace.trainer.learner import Learner
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.loss import Loss, MicroBatch
-from headrace.trainer.model_loading import load_model
+from headrace.trainer.model_loading import load_model, position_limit
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
 
 FOLDER = model_folder("tiny-llama")
@@ -212,6 +214,17 @@ def test_later_updates_are_held_to_the_policy_at_the_batchs_start() -> None:
         assert learner(learning_rate=0.05, **settings).train(updates)["clip_fraction"] > 0
 
 
+def test_a_version_records_the_learning_rate_of_its_last_update() -> None:
+    one = learner(schedule="linear", total_updates=2)
+    found = [one.train([update(sequence(seed))]) for seed in range(3)]
+    assert [metrics["learning_rate"] for metrics in found] == pytest.approx([5e-3, 0, 0])
+    before = one.weights()
+    one.train([update(sequence(9))])
+    assert one.weights() == before
+    flat = replace(sequence(1), advantages=np.zeros_like(sequence(1).advantages))
+    assert "learning_rate" not in one.train([update(flat)]), "no update had a gradient"
+
+
 def test_warmup_raises_the_learning_rate_step_by_step() -> None:
     one = learner(warmup_updates=4)
     rates = []
@@ -258,6 +271,20 @@ def test_the_second_update_of_m2po_is_prepared_with_the_weights_of_the_first() -
     assert seen[1].abs().max() > 1e-3
 
 
+def test_an_update_whose_tokens_are_all_masked_is_counted() -> None:
+    """Nothing else says so: no batch is skipped, and the weights stay."""
+    batch = [update(sequence(0)), update(sequence(1))]
+    masking = learner(loss={"use": "m2po", "threshold": 1e-12}, minibatches=2)
+    before = masking.weights()
+    metrics = masking.train(batch)
+    assert (metrics["masked_updates"], metrics["clip_fraction"]) == (2, 1)
+    assert masking.weights() == before
+    assert learner(loss={"use": "m2po", "threshold": 99.0}).train(batch)["masked_updates"] == 0
+    for one in batch:
+        one.sequences[0].advantages[:] = 0.0
+    assert masking.train(batch)["masked_updates"] == 0, "there is nothing to mask"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
 def test_the_reference_is_version_0_also_after_a_restart(
@@ -281,6 +308,35 @@ def test_the_reference_is_version_0_also_after_a_restart(
     divergences = [held.train(batch)["reference_kl"] for _ in range(20)]
     assert divergences[0] > 0.1
     assert divergences[-1] < divergences[0] / 4
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_a_restart_with_another_version_0_is_refused(
+    lora: dict[str, int] | None, tmp_path: Path
+) -> None:
+    """The model folder was changed meanwhile: its weights, or the adapter that it starts from."""
+
+    def made(folder: Path, **coefficient: float) -> Learner:
+        training = {"learning_rate": 1e-2, "device": "cpu", **coefficient}
+        tree = {"model": "tiny-llama", "lora": lora, "training": training}
+        return Learner(folder, Policy.model_validate(tree))
+
+    changed = tmp_path / "changed"
+    shutil.copytree(FOLDER, changed)
+    base = Learner(FOLDER, Policy(model="tiny-llama")).weights()
+    (changed / "model.safetensors").write_bytes(base)
+    name = "model.safetensors" if lora is None else ADAPTER
+    other = made(FOLDER)
+    other.train([update(sequence(0))])
+    (changed / name).write_bytes(other.weights())
+
+    made(FOLDER, kl_coefficient=0.1).save(tmp_path / "state")
+    made(FOLDER, kl_coefficient=0.1).load(tmp_path / "state")
+    made(changed).load(tmp_path / "state")
+    with pytest.raises(UsageError, match="other weights than when the run started"):
+        made(changed, kl_coefficient=0.1).load(tmp_path / "state")
+    made(FOLDER).save(tmp_path / "without")
+    made(changed, kl_coefficient=0.1).load(tmp_path / "without")
 
 
 def test_a_stop_while_the_reference_is_measured_leaves_the_own_weights() -> None:
@@ -381,10 +437,37 @@ def test_a_sample_that_does_not_fit_the_memory_costs_only_itself(
     metrics, expected = one.train(batch), other.train(fitting)
 
     assert (metrics["dropped_samples"], expected["dropped_samples"]) == (1, 0)
+    assert metrics["dropped_samples_memory"] == 1
     assert metrics["tokens"] == expected["tokens"] == 6 * updates
     assert "task 7 sample 90: cpu is out of memory" in caplog.text
     for name, tensor in load(one.weights()).items():
         torch.testing.assert_close(tensor, load(other.weights())[name], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16},
+        {
+            "model_type": "opt", "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 32,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16,
+        },
+    ],
+)  # fmt: skip
+def test_a_sample_beyond_the_table_of_positions_costs_only_itself(
+    config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = {"bos_token_id": 257, "eos_token_id": 257, "pad_token_id": 256}
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 258, **config, **ends}))
+    one = Learner(tmp_path, Policy(model=str(tmp_path), training=Training(device="cpu")))
+    fits, beyond = named(0, 8), named(1, 9)
+
+    metrics = one.train([update(fits, beyond)])
+
+    assert (metrics["dropped_samples"], metrics["tokens"]) == (1, 8)
+    assert "has 18 tokens, but the model has positions for 16" in caplog.text
+    computed = learner()
+    assert position_limit(computed._model) is None, "Llama computes positions"
 
 
 def test_if_no_sample_fits_the_memory_the_batch_is_unusable(tmp_path: Path) -> None:
@@ -403,7 +486,7 @@ def test_a_sample_whose_masks_cant_be_recomputed_costs_only_itself() -> None:
     one, other = learner(), learner()
     metrics = one.train([update(named(0, 3), bad)])
     other.train([update(named(0, 3))])
-    assert metrics["dropped_samples"] == 1
+    assert (metrics["dropped_samples"], metrics["dropped_samples_memory"]) == (1, 0)
     assert one.weights() == other.weights()
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.schemas.events import BatchAssembled, BatchSample, Ref, TrajectoryRecorded
 from headrace.schemas.packed import pack_f32, pack_spans
-from headrace.trainer.loader import build_updates, staleness
+from headrace.trainer.loader import build_updates
+from headrace.trainer.metrics.batch_metrics import staleness
 from headrace.trainer.sequences import UnusableBatch, UpdateBatch
 from tests.unit.trainer.test_sequences import trajectory, turn
 

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from headrace.errors import UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.recipe.tables import Choice
+from headrace.trainer.losses.cispo_loss import CispoLoss
 from headrace.trainer.losses.grpo_loss import GrpoLoss
 from headrace.trainer.losses.load_loss import LOSSES, load_loss, try_loss
-from headrace.trainer.losses.loss import FunctionLoss, Loss, MicroBatch, token_weights
+from headrace.trainer.losses.loss import FunctionLoss, Loss, MicroBatch, Reduction, token_weights
 from headrace.trainer.losses.m2po_loss import M2poLoss
-from headrace.trainer.losses.objective import Objective, reference_kl
+from headrace.trainer.losses.objective import STEEPEST, Objective, reference_kl
+from headrace.trainer.metrics.training_metrics import Totals
 from headrace.trainer.sequences import TokenSequence, UpdateBatch
-from headrace.trainer.training_metrics import Totals
 from headrace.trainer.update_plan import UpdatePlan
 
 CPU = torch.device("cpu")
@@ -155,31 +156,47 @@ def test_each_loss_is_its_formula_in_numpy(
     assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-def test_m2po_masks_the_most_extreme_tokens_of_the_update_until_the_mean_is_low() -> None:
+def test_m2po_clips_what_moves_away_until_the_second_moment_of_the_update_is_low() -> None:
     update, new = update_of([5, 30, 12], seed=3, lag=0.4)
     behaviour = np.concatenate([one.behaviour for one in update.sequences]).astype(np.float64)
     advantages = np.concatenate([one.advantages for one in update.sequences]).astype(np.float64)
-    moments = (new - behaviour) ** 2
-    kept = np.ones(len(new), dtype=bool)
-    while moments[kept].mean() > 0.04:  # as the paper words it
-        kept[np.argmax(np.where(kept, moments, -1))] = False
-    assert 0 < kept.sum() < len(new)
+    log_ratio = new - behaviour
+    away = log_ratio * advantages > 0
+    low, high = 0.0, 10.0
+    for _ in range(100):  # bisection
+        bound = (low + high) / 2
+        mean = np.minimum(log_ratio[away] ** 2, bound**2).mean()
+        low, high = (bound, high) if mean <= 0.04 else (low, bound)
+    clipped = away & (np.abs(log_ratio) > low)
+    assert 0 < clipped.sum() < away.sum()
 
     value, gradient = evaluate(M2poLoss(), update, new, new)
 
-    expected = -(np.exp(new - behaviour) * advantages)[kept].sum() / len(new)
-    assert value == pytest.approx(expected, rel=1e-6)
-    assert (gradient != 0).numpy().tolist() == kept.tolist()
+    ratio = np.where(clipped, np.exp(np.sign(log_ratio) * low), np.exp(log_ratio))
+    assert value == pytest.approx(-(ratio * advantages).mean(), rel=1e-6)
+    assert (gradient == 0).numpy().tolist() == clipped.tolist()
 
 
-def test_m2po_survives_ratios_that_overflow_and_updates_without_a_close_token() -> None:
+def test_m2po_clips_nothing_if_the_second_moment_is_low() -> None:
+    update, new = update_of([5, 30, 12], seed=3, lag=0.05)
+    _, gradient = evaluate(M2poLoss(), update, new, new)
+    assert gradient.all()
+    for one in update.sequences:
+        one.advantages[:] = 0  # no token moves away
+    assert evaluate(M2poLoss(), update, new + 1, new + 1)[0] == 0
+
+
+def test_m2po_survives_ratios_that_overflow() -> None:
     update, new = update_of([4], seed=3, lag=0.0)
-    far = new + np.array([0.0, 800.0, 0.0, 0.0])
+    update.sequences[0].advantages[:] = [1, 1, -1, -1]
+    far = new + np.array([0.0, 800.0, 0.0, -800.0])
     value, gradient = evaluate(M2poLoss(), update, far, far)
     assert np.isfinite(value)
-    assert gradient[1] == 0
-    _, gradient = evaluate(M2poLoss(), update, new + 1, new + 1)
-    assert not gradient.any()
+    assert gradient[[1, 3]].eq(0).all()
+    far = new + np.array([0.0, -800.0, 800.0, 0.0])
+    value, gradient = evaluate(M2poLoss(), update, far, far)
+    assert np.isfinite(value)
+    assert gradient.isfinite().all()
 
 
 ALL: list[Choice] = [
@@ -269,10 +286,22 @@ def test_the_clip_respects_the_sign_of_the_advantage() -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9))
 def test_weights_give_tokens_sequences_or_a_constant_the_same_say(lengths: list[int]) -> None:
-    assert token_weights(lengths, "token", 7).sum() == pytest.approx(1)
-    by_sequence = np.split(token_weights(lengths, "sequence", 7), np.cumsum(lengths)[:-1])
+    samples = range(len(lengths))
+    assert token_weights(lengths, samples, "token", 7).sum() == pytest.approx(1)
+    by_sequence = np.split(token_weights(lengths, samples, "sequence", 7), np.cumsum(lengths)[:-1])
     assert [one.sum() for one in by_sequence] == pytest.approx([1 / len(lengths)] * len(lengths))
-    assert token_weights(lengths, "constant", 7) == pytest.approx(1 / len(lengths) / 7)
+    assert token_weights(lengths, samples, "constant", 7) == pytest.approx(1 / len(lengths) / 7)
+
+
+@pytest.mark.parametrize("reduction", ["token", "sequence", "constant"])
+def test_a_sample_of_many_sequences_weighs_as_much_as_one_of_a_single_one(
+    reduction: Reduction,
+) -> None:
+    """An agent with sub-agents has no more say than one that does all in one conversation."""
+    whole = token_weights([6, 4], [0, 1], reduction, 7)
+    parts = token_weights([1, 4, 3, 2], [0, 1, 0, 0], reduction, 7)
+    assert parts[[0, 5, 6, 7, 8, 9]] == pytest.approx(whole[:6])
+    assert parts[1:5] == pytest.approx(whole[6:])
 
 
 def test_the_indices_say_what_a_token_belongs_to() -> None:
@@ -300,6 +329,34 @@ def test_the_kl_divergence_from_the_reference_is_k3() -> None:
     assert gradient.tolist() == pytest.approx([1 - np.exp(-0.5), 0.0])
 
 
+@given(st.floats(-200, 200, width=32))
+def test_the_kl_divergence_from_the_reference_is_finite_and_holds_on(difference: float) -> None:
+    """Up to STEEPEST it is k3 exactly. Beyond it the gradient stays, and does not grow."""
+    new = torch.tensor([0.0], requires_grad=True)
+    [term] = reference_kl(new, torch.tensor([difference]))
+    [gradient] = torch.autograd.grad(term, new)
+    slope = np.exp(min(difference, STEEPEST)) - 1
+    assert gradient.item() == pytest.approx(-slope, rel=1e-5, abs=1e-5)
+    if difference <= STEEPEST:
+        assert term.item() == pytest.approx(np.exp(difference) - 1 - difference, rel=1e-4, abs=1e-5)
+    else:
+        assert np.exp(STEEPEST) < term.item() < np.inf
+
+
+def test_the_mean_gradient_of_the_divergence_is_that_of_the_other_direction() -> None:
+    """Over all tokens, weighted by the new policy's probabilities."""
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([1.0, 0.5, -0.5, 0.0], dtype=torch.float64).log_softmax(0)
+    new = logits.log_softmax(0)
+    terms = reference_kl(new, reference)
+    assert (new.exp() * terms).sum().item() == pytest.approx(
+        (new.exp() * (new - reference)).sum().item()
+    )
+    [mean] = torch.autograd.grad((new.exp().detach() * terms).sum(), logits, retain_graph=True)
+    [other] = torch.autograd.grad((reference.exp() * (reference - new)).sum(), logits)
+    assert torch.allclose(mean, other)
+
+
 def test_engine_and_trainer_are_compared_on_fresh_tokens_alone() -> None:
     update, _ = update_of([100, 100], seed=5)
     fresh, stale = update.sequences
@@ -322,6 +379,19 @@ def test_engine_and_trainer_are_compared_on_fresh_tokens_alone() -> None:
     )
     assert metrics["importance_truncated"] == 0.5
     assert metrics["importance_max"] == 2.0
+
+
+def test_the_weights_that_cispo_clips_are_counted() -> None:
+    """They keep their gradient, so clip_fraction does not see them."""
+    update, _ = update_of([100], seed=5)
+    proximal = update.sequences[0].behaviour.astype(np.float64)
+    proximal[:25] += 1.0
+    loss = CispoLoss(clip_high=1.5)
+    totals = Totals(loss)
+    evaluate(loss, update, proximal, proximal, totals=totals)
+    metrics = totals.metrics()
+    assert (metrics["clip_fraction"], metrics["importance_truncated"]) == (0, 0.25)
+    assert metrics["importance_max"] == 2.5
 
 
 def own(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:

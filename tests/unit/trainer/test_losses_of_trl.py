@@ -135,6 +135,7 @@ def by_us(
                 versions=np.zeros(length, dtype=np.int64),
                 samplings=((Sampling(max_tokens=1), length),),
                 demonstrated=np.zeros(length, dtype=np.bool_),
+                sample=row,
             )
             for row, length in enumerate(LENGTHS)
         ]

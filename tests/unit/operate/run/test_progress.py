@@ -194,6 +194,26 @@ def test_stops_by_versions_and_by_seconds() -> None:
     assert reason(fold(progress, published(2))) == "version 2 published"
 
 
+def test_a_learning_rate_of_0_ends_the_run_once_it_holds_for_every_policy() -> None:
+    """Otherwise a run would play episodes and publish equal versions until its tasks end."""
+    policies = {name: {"model": "tiny-llama"} for name in ("a", "b")}
+    roles = {"roles": {"policy": "a"}}
+    progress = Progress(parse_recipe({"name": "r", "tasks": roles, "policies": policies}, "test"))
+
+    def version(number: int, policy: str, rate: float) -> PolicyPublished:
+        metrics = {"loss": 1.0, "learning_rate": rate}
+        return published(number, policy=policy).model_copy(update={"metrics": metrics})
+
+    fold(progress, version(1, "a", 1e-3), version(1, "b", 0.0), version(2, "a", 1e-6))
+    assert reason(progress) is None
+    fold(progress, version(3, "a", 0.0))
+    assert reason(progress) == "learning rate 0 at version 1"
+    fold(progress, version(4, "a", 0.0), version(2, "b", 0.0))
+    decision = progress.decision("learning rate 0 at version 1")
+    assert decision is not None
+    assert decision.versions == {"a": 3, "b": 1}
+
+
 def test_exhausted_is_not_the_end_before_all_is_published() -> None:
     progress = fold(Progress(recipe()), submitted(), submitted(), ended(1))
     assert not progress.drained

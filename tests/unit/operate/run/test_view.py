@@ -17,6 +17,8 @@ from headrace.services.operate.run.live_view import (
     sparkline,
 )
 from headrace.services.operate.run.progress import Progress
+from tests.unit.operate.run.test_training_health import SANE
+from tests.unit.operate.run.test_training_health import published as of_metrics
 
 RECIPE = parse_recipe(
     {"name": "r", "stop": {"reward": 0.9}, "policies": {"default": {"model": "tiny-llama"}}}, "test"
@@ -72,7 +74,37 @@ def test_a_run_with_a_gateway_shows_its_clients_once_it_answers() -> None:
         assert part in shown(status)
 
 
-def shown(status: Status) -> str:
+def steered() -> Status:
+    """A run of which three versions were published that the engines do not agree with."""
+    status = Status("r", progress=Progress(RECIPE))
+    assert status.progress is not None
+    for version in range(1, 4):
+        event = of_metrics(version, SANE | {"engine_gap_p99": 0.7})
+        status.progress.on_event(event, 1.0, version)
+    return status
+
+
+def test_the_views_show_the_figures_to_steer_by_and_what_to_do() -> None:
+    shown = panelled(steered())
+    for part in ("entropy 0.412", "engine gap 0.7", "hint", "disagree about fresh tokens by 0.7"):
+        assert part in shown
+
+
+def test_the_plain_view_says_each_kind_of_hint_once() -> None:
+    status, out = steered(), io.StringIO()
+    status.phase = "running"
+    view = make_view(status, Console(file=out))
+    for _ in range(3):
+        status.began -= 10
+        view.refresh()
+    assert (out.getvalue().count("version 3"), out.getvalue().count("hint: ")) == (3, 1)
+
+
+def panelled(status: Status) -> str:
     out = io.StringIO()
     Console(file=out, width=100).print(panel(status))
-    return f"{out.getvalue()}{progress_line(status)}"
+    return out.getvalue()
+
+
+def shown(status: Status) -> str:
+    return f"{panelled(status)}{progress_line(status)}"

@@ -13,6 +13,7 @@ from headrace.services.kafka.broker import Outgoing
 from headrace.services.namespace.apply import commit_first_offsets
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.status.run_status import run_status_of
+from tests.unit.operate.run.test_training_health import SANE
 from tests.unit.operate.show.world import TOPICS, World, in_a_world
 
 RECIPE = Recipe.model_validate({"name": "r", "policies": {"default": {"model": "tiny-llama"}}})
@@ -59,5 +60,25 @@ def test_what_was_not_counted_one_by_one_is_said() -> None:
         few = await run_status_of(world.log, LIFE, 1)
         assert f"failed 0 of the last {few.failures_of}" in "\n".join(few.lines())
         assert "of the last" not in "\n".join((await run_status_of(world.log, LIFE)).lines())
+
+    in_a_world(test)
+
+
+def test_the_metrics_of_a_run_are_figures_a_table_and_advice() -> None:
+    async def test(world: World) -> None:
+        await commit_first_offsets(world.log.broker, TOPICS)
+        await world.publish(0, metrics={})
+        for version in range(1, 5):
+            metrics = SANE | {"engine_kl": 0.1, "loss": 1.0 / version}
+            await world.publish(version, metrics=metrics)
+        await asyncio.sleep(0.01)  # the last transaction's mark
+        status = await run_status_of(world.log, LIFE)
+        text = "\n".join(status.lines())
+        assert "off-policy  engine gap 0.093" in text
+        assert "hint: engine and trainer disagree" in text
+        rows = {name: (newest, curve) for _, name, newest, curve in status.metric_rows()}
+        assert rows["loss"] == ("0.25", "█▃▂▁")
+        assert rows["entropy"] == ("0.412", "▁▁▁▁")
+        assert SANE.keys() <= rows.keys()
 
     in_a_world(test)

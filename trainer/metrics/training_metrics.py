@@ -22,6 +22,10 @@ class Totals:
         self._norm = torch.zeros(())
         self._critic_norms: list[Tensor] = []
         self._updates = 0
+        self._meant = self._clipped = 0
+        """Of the current update: tokens with an advantage, and those without a gradient."""
+        self._masked = 0
+        self._rate: float | None = None
         self._sampled = 0
         self._demonstrated = 0
         self._cross_entropy = torch.zeros(())
@@ -41,6 +45,8 @@ class Totals:
         raw = lag.double().clamp(max=MAX_LAG).exp()
         weights = raw if self._cap is None else raw.clamp(max=self._cap)
         clipped = (objective.gradient == 0) & (batch.advantages != 0)
+        self._meant += int((batch.advantages != 0).sum())
+        self._clipped += int(clipped.sum())
         below = self._by.log_ratio(batch, logprobs) < 0
         sums = {
             # KL divergence of the policy that sampled from the proximal policy, by estimator k3
@@ -79,6 +85,12 @@ class Totals:
         """Adds an update by the norm of its gradient before clipping, a scalar."""
         self._norm = torch.maximum(self._norm, norm.cpu())
         self._updates += 1
+        self._masked += 0 < self._meant == self._clipped
+        self._meant = self._clipped = 0
+
+    def add_rate(self, rate: float) -> None:
+        """Notes the learning rate of an update that changes the weights."""
+        self._rate = rate
 
     def add_critic(self, norm: Tensor) -> None:
         """Adds an update of the critic by the norm of its gradient before clipping, a scalar."""
@@ -93,7 +105,9 @@ class Totals:
     def metrics(self) -> dict[str, float]:
         """Returns the metrics by name.
 
-        `loss` is a mean over updates, `grad_norm` and `importance_max` are maxima, `tokens` and
+        `loss` is a mean over updates, `grad_norm` and `importance_max` are maxima, `learning_rate`
+        is that of the last update and absent if there was none with a gradient, `masked_updates`
+        counts the updates in which the loss clipped or masked every token, `tokens` and
         `demonstrated_tokens` are counts, of each epoch again. Those of `_engine_metrics` are over
         fresh tokens. A critic adds those of `value_metrics`, the mean `value_loss`, and the maximum
         `critic_grad_norm`. The others are means over sampled tokens (`kl`, `reference_kl` and
@@ -111,10 +125,12 @@ class Totals:
         }
         if self._critic_norms:
             metrics["critic_grad_norm"] = float(torch.stack(self._critic_norms).max())
+        if self._rate is not None:
+            metrics["learning_rate"] = self._rate
         if self._sampled:
             mean, squares = metrics["effective_sample_size"], float(self._squares) / self._sampled
             metrics["effective_sample_size"] = mean * mean / squares if squares else 0.0
-            metrics |= self._engine_metrics()
+            metrics |= self._engine_metrics() | {"masked_updates": float(self._masked)}
         if self._demonstrated:
             metrics["demonstrated_tokens"] = float(self._demonstrated)
             metrics["cross_entropy"] = float(self._cross_entropy) / self._demonstrated

@@ -1,0 +1,1 @@
+"""The metrics that a published version records."""
