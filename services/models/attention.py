@@ -27,7 +27,7 @@ def float32_attention(
     Shapes and options are those of transformers' `sdpa`: query [B, H, Q, D], key and value
     [B, G, K, D], result [B, Q, H, D].
     """
-    floats = {
+    floats: dict[str, Any] = {
         name: one.float() if isinstance(one, Tensor) and one.is_floating_point() else one
         for name, one in {"attention_mask": mask, **options}.items()
     }

@@ -274,12 +274,12 @@ def test_the_second_update_of_m2po_is_prepared_with_the_weights_of_the_first() -
 def test_an_update_whose_tokens_are_all_masked_is_counted() -> None:
     """Nothing else says so: no batch is skipped, and the weights stay."""
     batch = [update(sequence(0)), update(sequence(1))]
-    masking = learner(loss={"use": "m2po", "threshold": 1e-12}, minibatches=2)
+    masking = learner(loss={"use": "icepop", "mask_low": 1, "mask_high": 1}, minibatches=2)
     before = masking.weights()
     metrics = masking.train(batch)
     assert (metrics["masked_updates"], metrics["clip_fraction"]) == (2, 1)
     assert masking.weights() == before
-    assert learner(loss={"use": "m2po", "threshold": 99.0}).train(batch)["masked_updates"] == 0
+    assert learner(loss={"use": "icepop", "mask_low": 0}).train(batch)["masked_updates"] == 0
     for one in batch:
         one.sequences[0].advantages[:] = 0.0
     assert masking.train(batch)["masked_updates"] == 0, "there is nothing to mask"
