@@ -40,6 +40,8 @@ class TurnArrays:
     finish: str
     trainable: bool
     demonstrated: bool
+    teacher: NDArray[np.float32]
+    """[T] logprobs by the policy's teacher; [0] if no teacher scored the turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class PathArrays:
     """[L] NaN if the token was not sampled."""
     versions: NDArray[np.int64]
     """[L] -1 if the token was not sampled."""
+    teacher: NDArray[np.float32]
+    """[L] logprobs by the policy's teacher. NaN if no teacher scored the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class Trajectory:
                                 for turn, c, t in parts]),
                 np.concatenate([_padded(turn.logprobs, c, t, np.nan) for turn, c, t in parts]),
                 np.concatenate([_padded(turn.versions, c, t, -1) for turn, c, t in parts]),
+                np.concatenate([_padded(turn.teacher, c, t, np.nan) for turn, c, t in parts]),
             )  # fmt: skip
 
 
@@ -140,6 +145,7 @@ def unpack(event: TrajectoryRecorded, texts: Texts) -> Trajectory:
                 finish=turn.finish,
                 trainable=turn.trainable,
                 demonstrated=turn.demonstrated,
+                teacher=np.frombuffer(turn.teacher, "<f4"),
             )
         )
     return Trajectory(event, tuple(turns))

@@ -289,8 +289,23 @@ class EpisodeStarted(TaskEvent):
     """The newest version of each policy in training when the task was started."""
 
 
+class ScoredTokens(Part):
+    """Neighbouring tokens of a context whose logprobs a score asks for."""
+
+    first: N31
+    """Index of the first one in the context, from 0. The first token of a context has no logprob,
+    so it is at least 1."""
+    count: N31
+    """Number of tokens."""
+    sampling: N31
+    """Index into the request's `samplings`: how they were sampled."""
+
+
 class GenerationRequested(CallEvent):
-    """A prompt: the token ids of the context so far, and new text that is not yet tokenized."""
+    """A prompt: the token ids of the context so far, and new text that is not yet tokenized.
+
+    Or a `score`, which asks a policy for its logprobs of tokens that another policy sampled.
+    """
 
     policy: str
     pinned: I64 | None = None
@@ -299,8 +314,8 @@ class GenerationRequested(CallEvent):
     """The oldest version that shall answer, if `pinned` is null. A worker that is still loading it
     waits for it, but not for long: then an older version answers."""
     kind: Literal["generate", "score"] = "generate"
-    """Reserved: `score` will ask only for the logprobs of `tokens`. Nothing writes `score` yet, and
-    Headrace's inference workers refuse it."""
+    """`score` samples nothing. It asks for the logprobs of the tokens of `tokens` that `scored`
+    names. Agent workers write it if a policy has a teacher."""
     tokens: bytes = b""
     """i32[]: token ids of the whole context so far."""
     text: str = ""
@@ -311,7 +326,13 @@ class GenerationRequested(CallEvent):
     demonstration: str | None = None
     """What the policy should say. The answer is this text, tokenized and ended as `sampling`
     demands; nothing is sampled. Null samples from the policy."""
+    scored: tuple[ScoredTokens, ...] = ()
+    """The tokens to score, in the order of the context. Empty if `kind` is `generate`."""
+    samplings: tuple[Sampling, ...] = ()
+    """The distinct sampling settings of `scored`. A logprob is computed with the temperature and
+    the masks of its token's sampling."""
     sampling: Sampling
+    """How new tokens are sampled. A score repeats the first of its `samplings` here."""
     priority: I32 = 0
     """A higher priority goes first."""
     expires_at: Millis
@@ -329,7 +350,8 @@ class GenerationCompleted(CallEvent):
     worker: str
     """Id of the inference worker."""
     finish: Literal["stop", "length", "overflow", "failed"]
-    """Why the generation ended. `stop`: at a stop id or text. `length`: at `max_tokens`.
+    """Why the generation ended. `stop`: at a stop id or text, or it is a whole score. `length`: at
+    `max_tokens`.
     `overflow`: the context does not fit into the model. `failed`: see `failure`."""
     prompt_added: bytes = b""
     """i32[]: token ids of the request's new text."""
@@ -338,10 +360,10 @@ class GenerationCompleted(CallEvent):
     text: str = ""
     """The same tokens as text."""
     logprobs: bytes = b""
-    """f32[]: one logprob for each sampled token, after temperature and masks. Empty for a
+    """f32[]: one logprob for each sampled or scored token, after temperature and masks. Empty for a
     demonstration."""
     versions: bytes = b""
-    """spans: the policy version of every sampled token. Empty for a demonstration."""
+    """spans: the policy version of every sampled or scored token. Empty for a demonstration."""
     kv: Literal["fresh", "mixed"] = "fresh"
     """`mixed`: an older version of the weights computed part of the KV cache."""
     prompt_tokens: N31 = 0
@@ -443,6 +465,9 @@ class Turn(Part):
     demonstrated: bool = False
     """The agent gave the text of this turn. Its tokens were not sampled, so they have no logprobs
     and no versions, and they are learned by cross-entropy whatever the reward."""
+    teacher: bytes = b""
+    """f32[]: the teacher's logprob of each sampled token, with the temperature and the masks of the
+    turn's sampling. Empty if no teacher scored the turn."""
 
 
 Ending = Literal[

@@ -56,13 +56,14 @@ async def load_batch(
     vocabulary: int,
     minibatches: int,
     passing: float = 1.0,
-    *,
+    taught: bool = False,
     critic: bool = False,
 ) -> PreparedBatch:
     """Fetches and checks a batch's trajectories, and divides them into at most so many minibatches.
 
-    `passing` is the reward of a solved episode, for metrics. A batch that contradicts itself, or
-    that has no sample to train on, comes back as `unusable`. Raises what `EventLog.fetch` raises.
+    `passing` is the reward of a solved episode, for metrics, and `taught` says whether the policy
+    has a teacher. A batch that contradicts itself, or that has no sample to train on, comes back as
+    `unusable`. Raises what `EventLog.fetch` raises.
     """
     batch = delivery.event
     refs = [sample.trajectory for sample in batch.samples]
@@ -72,7 +73,7 @@ async def load_batch(
     events = [event for _, event in sorted(zip(order, fetched, strict=True), key=lambda o: o[0])]
     try:
         built, dropped = await asyncio.to_thread(
-            build_updates, batch, events, vocabulary, minibatches, critic
+            build_updates, batch, events, vocabulary, minibatches, taught, critic
         )
     except UnusableBatch as error:
         return PreparedBatch(delivery, unusable=str(error))
@@ -88,6 +89,7 @@ def build_updates(
     events: Sequence[Event],
     vocabulary: int,
     minibatches: int,
+    taught: bool = False,
     critic: bool = False,
 ) -> tuple[list[UpdateBatch], list[str]]:
     """Divides a batch into minibatches, each of which makes an optimizer update in each epoch.
@@ -113,7 +115,7 @@ def build_updates(
         group = groups.setdefault(sample.task, len(groups))
         name = f"task {sample.task} sample {sample.sample}"
         try:
-            found = _sequences(batch.policy, sample, event, vocabulary, critic)
+            found = _sequences(batch.policy, sample, event, vocabulary, taught, critic)
         except (ValueError, UnusableBatch) as error:
             found = []
             dropped.append(f"{name}: {error}")
@@ -129,7 +131,12 @@ def build_updates(
 
 
 def _sequences(
-    policy: str, sample: BatchSample, event: Event, vocabulary: int, critic: bool
+    policy: str,
+    sample: BatchSample,
+    event: Event,
+    vocabulary: int,
+    taught: bool,
+    critic: bool,
 ) -> list[TokenSequence]:
     """Returns a sample's sequences. Raises ValueError if they are not what the batch states."""
     if not isinstance(event, TrajectoryRecorded):
@@ -138,7 +145,7 @@ def _sequences(
         raise ValueError(f"its reference names task {event.task} sample {event.sample}")
     advantages = unpack_f32(sample.advantages)
     given = (1.0,) if critic else advantages
-    sequences = token_sequences(event, policy, given, sample.weight, vocabulary)
+    sequences = token_sequences(event, policy, given, sample.weight, vocabulary, taught)
     if critic:
         sequences = with_rewards(sequences, event, policy, advantages)
     tokens = sum(len(one.positions) for one in sequences)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,9 @@ class TokenSequence:
     turn."""
     demonstrated: Bools
     """[N] bool: whether the agent demonstrated the token instead of sampling it."""
+    teacher: Floats | None = None
+    """[N] float32: logprobs in nats by the policy's teacher; 0 if demonstrated. None if the policy
+    has no teacher."""
     sample: int = 0
     """The index in the batch of the sample that the sequence belongs to."""
     group: int = 0
@@ -102,8 +105,11 @@ def token_sequences(
     advantages: Sequence[float],
     weight: float,
     vocabulary: int,
+    taught: bool = False,
 ) -> list[TokenSequence]:
     """Returns the sequences of a trajectory that train `policy`.
+
+    If it is `taught`, they have the logprobs of its teacher, which the trajectory must have.
 
     A path without trained tokens is left out. `advantages` has one value for all turns, or one for
     each turn of this policy. `weight` multiplies them. Token ids must be below `vocabulary`.
@@ -121,6 +127,8 @@ def token_sequences(
     for index in range(len(trajectory.turns)):
         try:
             turns.append(_read_turn(trajectory, index, by_turn.get(index), weight, vocabulary))
+            if taught and turns[-1].sampling is not None:
+                turns[-1] = replace(turns[-1], teacher=_teacher(trajectory.turns[index]))
         except ValueError as error:
             raise UnusableBatch(f"{name}, turn {index}: {error}") from error
     sequences, trained = [], set[int]()
@@ -144,6 +152,7 @@ class _UnpackedTurn:
     demonstrated: bool
     sampling: Sampling | None
     """None if the turn is not trained."""
+    teacher: Floats | None = None
 
 
 def _read_turn(
@@ -170,11 +179,27 @@ def _read_turn(
     if advantage is not None and turn.trainable and len(tokens):
         if len(logprobs) != len(tokens):
             raise ValueError(f"{len(logprobs)} logprobs for {len(tokens)} tokens")
-        if not np.all((logprobs > -np.inf) & (logprobs <= LOGPROB_TOLERANCE)):
-            raise ValueError("a logprob is above 0, infinite or not a number")
+        _check_logprobs(logprobs, "a logprob")
         sampling = _checked_sampling(trajectory.samplings, turn, tokens)
     factor = weight if turn.demonstrated else (advantage or 0.0) * weight
     return _UnpackedTurn(context, tokens, logprobs, versions, factor, turn.demonstrated, sampling)
+
+
+def _teacher(turn: Turn) -> Floats:
+    """Returns the teacher's logprob of each token. Raises ValueError if it scored other tokens."""
+    count = len(turn.tokens) // 4
+    if turn.demonstrated:
+        return np.zeros(count, dtype=np.float32)
+    logprobs = np.frombuffer(turn.teacher, "<f4")
+    if len(logprobs) != count:
+        raise ValueError(f"{len(logprobs)} logprobs by its teacher for {count} tokens")
+    _check_logprobs(logprobs, "a logprob by its teacher")
+    return logprobs
+
+
+def _check_logprobs(logprobs: Floats, what: str) -> None:
+    if not np.all((logprobs > -np.inf) & (logprobs <= LOGPROB_TOLERANCE)):
+        raise ValueError(f"{what} is above 0, infinite or not a number")
 
 
 def _logprobs_and_versions(turn: Turn, tokens: int) -> tuple[Floats, Ints]:
@@ -244,6 +269,7 @@ def _join(turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str)
             numbers.append(index)
             samplings.append((turn.sampling, len(turn.tokens)))
     counts = [count for _, count in samplings]
+    taught = [turn.teacher for turn in trained if turn.teacher is not None]
     return TokenSequence(
         tokens=np.concatenate([ids for turn in turns for ids in (turn.context, turn.tokens)]),
         positions=np.concatenate(positions),
@@ -253,4 +279,5 @@ def _join(turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str)
         demonstrated=np.repeat([turn.demonstrated for turn in trained], counts),
         samplings=tuple(samplings),
         turns=tuple(numbers),
+        teacher=np.concatenate(taught) if taught else None,
     )

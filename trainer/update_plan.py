@@ -106,6 +106,9 @@ def _all_tokens(update: UpdateBatch, counts: Sequence[int], device: torch.device
         "versions": versions,
         "staleness": update.newest - versions,
     }
+    taught = [one.teacher for one in sequences if one.teacher is not None]
+    if taught:
+        arrays["teacher"] = np.concatenate(taught)
     kinds = {"f": torch.float32, "i": torch.int64}
     return MicroBatch(
         **{

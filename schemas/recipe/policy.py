@@ -22,6 +22,11 @@ from headrace.schemas.recipe.tables import (
 
 Chosen = TypeVar("Chosen", bound=Settings)
 
+REWARD_LOSSES = ("grpo", "dr_grpo", "gspo", "cispo", "icepop", "m2po", "reinforce")
+"""The built-in losses that learn from rewards alone."""
+DISTILL = "distill"
+"""The built-in loss that learns from a teacher."""
+
 
 RENDERED = frozenset(
     (
@@ -180,8 +185,15 @@ class Training(Settings):
     """The trainer of a policy."""
 
     loss: Choice = "grpo"
-    """The loss: `grpo`, `dr_grpo`, `gspo`, `cispo`, `icepop`, `m2po`, `reinforce`, or an import
-    path. With options it is a table, `{ use = "grpo", clip_high = 0.28 }`."""
+    """The loss: `grpo`, `dr_grpo`, `gspo`, `cispo`, `icepop`, `m2po`, `reinforce`, `distill`, or an
+    import path. With options it is a table, `{ use = "grpo", clip_high = 0.28 }`."""
+    teacher: str | None = None
+    """Key of `policies`: a policy with `training = false` and the same tokenizer. When a training
+    episode has ended, it is asked for its logprobs of the tokens that this policy sampled. They are
+    recorded with the trajectory, and the loss `distill` learns from them. Absent: no teacher."""
+    teacher_s: PositiveSeconds = 600.0
+    """Maximum seconds that an ended episode waits for its teacher. After them, the episode has no
+    reward and is not trained on."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of AdamW after the warmup."""
     demonstration_learning_rate: float | None = Field(default=None, gt=0)

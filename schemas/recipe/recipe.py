@@ -21,6 +21,7 @@ from headrace.schemas.recipe.tables import (
     PositiveSeconds,
     Settings,
 )
+from headrace.schemas.recipe.teacher import check_teacher
 from headrace.schemas.topics import NAME
 
 LIVE_UNTRAINED = 128
@@ -289,6 +290,13 @@ class Recipe(Settings):
             raise ValueError(
                 f"tasks.minimum: {tasks.minimum} is more than tasks.samples, {tasks.samples}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _teachers_fit(self) -> Recipe:
+        for name, one in self.policies.items():
+            if one.training is not None:
+                check_teacher(f"policies.{name}", one, one.training, self.policies)
         return self
 
     @property

@@ -13,10 +13,12 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.records import AgentSetup
+from headrace.services.agent.teacher_scores import Teacher
 from headrace.services.base.plugins import load
 from headrace.services.base.reveal import reveal
 from headrace.services.models.tokens import tokenizer_digest
 from headrace.services.models.weights import model_folder
+from headrace.services.tasks.teachers import check_teachers
 
 
 async def single_turn(episode: Episode) -> None:
@@ -69,7 +71,11 @@ OPTIONS = {"chat": ChatOptions}
 
 
 def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
-    """Returns the recipe's agents by key. Raises UsageError if one can't be loaded."""
+    """Returns the recipe's agents by key.
+
+    Raises UsageError if one can't be loaded, or if a policy's teacher can't score what it samples.
+    """
+    check_teachers(recipe)
     tokenizers = {
         name: tokenizer_digest(model_folder(policy.model))
         for name, policy in recipe.policies.items()
@@ -79,6 +85,11 @@ def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
         for name, environment in recipe.environments.items()
         if environment.score_s is not None
     }
+    teachers = {
+        name: Teacher(policy.training.teacher, policy.training.teacher_s)
+        for name, policy in recipe.policies.items()
+        if policy.training is not None and policy.training.teacher is not None
+    }
     untrained = {name for name, policy in recipe.policies.items() if policy.training is None}
     setups = {}
     for key, settings in recipe.agents.items():
@@ -86,7 +97,7 @@ def load_agents(recipe: Recipe) -> dict[str, AgentSetup]:
         options = reveal(settings.options, f"agents.{key}.options")
         if isinstance(agent, type):
             agent, options = _make(key, agent, options), {}
-        setups[key] = AgentSetup(agent, options, settings, tokenizers, score_s, untrained)
+        setups[key] = AgentSetup(agent, options, settings, tokenizers, score_s, untrained, teachers)
     return setups
 
 

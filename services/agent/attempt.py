@@ -72,6 +72,13 @@ class Attempt:
         """Returns the first recorded answer to a prompt, which is sent if there is none yet."""
         return await self._ask(request, GenerationCompleted)
 
+    async def ask_teacher(self, request: GenerationRequested) -> GenerationCompleted:
+        """Returns the first recorded answer to a score, even if it is a failure.
+
+        The attempt has ended by then, so its agent can ask nothing any more.
+        """
+        return await self._first_answer(request, GenerationCompleted)
+
     async def ask_environment(self, request: ActionRequested) -> ObservationRecorded:
         """Returns the first recorded answer to an action, which is sent if there is none yet."""
         if request.kind == "score":
@@ -98,6 +105,12 @@ class Attempt:
         if self._over:
             message = f"call {request.call} came after the attempt's end"
             raise AttemptFailed.retryable("superseded", message)
+        answer = await self._first_answer(request, kind)
+        if answer.failure is not None and answer.failure.origin != "policy":
+            raise AttemptFailed(answer.failure)
+        return answer
+
+    async def _first_answer(self, request: Request, kind: type[A]) -> A:
         answer = self.answers.pop(request.call, None)
         if answer is None:
             answer = await self._answer_to(request)
@@ -107,8 +120,6 @@ class Attempt:
                 f"call {request.call} differs from the recorded one: the agent's code is not "
                 "deterministic, or it has changed",
             )
-        if answer.failure is not None and answer.failure.origin != "policy":
-            raise AttemptFailed(answer.failure)
         return answer
 
     async def _answer_to(self, request: Request) -> Answer:

@@ -33,6 +33,7 @@ from headrace.services.agent.stops import (
     error_of,
     exits_contained,
 )
+from headrace.services.agent.teacher_scores import ask_teachers
 from headrace.services.base.clock import now
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.types import STEP_TIMEOUT, check_names
@@ -72,6 +73,7 @@ class EpisodeRun:
         self._failures: list[Failure] = []
         self._moved = asyncio.Event()
         self._cancelled: Failure | None = None
+        self._cancelling = asyncio.Event()
         self._episode: Episode | None = None
         self._had_whole_time = False
 
@@ -87,6 +89,7 @@ class EpisodeRun:
     def cancel(self, reason: str) -> None:
         """Ends the episode as cancelled."""
         self._cancelled = self._cancelled or refused("cancelled", reason[:MESSAGE])
+        self._cancelling.set()
         self._moved.set()
 
     def stop(self) -> None:
@@ -100,7 +103,11 @@ class EpisodeRun:
         prompt = left_s >= WHOLE_TIME * self.started.submitted.deadline_s
         self._had_whole_time = prompt and not self._current.was_begun
         ending, failure = await self._run_attempts()
+        await self._close_environment()
         earned = earned_reward(self.started, self.setup, self._episode, ending, failure)
+        if self._is_learned(earned) and (stopped := await self._ask_teachers()) is not None:
+            ending, failure = stopped
+            earned = earned_reward(self.started, self.setup, self._episode, ending, failure)
         ref = None
         try:
             ref = await self._record_trajectory(ending, earned)
@@ -238,9 +245,34 @@ class EpisodeRun:
         if last is not None:
             await self.send(close_after(last, self.started.submitted.environment))
 
+    def _is_learned(self, earned: EarnedReward) -> bool:
+        """Whether a policy with a teacher may be trained on the episode."""
+        train = self.started.submitted.purpose == "train" and bool(self.setup.teachers)
+        return train and earned.reward is not None and not earned.masked
+
+    async def _ask_teachers(self) -> tuple[Ending, Failure] | None:
+        """Adds the teachers' logprobs to the turns. Returns the other ending if that fails."""
+        assert self._episode is not None
+        turns = self._episode.turns
+        asking = asyncio.create_task(ask_teachers(self._current, turns, self.setup.teachers))
+        cancelled = asyncio.create_task(self._cancelling.wait())
+        try:
+            await asyncio.wait({asking, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            if self._cancelled is not None:
+                return "cancelled", self._cancelled
+            for call, logprobs in asking.result().items():
+                turns[call].turn = turns[call].turn.model_copy(update={"teacher": logprobs})
+        except AttemptFailed as failed:
+            return "failed", failed.failure
+        except LogLost as lost:
+            raise lost.error from None
+        finally:
+            cancelled.cancel()
+            asking.cancel()
+        return None
+
     async def _record_trajectory(self, ending: Ending, earned: EarnedReward) -> Ref | None:
         """Writes the trajectory of the last attempt. Returns None if the attempt did nothing."""
-        await self._close_environment()
         episode = self._episode
         if episode is None:
             return None

@@ -20,6 +20,7 @@ from headrace.schemas.events import (
 from headrace.schemas.recipe.recipe import Agent as AgentSettings
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.requests import following
+from headrace.services.agent.teacher_scores import Teacher
 from headrace.services.agent.turns import arrange, is_cut, policy_uses
 from headrace.services.base.clock import now_ms
 
@@ -46,6 +47,8 @@ class AgentSetup:
     """Seconds that a judge has to answer, by its name, if the recipe limits them."""
     untrained: Collection[str] = ()
     """The policies that do not learn, by name. How much they say costs nobody a reward."""
+    teachers: Mapping[str, Teacher] = field(default_factory=dict)
+    """The teacher of each policy that has one, by the policy's name."""
 
     @property
     def replayable(self) -> bool:

@@ -72,7 +72,7 @@ def generation_requested(
         sampling=sampling,
         priority=started.submitted.priority,
         expires_at=started.deadline,
-        digest=_meaning(*meant),
+        digest=meaning_of(*meant),
     )
 
 
@@ -106,7 +106,7 @@ def action_requested(
         artifacts=submitted.artifacts if kind == "reset" else (),
         seed=submitted.seed,
         expires_at=started.deadline,
-        digest=_meaning(kind, str(index), use.model_dump_json(), payload),
+        digest=meaning_of(kind, str(index), use.model_dump_json(), payload),
     )
 
 
@@ -151,7 +151,7 @@ def _used(sampling: Sampling) -> str:
     return sampling.model_dump_json(exclude={name for name in later if not getattr(sampling, name)})
 
 
-def _meaning(*parts: str | bytes) -> bytes:
+def meaning_of(*parts: str | bytes) -> bytes:
     """Returns the digest of what a request asks: two requests with one id must mean the same."""
     digest = hashlib.sha256()
     for part in parts:

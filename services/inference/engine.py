@@ -8,10 +8,10 @@ benchmarks). Your own engine is a class that implements `Engine`. The recipe nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,41 @@ class EnginePrompt:
     """If prompts wait for a slot, the highest priority goes first. It has no other effect."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredRun:
+    """Neighbouring tokens of a sequence to score, which were sampled in the same way."""
+
+    first: int
+    """Index of the first one in the sequence, at least 1."""
+    count: int
+    temperature: float = 1.0
+    allowed: Sequence[int] = ()
+    json_schema: str = ""
+    """As in EnginePrompt. The run is the whole answer."""
+    around: tuple[str, str] = ("", "")
+    stop_ids: Sequence[int] = ()
+    """The ids that end an answer with a schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePrompt:
+    """A sequence, and the tokens in it whose logprobs are asked."""
+
+    policy: str
+    tokens: Sequence[int]
+    runs: Sequence[ScoredRun]
+    """In the order of the sequence, at least one."""
+    priority: int = 0
+    """As in EnginePrompt: the queue is the same."""
+
+
 Finish = Literal["stop", "length", "overflow", "interrupted"]
 """`overflow`: the context is full. `interrupted`: the engine closed before the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """The tokens that an engine drew."""
+    """The tokens that an engine drew. Or scores, which have no `tokens`."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -116,6 +144,7 @@ class Engine(Protocol):
     """The contract of every engine; `tests/contract/` tests it.
 
     All methods are called from one asyncio loop and must not block it. The constructor may block.
+    An engine that also has the method of `ScoringEngine` can serve a teacher.
     """
 
     def capacity(self) -> Capacity:
@@ -140,16 +169,55 @@ class Engine(Protocol):
         """Ends within `drain_s` seconds. Unfinished sequences come back `interrupted`."""
 
 
+@runtime_checkable
+class ScoringEngine(Protocol):
+    """What an engine needs besides `Engine` to serve a teacher."""
+
+    async def score(self, prompt: ScorePrompt) -> EngineOutput:
+        """Returns one logprob and one version for each token of the runs, in their order.
+
+        The logprobs are those of the distribution that `generate` would draw from, after
+        temperature and masks. Nothing is drawn: `tokens` is empty, and `finish` is `stop`, or
+        `overflow` if the sequence does not fit into the context. A score waits for a slot and takes
+        it as a prompt does. Raises what `generate` raises.
+        """
+
+
+def check_score(prompt: ScorePrompt, vocabulary: int) -> None:
+    """Raises ValueError with the reason if no engine could ever score this sequence."""
+    ids = [("token", prompt.tokens), *(("allowed", run.allowed) for run in prompt.runs)]
+    check_ids(ids, vocabulary)
+    end = 1
+    for run in prompt.runs:
+        if run.first < end or run.count < 1 or run.first + run.count > len(prompt.tokens):
+            raise ValueError(
+                f"a run of {run.count} tokens from {run.first} on: runs must ascend, begin at 1 or "
+                f"later, and end within the {len(prompt.tokens)} tokens"
+            )
+        end = run.first + run.count
+        if not run.temperature > 0:
+            raise ValueError(f"temperature {run.temperature}: only more than 0 can be scored")
+        if run.json_schema and run.allowed:
+            raise ValueError("json_schema and allowed ids exclude each other: give one of them")
+    if not prompt.runs:
+        raise ValueError("a score needs at least one token to score")
+
+
+def check_ids(named: Iterable[tuple[str, Sequence[int]]], vocabulary: int) -> None:
+    """Raises ValueError if an id is outside the vocabulary. The names are for the message."""
+    for name, ids in named:
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+            wrong = next(i for i in ids if not 0 <= i < vocabulary)
+            raise ValueError(f"{name} id {wrong} is outside the vocabulary of {vocabulary} tokens")
+
+
 def check_prompt(prompt: EnginePrompt, vocabulary: int) -> None:
     """Raises ValueError with the reason if no engine could ever continue this prompt."""
     if not prompt.tokens:
         raise ValueError("a prompt needs at least one token")
     if prompt.max_tokens < 1:
         raise ValueError(f"max_tokens is {prompt.max_tokens}: ask for at least 1")
-    for name, ids in (("token", prompt.tokens), ("allowed", prompt.allowed)):
-        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
-            wrong = next(i for i in ids if not 0 <= i < vocabulary)
-            raise ValueError(f"{name} id {wrong} is outside the vocabulary of {vocabulary} tokens")
+    check_ids((("token", prompt.tokens), ("allowed", prompt.allowed)), vocabulary)
     if not (prompt.temperature >= 0 and 0 < prompt.top_p <= 1 and 0 <= prompt.min_p <= 1):
         raise ValueError(
             f"temperature {prompt.temperature}, top_p {prompt.top_p}, min_p {prompt.min_p}: "

@@ -38,6 +38,7 @@ class PolicyMetrics:
         self._policy = policy
         self.prompt_tokens = TOKENS.labels(policy, "prompt")
         self.generated_tokens = TOKENS.labels(policy, "generated")
+        self.scored_tokens = TOKENS.labels(policy, "scored")
         self.queue_seconds = QUEUE_SECONDS.labels(policy)
         self.run_seconds = RUN_SECONDS.labels(policy)
         self.busy = BUSY.labels(policy)

@@ -30,6 +30,7 @@ from headrace.services.inference.weights_follower import WeightsFollower
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, Start, follow_events, read_events
 from headrace.services.models.weights import model_folder
+from headrace.services.tasks.teachers import teacher_of
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker
@@ -93,10 +94,17 @@ async def find_published(log: EventLog, policy: str, version: int) -> PolicyPubl
 def prepare(recipe: Recipe) -> None:
     """Imports the recipe's engines, so that `run` starts faster. torch takes seconds.
 
-    Raises UsageError if an engine can't be imported.
+    Raises UsageError if an engine can't be imported, or is that of a teacher and can't score.
     """
-    for policy in recipe.policies.values():
-        load("engine", policy.engine.use, BUILTIN)
+    engines = {
+        name: load("engine", policy.engine.use, BUILTIN) for name, policy in recipe.policies.items()
+    }
+    for name in set(filter(None, map(teacher_of, recipe.policies.values()))):
+        if not hasattr(engines[name], "score"):
+            raise UsageError(
+                f"policies.{name}.engine: {engines[name].__name__} has no method `score`, so it "
+                "can't serve a teacher. Add the method, or use the engine `torch` or `vllm`"
+            )
 
 
 def make_engines(recipe: Recipe, names: Sequence[str]) -> list[tuple[Engine, list[str]]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from headrace.errors import InfrastructureError
@@ -13,8 +14,9 @@ from headrace.schemas import packed
 from headrace.schemas.events import Failure, GenerationCompleted, GenerationRequested
 from headrace.services.base import clock
 from headrace.services.inference.demonstration import demonstrate
-from headrace.services.inference.engine import Engine, EngineOutput, EnginePrompt
+from headrace.services.inference.engine import Engine, EngineOutput, EnginePrompt, ScorePrompt
 from headrace.services.inference.inference_metrics import PolicyMetrics
+from headrace.services.inference.score_prompt import score_prompt, scoring
 from headrace.services.inference.tokenizer import Tokenizer
 
 RECHECK_S = 1.0
@@ -125,7 +127,7 @@ class ServedPolicy:
     ) -> GenerationCompleted | None:
         """Answers a request. A failure is an answer too. Returns None if the engine was closed."""
         began = asyncio.get_running_loop().time()
-        prompt: EnginePrompt | None = None
+        prompt: EnginePrompt | ScorePrompt
         added: list[int] = []
         try:
             if request.pinned is not None and request.pinned != self.version:
@@ -134,10 +136,16 @@ class ServedPolicy:
                     f"the request is pinned to version {request.pinned}, but the worker serves "
                     f"version {self.version}",
                 )
-            prompt, added = self._prompt(request)
-            if request.demonstration is None:
-                generation = await self._generate(prompt, request.expires_at, slot)
+            if request.kind == "score":
+                prompt = score_prompt(request, self.tokenizer)
+                score = partial(scoring(self.engine).score, prompt)
+                generation = await self._in_time(score, request.expires_at, slot)
+            elif request.demonstration is None:
+                prompt, added = self._prompt(request)
+                generate = partial(self.engine.generate, prompt)
+                generation = await self._in_time(generate, request.expires_at, slot)
             else:
+                prompt, added = self._prompt(request)
                 demonstrated = self.tokenizer.encode_demonstration(
                     request.demonstration, request.sampling.stop
                 )
@@ -155,8 +163,6 @@ class ServedPolicy:
 
     def _prompt(self, request: GenerationRequested) -> tuple[EnginePrompt, list[int]]:
         """Returns the prompt and the ids of its new text. Raises ValueError if it is invalid."""
-        if request.kind != "generate":
-            raise ValueError(f"this worker doesn't answer requests of kind {request.kind!r}")
         sampling = request.sampling
         context = packed.unpack_i32(request.tokens)
         added = self._added(request, context)
@@ -188,32 +194,36 @@ class ServedPolicy:
             return self.tokenizer.chat(request.chat, context)
         return self.tokenizer.encode_content(request.text) if request.text else []
 
-    async def _generate(self, prompt: EnginePrompt, expires_at: int, slot: Slot) -> EngineOutput:
+    async def _in_time(
+        self, work: Callable[[], Awaitable[EngineOutput]], expires_at: int, slot: Slot
+    ) -> EngineOutput:
         left_s = expires_at / 1000 - clock.now()
         if left_s <= 0:
             raise InfrastructureError("expired", f"{-left_s:.1f} s ago", retryable=False)
         try:
             async with asyncio.timeout(left_s):
                 slot.start()
-                return await self.engine.generate(prompt)
+                return await work()
         except TimeoutError:
-            raise InfrastructureError("expired", "while generating", retryable=False) from None
+            raise InfrastructureError("expired", "in the engine", retryable=False) from None
 
     def _answer(
         self,
         request: GenerationRequested,
-        prompt: EnginePrompt,
+        prompt: EnginePrompt | ScorePrompt,
         added: list[int],
         generation: EngineOutput,
         times: tuple[float, float],
     ) -> GenerationCompleted:
         assert generation.finish != "interrupted"
         tokens = generation.tokens
-        shown = tokens[:-1] if tokens and tokens[-1] in prompt.stop_ids else tokens
+        stops = prompt.stop_ids if isinstance(prompt, EnginePrompt) else ()
+        shown = tokens[:-1] if tokens and tokens[-1] in stops else tokens
         queue_s, run_s = times
         self.metrics.answered(generation.finish)
         self.metrics.prompt_tokens.inc(len(prompt.tokens))
-        self.metrics.generated_tokens.inc(len(generation.logprobs))
+        counter = self.metrics.generated_tokens if tokens else self.metrics.scored_tokens
+        counter.inc(len(generation.logprobs))
         self.metrics.queue_seconds.observe(queue_s)
         self.metrics.run_seconds.observe(run_s)
         return self._completed(

@@ -18,11 +18,7 @@ def tokenizer_digest(folder: Path) -> str:
 
 def token_ids(folder: Path, spellings: Sequence[str]) -> list[int]:
     """The ids of tokens, spelled as in the vocabulary. Raises UsageError if a token is missing."""
-    tree = json.loads(_read(folder / "tokenizer.json"))
-    vocabulary = tree["model"]["vocab"]
-    if isinstance(vocabulary, list):  # a Unigram model lists [token, score] by id
-        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
-    vocabulary |= {token["content"]: token["id"] for token in tree.get("added_tokens", ())}
+    vocabulary = _vocabulary(folder)
     missing = [spelling for spelling in spellings if spelling not in vocabulary]
     if missing:
         raise UsageError(
@@ -30,6 +26,25 @@ def token_ids(folder: Path, spellings: Sequence[str]) -> list[int]:
             "tokenizer.json spells them: byte-level ones spell a space as Ġ and a line feed as Ċ"
         )
     return [vocabulary[spelling] for spelling in spellings]
+
+
+def same_vocabulary(one: Path, other: Path) -> bool:
+    """Whether the tokens of two tokenizers have the same ids. Raises UsageError if one is absent.
+
+    Other settings of the files may differ, as they often do between the sizes of a model.
+    """
+    return tokenizer_digest(one) == tokenizer_digest(other) or _vocabulary(one) == _vocabulary(
+        other
+    )
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    tree = json.loads(_read(folder / "tokenizer.json"))
+    vocabulary = tree["model"]["vocab"]
+    if isinstance(vocabulary, list):  # a Unigram model lists [token, score] by id
+        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
+    added = {token["content"]: token["id"] for token in tree.get("added_tokens", ())}
+    return {**vocabulary, **added}
 
 
 def end_ids(folder: Path) -> list[int]:

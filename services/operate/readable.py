@@ -12,7 +12,7 @@ from headrace.schemas.packed import unpack_f32, unpack_i32
 from headrace.services.kafka.broker import Record
 from headrace.services.log.event_log import WHY, EventLog
 
-_FLOATS = frozenset({"advantages", "logprobs", "turn_rewards"})
+_FLOATS = frozenset({"advantages", "logprobs", "teacher", "turn_rewards"})
 _DIGESTS = frozenset({"digest", "recipe", "sha256", "state"})
 _SHOWN_BYTES = 256
 """Bytes of an undecodable value that are shown."""

@@ -161,8 +161,9 @@ class LockstepLoop:
         settings = self._policy.training
         assert settings is not None
         vocabulary = self._learner.vocabulary
+        critic = settings.critic is not None
         updates, _ = build_updates(
-            batch, trajectories, vocabulary, settings.minibatches, settings.critic is not None
+            batch, trajectories, vocabulary, settings.minibatches, critic=critic
         )
         self._learner.train(updates)
         return fmean(one.reward or 0.0 for task, _ in ended for one in task.outcomes)

@@ -131,6 +131,7 @@ def violations(
     yield from tasks.check(facts, recipe, drained=drained)
     yield from episodes.check(facts, recipe, drained=drained)
     yield from trajectories.check(facts)
+    yield from trajectories.taught(recipe, facts)
     yield from groups.check(facts, recipe, settled=settled)
     yield from batches.check(facts, recipe, settled=settled)
     yield from evaluations.check(facts)

@@ -9,6 +9,7 @@ from math import isnan
 
 from headrace.schemas.events import (
     ActionRequested,
+    BatchAssembled,
     EpisodeEnded,
     EpisodeStarted,
     GenerationCompleted,
@@ -20,6 +21,7 @@ from headrace.schemas.events import (
     Turn,
 )
 from headrace.schemas.packed import count, unpack_f32, unpack_spans
+from headrace.schemas.recipe.recipe import Recipe
 from tests.checker.episodes import LIMITS
 from tests.checker.facts import Facts, Violations
 
@@ -42,7 +44,9 @@ class _Asked:
     @property
     def linear(self) -> bool:
         """Whether it asked for one thing after the other, so that calls are in order."""
-        return all(call.isdecimal() for call in self.calls if not call.endswith(".close"))
+        # What Headrace itself asks ends in `.close` or `.score0`.
+        own = (call for call in self.calls if call.rpartition(".")[2].isdecimal())
+        return all(call.isdecimal() for call in own)
 
 
 def check(facts: Facts) -> Violations:
@@ -70,7 +74,9 @@ def check(facts: Facts) -> Violations:
         yield from _agreement(found, outcome, name)
         yield from _limits(facts, found, name)
         yield from _turns(facts, found, name)
-        yield from _whole(facts, found, attempts[found.task, found.sample, found.attempt], name)
+        asked = attempts[found.task, found.sample, found.attempt]
+        yield from _whole(facts, found, asked, name)
+        yield from _scores(facts, found, asked, name)
         spoken = {(turn.policy, version) for turn in found.turns for version in versions(turn)}
         for policy, version in sorted(spoken - published):
             yield f"I5: {name} has tokens of {policy}/{version}, which was never published"
@@ -177,6 +183,39 @@ def _turns(facts: Facts, trajectory: TrajectoryRecorded, name: str) -> Violation
         drawn = versions(turn)
         if drawn != sorted(drawn):
             yield f"I5: {where} was drawn by versions {drawn}"
+
+
+def _scores(facts: Facts, trajectory: TrajectoryRecorded, asked: _Asked, name: str) -> Violations:
+    """A teacher's logprobs are those of the answers that count, for the turn's own tokens."""
+    scored: set[tuple[bytes, bytes, bytes]] = set()
+    for answer in asked.answers:
+        for request in facts.every(GenerationRequested, answer.event_id):
+            start = 0
+            for one in request.scored if answer.digest == request.digest else ():
+                first, end = 4 * one.first, 4 * (one.first + one.count)
+                logprobs = answer.logprobs[4 * start : 4 * (start + one.count)]
+                scored.add((request.tokens[:first], request.tokens[first:end], logprobs))
+                start += one.count
+    for index, turn in enumerate(trajectory.turns):
+        known = (_before(trajectory, turn) + turn.context, turn.tokens, turn.teacher)
+        if turn.teacher and known not in scored:
+            yield f"I2: {name}: turn {index} has other scores than its teacher gave"
+
+
+def taught(recipe: Recipe, facts: Facts) -> Violations:
+    """No sample is trained on that its policy's teacher did not score."""
+    for batch in facts.events(BatchAssembled):
+        training = recipe.policies[batch.policy].training
+        if training is None or training.teacher is None:
+            continue
+        for sample in batch.samples:
+            found = facts.resolve(sample.trajectory)
+            turns = found.turns if isinstance(found, TrajectoryRecorded) else ()
+            for turn in turns:
+                own = turn.policy == batch.policy and turn.trainable and not turn.demonstrated
+                if own and count(turn.teacher) != count(turn.tokens):
+                    name = f"batch {batch.version} of {batch.policy}"
+                    yield f"I3: {name} has sample {sample.task}/{sample.sample} without its scores"
 
 
 def _before(trajectory: TrajectoryRecorded, turn: Turn) -> bytes:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from headrace.services.inference.engine import Engine, EngineSetup, Weights
 from headrace.services.inference.engines.engine_thread import ThreadedEngine
-from headrace.services.inference.engines.row import Outcome, Row
+from headrace.services.inference.engines.row import AnyRow, Outcome
 from headrace.services.inference.engines.torch_engine import TorchEngine
 
 MakeEngine = Callable[..., Engine]
@@ -87,7 +87,7 @@ def hold(engine: Engine, *steps: int) -> None:
     advance, load, done, change = engine._advance, engine.load, 0, engine._changing
     there = threading.Event()
 
-    def step(joining: list[Row]) -> list[Outcome]:
+    def step(joining: list[AnyRow]) -> list[Outcome]:
         nonlocal done, change
         if done in steps:
             there.set()
@@ -112,7 +112,7 @@ def slow(engine: Engine) -> None:
         return
     advance = engine._advance
 
-    def step(joining: list[Row]) -> list[Outcome]:
+    def step(joining: list[AnyRow]) -> list[Outcome]:
         time.sleep(0.001)
         return advance(joining)
 

@@ -26,9 +26,10 @@ from headrace.services.inference.engine import (
 )
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.models.lora import adapter_tensors
+from headrace.services.models.output_head import ChosenHidden
 from headrace.services.models.weights import weights_digest
 from headrace.trainer.collate import collate
-from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
+from headrace.trainer.forward.token_logprobs import token_logprobs
 from headrace.trainer.model_loading import add_adapter, load_model
 from headrace.trainer.sequences import TokenSequence
 from tests.contract.engines import KINDS, VLLM, drive, hold, make_engine_of, make_model

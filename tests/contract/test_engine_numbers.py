@@ -25,10 +25,11 @@ from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.attention import FLOAT32_ATTENTION
 from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.output_head import ChosenHidden
 from headrace.services.models.weights import model_folder, weights_digest
 from headrace.trainer.collate import SchemaMasks, collate
 from headrace.trainer.forward.master_weights import MasterWeights
-from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
+from headrace.trainer.forward.token_logprobs import token_logprobs
 from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import TokenSequence
 from tests.contract.engines import (

@@ -23,6 +23,7 @@ from tests.simulation.chronicle import Line
 from tests.simulation.processes import Run, new_learner
 from tests.simulation.scenario import DEADLINE_S, UNSAFE
 from tests.simulation.story import unparked, unpublished_weights, untrue_stories, untrue_weights
+from tests.simulation.teaching import TEACHER
 from tests.simulation.virtual_time import BEGIN_S
 from tests.simulation.world import open_environments
 
@@ -105,7 +106,8 @@ async def judge(run: Run, log: EventLog, read_to: Ends, result: Result) -> None:
     result.violations += untrue_stories(facts, moody=moody)
     result.violations += unpublished_weights(facts)
     if "weights differ" not in run.scenario.misbehaviour:
-        result.violations += untrue_weights(facts, new_learner(run.scenario))
+        taught = TEACHER in run.recipe.policies
+        result.violations += untrue_weights(facts, new_learner(run.scenario), taught=taught)
     left = open_environments()
     if left:
         result.violations.append(f"I7: {len(left)} environments are left open")

@@ -58,6 +58,8 @@ class DigestLearner:
         for update in updates:
             for sequence in update.sequences:
                 digest.update(sequence.tokens.tobytes() + sequence.advantages.tobytes())
+                if sequence.teacher is not None:
+                    digest.update(sequence.teacher.tobytes())
         if self._unusable_in and updates and digest.digest()[0] % self._unusable_in == 0:
             raise UnusableBatch("the loss is not finite, by chance")
         if updates and self._chance is not None:

@@ -58,7 +58,8 @@ def _side_partitions(run: Run, service: str, main: Partition) -> list[Partition]
         "scheduler": [(EPISODES, every), (OUTCOMES, every), (GROUPS, [0])],
     }
     return sorted(
-        Partition(topics.name(topic, "default" if topic.per_policy else None), number)
+        Partition(topics.name(topic, policy), number)
         for topic, numbers in read.get(service, [])
+        for policy in (topics.policies if topic.per_policy else (None,))
         for number in numbers
     )

@@ -40,6 +40,7 @@ from tests.simulation.chronicle import Chronicle
 from tests.simulation.learner import DigestLearner
 from tests.simulation.loop_child import LoopChild
 from tests.simulation.scenario import Scenario
+from tests.simulation.teaching import TEACHER
 from tests.simulation.virtual_time import OWNER, loop
 
 RESTART_S = 0.5
@@ -189,6 +190,8 @@ class Run:
         for service, count in self.scenario.processes.items():
             for _ in range(count):
                 self.add(service)
+        if TEACHER in self.recipe.policies:
+            self.add(TEACHER)
         return log
 
     def add(self, service: str) -> Process:
@@ -282,6 +285,18 @@ async def train(context: ServiceContext) -> None:
         await Trainer(context, publisher, stand_in, thread).run()
 
 
+async def keep_teacher(context: ServiceContext) -> None:
+    """Stands in for the trainer of a policy that is not trained: publishes version 0."""
+    async with sole_publisher(context, TEACHER) as publisher:
+        if publisher.history.newest is None:
+            await publisher.publish(0, "initial", DigestLearner().weights())
+        else:
+            await publisher.resume(publisher.history.newest, DigestLearner().weights())
+        while not context.stopping.is_set():
+            await asyncio.sleep(1.0)
+            await publisher.repair(0)
+
+
 def new_learner(
     scenario: Scenario, on_saving: Callable[[Path], None] = lambda _: None
 ) -> DigestLearner:
@@ -301,4 +316,5 @@ SERVICES: dict[str, Callable[[ServiceContext], Awaitable[None]]] = {
     "assemble-groups": assemble_groups,
     "assemble-batches": assemble_batches.run,
     "trainer": train,
+    TEACHER: keep_teacher,
 }

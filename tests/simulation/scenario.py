@@ -15,6 +15,7 @@ from typing import Any, Literal
 from headrace.schemas.recipe.recipe import Recipe
 from tests.memory.memory_faults import Faults
 from tests.simulation.blobs import BlobFaults
+from tests.simulation.teaching import TEACHER, with_teacher
 from tests.simulation.world import LETTERS, TURNS
 
 LATENCY_S = 0.004
@@ -135,6 +136,8 @@ def draw(seed: int) -> Scenario:
         scenario.recipe = _with_demonstrations(scenario.recipe, later)
     if later.random() < 0.2 and not quiet:
         _add_limits(scenario, later)
+    if Random(f"teacher {seed}").random() < 0.15:
+        scenario.recipe = with_teacher(scenario.recipe)
     if not quiet:
         scenario.timing = timing
         _add_faults(scenario, chance)
@@ -145,7 +148,7 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
     """A scenario of a seed with no faults but these kinds of ACTS, MISBEHAVIOUR and WIRE.
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
-    SLOW, DEBATE, CUT and DEMONSTRATIONS are what they are in a swarm's seed.
+    SLOW, DEBATE, CUT, TEACHER and DEMONSTRATIONS are what they are in a swarm's seed.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
@@ -160,6 +163,8 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
         scenario.recipe = _with_demonstrations(scenario.recipe, chance)
     if CUT in kinds:
         _add_limits(scenario, chance)
+    if TEACHER in kinds:
+        scenario.recipe = with_teacher(scenario.recipe)
     return scenario
 
 

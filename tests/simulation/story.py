@@ -127,21 +127,22 @@ def unparked(garbage: Iterable[Record], letters: Iterable[Record]) -> Iterator[s
             yield f"I1: {location} is no event, and in no dead letter"
 
 
-def untrue_weights(facts: Facts, learner: DigestLearner) -> Iterator[str]:
+def untrue_weights(facts: Facts, learner: DigestLearner, *, taught: bool) -> Iterator[str]:
     """Versions that are not what training on the batches gives, each once and in order.
 
-    `learner` is a new one that is deterministic.
+    `learner` is a new one that is deterministic. `taught`: the policy has a teacher.
     """
     published = sorted(
         (*facts.all(PolicyPublished), *facts.again[PolicyPublished]), key=lambda one: one.offset
     )
+    published = [one for one in published if one.event.policy == "default"]
     version, digest = -1, b""
     for one in published:
         event: PolicyPublished = one.event
         if event.version != version:
             version = event.version
             if event.version and (batch := _batch(facts, event)) is not None:
-                _train(facts, learner, batch)
+                _train(facts, learner, batch, taught)
             digest = weights_digest(learner.weights())
         if event.digest != digest:
             yield f"I4: version {version}, {event.status}, is not what its batches make of it"
@@ -153,6 +154,8 @@ def unpublished_weights(facts: Facts) -> Iterator[str]:
     digests: dict[int, bytes] = {}
     for one in facts.in_order(PolicyPublished):
         event: PolicyPublished = one.event
+        if event.policy != "default":
+            continue
         begun_from = event.metrics.get(BEGUN_FROM)
         if begun_from not in (None, number_of(digests.get(event.version - 1, b""))):
             yield f"I4: version {event.version} was not trained from version {event.version - 1}"
@@ -164,10 +167,11 @@ def _batch(facts: Facts, event: PolicyPublished) -> BatchAssembled | None:
     return found if isinstance(found, BatchAssembled) else None
 
 
-def _train(facts: Facts, learner: DigestLearner, batch: BatchAssembled) -> None:
+def _train(facts: Facts, learner: DigestLearner, batch: BatchAssembled, taught: bool) -> None:
     found: Iterable[Event | None] = (facts.resolve(one.trajectory) for one in batch.samples)
     events = [event for event in found if event is not None]
     try:
-        learner.train(build_updates(batch, events, learner.vocabulary, minibatches=1)[0])
+        updates, _ = build_updates(batch, events, learner.vocabulary, 1, taught)
+        learner.train(updates)
     except UnusableBatch:
         return

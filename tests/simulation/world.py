@@ -17,7 +17,7 @@ from headrace.errors import DependencyError, InfrastructureError
 from headrace.services.agent.agents import multi_turn
 from headrace.services.agent.episode import Episode
 from headrace.services.base.types import Observation, TaskView
-from headrace.services.inference.engine import EngineOutput, EnginePrompt, EngineSetup
+from headrace.services.inference.engine import EngineOutput, EnginePrompt, EngineSetup, ScorePrompt
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.stream_jobs.filters import Group
 from tests.simulation.virtual_time import OWNER, Owner, loop
@@ -45,13 +45,7 @@ class Dice(ScriptedEngine):
         self._random = loop().random
 
     async def _continue(self, prompt: EnginePrompt) -> EngineOutput:
-        await asyncio.sleep(self._random.uniform(0.005, 0.2))
-        if self._slow and self._random.random() < self._slow:
-            await asyncio.sleep(self._random.uniform(0.2, 5.0))
-        if self._random.random() < self._fails:
-            raise InfrastructureError("engine_failed", "by chance")
-        if self._random.random() < self._breaks:
-            raise DependencyError("the engine broke, by chance: this process must end")
+        await self._trouble()
         generation = await super()._continue(prompt)
         generation.tokens[:] = self._random.choices(prompt.allowed, k=len(generation.tokens))
         if self._full and self._random.random() < self._full:
@@ -59,6 +53,23 @@ class Dice(ScriptedEngine):
             tokens, logprobs = generation.tokens[:drawn], generation.logprobs[:drawn]
             return EngineOutput(tokens, logprobs, generation.versions[:drawn], "overflow")
         return generation
+
+    async def _score(self, prompt: ScorePrompt) -> EngineOutput:
+        await self._trouble()
+        scored = await super()._score(prompt)
+        # Multiples of 1/8 survive float32.
+        scored.logprobs[:] = [-self._random.randint(1, 80) / 8 for _ in scored.logprobs]
+        return scored
+
+    async def _trouble(self) -> None:
+        """Takes a moment, and fails or breaks by chance."""
+        await asyncio.sleep(self._random.uniform(0.005, 0.2))
+        if self._slow and self._random.random() < self._slow:
+            await asyncio.sleep(self._random.uniform(0.2, 5.0))
+        if self._random.random() < self._fails:
+            raise InfrastructureError("engine_failed", "by chance")
+        if self._random.random() < self._breaks:
+            raise DependencyError("the engine broke, by chance: this process must end")
 
 
 def _fields(setup: EngineSetup) -> dict[str, Any]:

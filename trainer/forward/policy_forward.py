@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headrace.services.models.output_head import ChosenHidden
 from headrace.trainer.collate import Inputs, SchemaMasks, collate
-from headrace.trainer.forward.token_logprobs import ChosenHidden, token_logprobs
+from headrace.trainer.forward.token_logprobs import token_logprobs
 from headrace.trainer.sequences import TokenSequence, raise_if_stopped
 from headrace.trainer.update_plan import UpdatePlan
 

@@ -22,6 +22,7 @@ LOSSES = {
     "cispo": f"{_HERE}.cispo_loss:CispoLoss",
     "icepop": f"{_HERE}.icepop_loss:IcepopLoss",
     "m2po": f"{_HERE}.m2po_loss:M2poLoss",
+    "distill": f"{_HERE}.distill_loss:DistillLoss",
     "reinforce": f"{_HERE}.reinforce_loss:ReinforceLoss",
 }
 """The built-in losses by the recipe's name."""
@@ -82,5 +83,6 @@ def _example(state: Any) -> MicroBatch:
         turns=second,
         versions=1 - first,
         staleness=first,
+        teacher=torch.full_like(advantages, -0.9),
         state=state,
     )

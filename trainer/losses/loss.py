@@ -56,6 +56,8 @@ class MicroBatch:
     """[N] int64: how many versions the token is behind the newest one before the batch."""
     reference: Tensor | None = None
     """Logprobs by version 0; None unless the recipe has a `kl_coefficient`."""
+    teacher: Tensor | None = None
+    """Logprobs by the policy's teacher; None unless the recipe has one."""
     state: Any = None
     """What `Loss.prepare` returned."""
 

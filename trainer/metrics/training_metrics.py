@@ -61,6 +61,8 @@ class Totals:
         }
         if objective.divergence is not None:
             sums["reference_kl"] = objective.divergence.sum()
+        if batch.teacher is not None:
+            sums["teacher_kl"] = (batch.behaviour - batch.teacher).sum()
         if self._cap is not None:
             sums["importance_truncated"] = (raw > self._cap).sum()
         for name, value in sums.items():
@@ -110,10 +112,12 @@ class Totals:
         counts the updates in which the loss clipped or masked every token, `tokens` and
         `demonstrated_tokens` are counts, of each epoch again. Those of `_engine_metrics` are over
         fresh tokens. A critic adds those of `value_metrics`, the mean `value_loss`, and the maximum
-        `critic_grad_norm`. The others are means over sampled tokens (`kl`, `reference_kl` and
-        `entropy` in nats), but `cross_entropy`, in nats, is a mean over demonstrated tokens, and
-        `effective_sample_size` is (sum of w)^2 / (N * sum of w^2) with the importance weights w
-        before they are truncated. Means over tokens are absent if there are no such tokens.
+        `critic_grad_norm`. The others are means over sampled tokens (`kl`, `reference_kl`,
+        `teacher_kl` and `entropy` in nats), but `cross_entropy`, in nats, is a mean over
+        demonstrated tokens, and `effective_sample_size` is (sum of w)^2 / (N * sum of w^2) with the
+        importance weights w before they are truncated. `teacher_kl` is an estimate of the
+        divergence of the policy that sampled from its teacher. Means over tokens are absent if
+        there are no such tokens.
         """
         metrics = {
             "loss": float(self._loss) / max(self._updates, 1),

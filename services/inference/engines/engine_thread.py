@@ -26,11 +26,15 @@ from headrace.services.inference.engine import (
     EngineOutput,
     EnginePrompt,
     EngineSetup,
+    ScoredRun,
+    ScorePrompt,
     Weights,
     check_prompt,
+    check_score,
 )
 from headrace.services.inference.engines.grammar_states import GrammarCompiler
-from headrace.services.inference.engines.row import Outcome, Row
+from headrace.services.inference.engines.row import AnyRow, Outcome, Row, ScoreRow
+from headrace.services.models.json_schema import GrammarState
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +55,8 @@ class ThreadedEngine(Engine):
     """The engine's name in messages."""
     prefill_tokens: ClassVar[int]
     """Maximum prompt tokens that join in one step, unless a single prompt is longer."""
+    score_room: ClassVar[int] = 0
+    """Tokens of the context that a score leaves free."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
@@ -65,8 +71,8 @@ class ThreadedEngine(Engine):
         self._changing: asyncio.Future[None] | None = None
         self._closed = False
         self._death: HeadraceError | None = None
-        self._inbox: queue.SimpleQueue[Row | WeightsChange | None] = queue.SimpleQueue()
-        self._waiting: list[tuple[int, int, Row]] = []
+        self._inbox: queue.SimpleQueue[AnyRow | WeightsChange | None] = queue.SimpleQueue()
+        self._waiting: list[tuple[int, int, AnyRow]] = []
         """A heap, ordered by priority and then by arrival."""
         self._arrivals = itertools.count()
         self._thread: threading.Thread | None = None
@@ -81,13 +87,8 @@ class ThreadedEngine(Engine):
     ) -> EngineOutput:
         """As `Engine.generate`. `on_token` is called in the engine's thread with each token."""
         check_prompt(prompt, self._vocabulary)
-        grammar = None
-        if prompt.json_schema:
-            self._grammars = self._grammars or GrammarCompiler(self._setup.model, self._vocabulary)
-            grammar = await self._grammars.begin(prompt)
-        self._require_alive("prompts")
-        if prompt.policy not in self._policies:
-            raise InfrastructureError("no_weights", f"no weights of policy {prompt.policy!r} yet")
+        grammar = await self._grammar(prompt)
+        self._require_served(prompt.policy)
         room = self._context - len(prompt.tokens)
         if room <= 0:
             return EngineOutput([], [], [], "overflow")
@@ -100,13 +101,17 @@ class ThreadedEngine(Engine):
             grammar=grammar,
             on_token=on_token,
         )
-        self._in_flight.add(future)
-        self._put(row)
-        try:
-            return await future
-        finally:
-            row.cancelled = True
-            self._in_flight.discard(future)
+        return await self._outcome_of(row)
+
+    async def score(self, prompt: ScorePrompt) -> EngineOutput:
+        """As `ScoringEngine.score`."""
+        check_score(prompt, self._vocabulary)
+        grammars = [await self._grammar(run) for run in prompt.runs]
+        self._require_served(prompt.policy)
+        if len(prompt.tokens) > self._context - self.score_room:
+            return EngineOutput([], [], [], "overflow")
+        future: asyncio.Future[EngineOutput] = asyncio.get_running_loop().create_future()
+        return await self._outcome_of(ScoreRow(prompt, future, grammars))
 
     async def load(self, weights: Weights) -> None:
         async with self._loading:
@@ -126,6 +131,27 @@ class ThreadedEngine(Engine):
             self._inbox.put(None)
             await asyncio.to_thread(self._thread.join)
 
+    async def _grammar(self, prompt: EnginePrompt | ScoredRun) -> GrammarState | None:
+        """Returns the grammar state at the start of an answer, if it has to follow a schema."""
+        if not prompt.json_schema:
+            return None
+        self._grammars = self._grammars or GrammarCompiler(self._setup.model, self._vocabulary)
+        return await self._grammars.begin(prompt)
+
+    async def _outcome_of(self, row: AnyRow) -> EngineOutput:
+        self._in_flight.add(row.future)
+        self._put(row)
+        try:
+            return await row.future
+        finally:
+            row.cancelled = True
+            self._in_flight.discard(row.future)
+
+    def _require_served(self, policy: str) -> None:
+        self._require_alive("prompts")
+        if policy not in self._policies:
+            raise InfrastructureError("no_weights", f"no weights of policy {policy!r} yet")
+
     def _require_alive(self, what: str) -> None:
         if self._closed:
             raise InfrastructureError("engine_closed", f"the engine is closed: it takes no {what}")
@@ -141,7 +167,7 @@ class ThreadedEngine(Engine):
                 "A worker serves only one kind: restart it"
             )
 
-    def _put(self, item: Row | WeightsChange) -> None:
+    def _put(self, item: AnyRow | WeightsChange) -> None:
         self._loop = asyncio.get_running_loop()
         self._start()
         self._inbox.put(item)
@@ -177,7 +203,7 @@ class ThreadedEngine(Engine):
         """Swaps weights. Raises InfrastructureError if that fails; then the old weights stay."""
 
     @abstractmethod
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[AnyRow]:
         """The rows that have joined and not ended."""
 
     @abstractmethod
@@ -185,8 +211,11 @@ class ThreadedEngine(Engine):
         """Frees the rows of cancelled prompts."""
 
     @abstractmethod
-    def _advance(self, joining: list[Row]) -> list[Outcome]:
-        """Adds new rows, draws one token for every row, and returns the rows that ended."""
+    def _advance(self, joining: list[AnyRow]) -> list[Outcome]:
+        """Adds new rows, draws one token for every row, and returns the rows that ended.
+
+        Also scores the sequences among the new rows.
+        """
 
     def _run(self) -> None:
         try:
@@ -215,7 +244,7 @@ class ThreadedEngine(Engine):
             idle = False
             if item is None:
                 return False
-            if isinstance(item, Row):
+            if isinstance(item, Row | ScoreRow):
                 heapq.heappush(self._waiting, (-item.prompt.priority, next(self._arrivals), item))
                 continue
             failure = None
@@ -225,8 +254,8 @@ class ThreadedEngine(Engine):
                 failure = error
             self._call(_settle, item.future, failure)
 
-    def _join(self, free: int) -> list[Row]:
-        joining: list[Row] = []
+    def _join(self, free: int) -> list[AnyRow]:
+        joining: list[AnyRow] = []
         tokens = 0
         while self._waiting and len(joining) < free and tokens < self.prefill_tokens:
             _, _, row = heapq.heappop(self._waiting)

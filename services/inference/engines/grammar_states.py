@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.errors import InfrastructureError, UsageError
 from headrace.services.base.concurrency import in_daemon_thread
-from headrace.services.inference.engine import EnginePrompt
+from headrace.services.inference.engine import EnginePrompt, ScoredRun
 from headrace.services.models.json_schema import GrammarState, Schemas
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class GrammarCompiler:
         self._abandoned: set[asyncio.Future[GrammarState]] = set()
         self._beginning: set[asyncio.Future[GrammarState]] = set()
 
-    async def begin(self, prompt: EnginePrompt) -> GrammarState:
+    async def begin(self, prompt: EnginePrompt | ScoredRun) -> GrammarState:
         """Returns the grammar state at the start of a prompt's answer.
 
         Raises ValueError if the schema is invalid or takes more than COMPILE_S to compile, and
@@ -53,7 +53,7 @@ class GrammarCompiler:
         task.add_done_callback(partial(_forget, self._beginning))
         return await asyncio.shield(task)
 
-    async def _begin(self, prompt: EnginePrompt) -> GrammarState:
+    async def _begin(self, prompt: EnginePrompt | ScoredRun) -> GrammarState:
         async with self._one_at_a_time:
             schema = prompt.json_schema, prompt.around
             if schema in self._too_slow:

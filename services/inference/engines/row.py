@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.errors import InfrastructureError
-from headrace.services.inference.engine import EngineOutput, EnginePrompt, Finish
+from headrace.services.inference.engine import EngineOutput, EnginePrompt, Finish, ScorePrompt
 from headrace.services.models.json_schema import GrammarState
 
 
@@ -71,4 +71,35 @@ class Row:
         )
 
 
-Outcome = tuple[Row, EngineOutput | InfrastructureError]
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class ScoreRow:
+    """A sequence to score."""
+
+    prompt: ScorePrompt
+    future: asyncio.Future[EngineOutput]
+    grammars: Sequence[GrammarState | None]
+    """The grammar state at the start of each run, if it follows a JSON schema."""
+    kv_version: int | None = None
+    """As in Row."""
+    cancelled: bool = False
+
+    def output(self, finish: Finish) -> EngineOutput:
+        """No scores, with a finish reason."""
+        return EngineOutput([], [], [], finish)
+
+    def scored(self, logprobs: list[float], version: int) -> EngineOutput:
+        """The scores by a version. Raises InfrastructureError if one is not finite."""
+        wrong = next((one for one in logprobs if not math.isfinite(one)), None)
+        if wrong is not None:
+            raise InfrastructureError(
+                "not_finite",
+                f"version {version} of policy {self.prompt.policy!r} gave a token the logprob "
+                f"{wrong}: its masks exclude the token, or its weights have diverged",
+                retryable=False,
+            )
+        mixed = self.kv_version not in (None, version)
+        return EngineOutput([], logprobs, [version] * len(logprobs), "stop", mixed)
+
+
+AnyRow = Row | ScoreRow
+Outcome = tuple[AnyRow, EngineOutput | InfrastructureError]

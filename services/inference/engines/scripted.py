@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from typing import Any
 
 from headrace.errors import InfrastructureError, UsageError
@@ -18,8 +19,10 @@ from headrace.services.inference.engine import (
     EnginePrompt,
     EngineSetup,
     Finish,
+    ScorePrompt,
     Weights,
     check_prompt,
+    check_score,
 )
 from headrace.services.models.weights import weights_digest
 
@@ -53,24 +56,35 @@ class ScriptedEngine(Engine):
         return Capacity(free, self._context)
 
     async def generate(self, prompt: EnginePrompt) -> EngineOutput:
+        self._require_served(prompt.policy)
+        check_prompt(prompt, self._vocabulary)
+        _require_free(prompt.json_schema)
+        return await self._in_slot(self._continue(prompt))
+
+    async def score(self, prompt: ScorePrompt) -> EngineOutput:
+        self._require_served(prompt.policy)
+        check_score(prompt, self._vocabulary)
+        for run in prompt.runs:
+            _require_free(run.json_schema)
+        return await self._in_slot(self._score(prompt))
+
+    def _require_served(self, policy: str) -> None:
         if self._closed:
             raise InfrastructureError("engine_closed", "the engine is closed: it takes no prompts")
-        if prompt.policy not in self._versions:
-            raise InfrastructureError("no_weights", f"no weights of policy {prompt.policy!r} yet")
-        check_prompt(prompt, self._vocabulary)
-        if prompt.json_schema:
-            raise ValueError(
-                "json_schema: the scripted engine can't follow a schema: use torch or vllm"
-            )
+        if policy not in self._versions:
+            raise InfrastructureError("no_weights", f"no weights of policy {policy!r} yet")
+
+    async def _in_slot(self, work: Coroutine[Any, Any, EngineOutput]) -> EngineOutput:
         self._prompts += 1
         if self._fail_every and self._prompts % self._fail_every == 0:
+            work.close()
             raise InfrastructureError(
                 "scripted", f"prompt {self._prompts} fails, as the option `fail_every` asks"
             )
         self._in_flight += 1
         try:
             async with self._slots:
-                return await self._continue(prompt)
+                return await work
         finally:
             self._in_flight -= 1
             if not self._in_flight:
@@ -112,6 +126,14 @@ class ScriptedEngine(Engine):
         mixed = bool(versions) and versions[0] != versions[-1]
         return EngineOutput(tokens, [0.0] * len(tokens), versions, finish, mixed)
 
+    async def _score(self, prompt: ScorePrompt) -> EngineOutput:
+        if len(prompt.tokens) > self._context:
+            return EngineOutput([], [], [], "overflow")
+        if self._delay_s and await self._interrupted():
+            return EngineOutput([], [], [], "interrupted")
+        count = sum(run.count for run in prompt.runs)
+        return EngineOutput([], [0.0] * count, [self._versions[prompt.policy]] * count, "stop")
+
     async def _interrupted(self) -> bool:
         """Waits for the delay. Returns True at once if the engine is closed meanwhile."""
         try:
@@ -120,6 +142,13 @@ class ScriptedEngine(Engine):
         except TimeoutError:
             return False
         return True
+
+
+def _require_free(json_schema: str) -> None:
+    if json_schema:
+        raise ValueError(
+            "json_schema: the scripted engine can't follow a schema: use torch or vllm"
+        )
 
 
 def _config(setup: EngineSetup) -> dict[str, Any]:

@@ -10,19 +10,21 @@ after it. The model is called only through its public `forward`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from headrace.errors import InfrastructureError
-from headrace.services.inference.engines.row import Outcome, Row
+from headrace.services.inference.engines.row import Outcome, Row, ScoreRow
 from headrace.services.inference.engines.torch_cache import CacheTarget, SlotLayer
 from headrace.services.inference.engines.torch_sampling import SamplingPlan, draw, plan_sampling
+from headrace.services.inference.engines.torch_scoring import TorchScorer
 from headrace.services.models.json_schema import masked
 from headrace.services.models.torch_models import ChosenLogits
 
+R = TypeVar("R", Row, ScoreRow)
 PREFILL_TOKENS = {"cpu": 1_024, "cuda": 16_384}
 """Maximum tokens of one forward pass over prompts, with padding, unless a prompt is longer.
 
@@ -51,6 +53,7 @@ class PolicyBatch:
         self._cache = Cache(layers=[*self._layers])
         self._plan: SamplingPlan | None = None
         self._logits_at = ChosenLogits(model)
+        self._scorer: TorchScorer | None = None
 
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
         """Copies checked weights into the model. The KV cache stays as it is."""
@@ -84,6 +87,16 @@ class PolicyBatch:
                     self.rows += bucket
                     self._plan = None
                 outcomes += self._finish(self._read(bucket, first), bucket)
+        return outcomes
+
+    def score(self, rows: Sequence[ScoreRow]) -> list[Outcome]:
+        """Computes the logprobs of given tokens. Nothing of them stays in the cache."""
+        if not rows:
+            return []
+        self._scorer = self._scorer or TorchScorer(self.model)
+        outcomes: list[Outcome] = []
+        for bucket in buckets(rows, PREFILL_TOKENS[self.device.type]):
+            outcomes += self._scorer.score(bucket, self.version)
         return outcomes
 
     def decode(self) -> list[Outcome]:
@@ -174,13 +187,13 @@ class PolicyBatch:
         self.rows, self._plan = kept, None
 
 
-def buckets(rows: Sequence[Row], limit: int) -> list[list[Row]]:
+def buckets(rows: Sequence[R], limit: int) -> list[list[R]]:
     """Groups rows by the length of their prompts, so that padding stays below about an eighth.
 
     A bucket has at most `limit` tokens with padding, and at least one row.
     """
     ordered = sorted(rows, key=lambda row: len(row.prompt.tokens), reverse=True)
-    result: list[list[Row]] = []
+    result: list[list[R]] = []
     longest = 0
     for row in ordered:
         length = len(row.prompt.tokens)

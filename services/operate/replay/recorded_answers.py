@@ -58,7 +58,7 @@ class RecordedAttempt:
     started: EpisodeStarted
     attempt: int = 0
     requests: dict[str, Request] = field(default_factory=dict)
-    """By call, without `close`."""
+    """The agent's own, by call."""
     answers: dict[str, Answer] = field(default_factory=dict)
     outcome: EpisodeEnded | None = None
     """None if the episode has not ended."""
@@ -80,7 +80,7 @@ class RecordedAttempt:
             return
         if isinstance(event, GenerationCompleted | ObservationRecorded):
             self.answers.setdefault(event.call, event)
-        elif isinstance(event, GenerationRequested) or event.kind != "close":
+        elif is_the_agents(event):
             self.requests.setdefault(event.call, event)
 
     @property
@@ -102,6 +102,13 @@ class RecordedAttempt:
     def diverged(self, call: str, then: dict[str, Any], now: dict[str, Any]) -> Divergence:
         """Makes a divergence of this attempt."""
         return Divergence(self.started.task, self.started.sample, self.attempt, call, then, now)
+
+
+def is_the_agents(request: Request) -> bool:
+    """Whether the agent's code makes such a request, and not Headrace after the agent's end."""
+    if isinstance(request, GenerationRequested):
+        return request.kind == "generate"
+    return request.kind != "close"
 
 
 class _Stopped(BaseException):

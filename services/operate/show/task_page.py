@@ -196,6 +196,9 @@ def _exchange_row(exchange: Exchange, clip: Callable[[str], str]) -> list[str]:
             text = clip(request.text or request.chat)
             context = len(ids_in(request.tokens))
             asked = f"generate by {request.policy} after {context} tokens: {text}"
+            if request.kind == "score":
+                count = sum(one.count for one in request.scored)
+                asked = f"score by {request.policy} of {count} of {context} tokens"
             versions = "demonstrated" if request.demonstration is not None else "-"
         else:
             judge = f" by {request.environment.use}" if request.kind == "score" else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.errors import UsageError
@@ -46,7 +46,8 @@ async def play(recipe: Recipe, item: int, player: Player, transcript: Transcript
     Raises UsageError if the recipe or the item can't be used.
     """
     submitted = _task(recipe, item)
-    setup = load_agents(recipe)[submitted.agent]
+    # Nothing is trained on what is tried, so no teacher is asked.
+    setup = replace(load_agents(recipe)[submitted.agent], teachers={})
     if isinstance(setup.agent, ClientAgent):
         raise UsageError(
             f"the agent {submitted.agent!r} waits for clients of a gateway, so it can't be tried "

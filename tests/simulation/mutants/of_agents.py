@@ -7,6 +7,7 @@ ATTEMPT = "services/agent/attempt.py"
 SHARD = "services/agent/shard.py"
 EARLY_ANSWERS = "services/agent/early_answers.py"
 RECORDS = "services/agent/records.py"
+SCORES = "services/agent/teacher_scores.py"
 
 OF_AGENTS = (
     Mutant(
@@ -103,6 +104,24 @@ OF_AGENTS = (
         new="        return EarnedReward(0.0, episode.rewards)\n",
         caught_by=("I6: ",),
         faults=("environment fails", "engine fails", "environment hangs"),
+    ),
+    Mutant(
+        name="score_asked_again_under_its_call",
+        sentence="A failed score is asked again under a call of its own: the first answer counts.",
+        file=SCORES,
+        old='call=f"{self.last}.score{number}",',
+        new='call=f"{self.last}.score0",',
+        caught_by=("I2: ", "I8: "),
+        faults=("engine fails", "teacher"),
+    ),
+    Mutant(
+        name="unscored_episode_rewarded",
+        sentence="An episode that its teacher did not score is not trained on.",
+        file=RUN,
+        old="            ending, failure = stopped\n",
+        new="            pass\n",
+        caught_by=("I3: ",),
+        faults=("engine fails", "debate", "teacher"),
     ),
     Mutant(
         name="overflowing_turn_lost",

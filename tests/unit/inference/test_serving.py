@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from headrace.schemas import packed
-from headrace.schemas.events import Event, GenerationCompleted, GenerationRequested, Ref, Sampling
+from headrace.schemas.events import (
+    Event,
+    GenerationCompleted,
+    GenerationRequested,
+    Ref,
+    Sampling,
+    ScoredTokens,
+)
 from headrace.services.inference.engine import Capacity, EngineSetup, Weights
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.services.inference.serving import ServedPolicy, Slots
@@ -108,6 +115,59 @@ def test_what_stopped_a_generation_is_among_its_tokens_and_not_in_its_text(tmp_p
         answer = complete(tmp_path, request(sampling=stop))
         assert packed.unpack_i32(answer.tokens) == TOKENIZER.encode("ab")
         assert (answer.text, answer.finish) == ("a", "stop")
+
+
+def scoring(**fields: Any) -> GenerationRequested:
+    given = {
+        "kind": "score",
+        "text": "",
+        "tokens": packed.pack_i32([1, 2, 3, 4]),
+        "scored": (ScoredTokens(first=1, count=2, sampling=0),),
+        "samplings": (Sampling(max_tokens=1, allowed=packed.pack_i32([2, 3])),),
+    }
+    return request(**(given | fields))
+
+
+def test_a_score_has_logprobs_and_versions_and_no_tokens(tmp_path: Path) -> None:
+    answer = complete(tmp_path, scoring())
+    assert (answer.finish, answer.tokens, answer.text) == ("stop", b"", "")
+    assert packed.unpack_f32(answer.logprobs) == [0.0] * 2
+    assert packed.unpack_spans(answer.versions, 2) == [7] * 2
+    assert (answer.prompt_added, answer.prompt_tokens, answer.failure) == (b"", 4, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "origin", "message"),
+    [
+        ({"samplings": ()}, "operator", "names sampling 0 of 0"),
+        ({"scored": ()}, "operator", "at least one token"),
+        ({"tokens": packed.pack_i32([1, 2])}, "operator", "end within the 2 tokens"),
+        ({"expires_at": 1}, "infrastructure", "ago"),
+    ],
+)
+def test_what_cannot_be_scored_is_a_failure(
+    tmp_path: Path, fields: dict[str, Any], origin: str, message: str
+) -> None:
+    failure = complete(tmp_path, scoring(**fields)).failure
+    assert failure is not None
+    assert failure.origin == origin
+    assert message in failure.message
+
+
+def test_an_engine_that_cannot_score_says_so(tmp_path: Path) -> None:
+    class Plain:
+        def capacity(self) -> Capacity:
+            return Capacity(1, CONTEXT)
+
+    async def main() -> GenerationCompleted | None:
+        engine: Any = Plain()
+        policy = ServedPolicy("default", engine, Slots(engine), TOKENIZER, "w", version=7)
+        return await policy.complete(scoring(), await policy.slots.take(), queue_s=0.0)
+
+    answer = asyncio.run(main())
+    assert answer is not None
+    assert answer.failure is not None
+    assert "the engine Plain has no method `score`" in answer.failure.message
 
 
 def test_allowed_ids_bind(tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ from headrace.services.base.tool_calls import (
 from headrace.services.base.tool_calls import END as CALLED
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.json_schema import Schemas, masked
+from headrace.services.models.output_head import Head
 from headrace.services.models.weights import model_folder
 from headrace.trainer.collate import SchemaMasks, collate
-from headrace.trainer.forward.token_logprobs import Head, token_logprobs
+from headrace.trainer.forward.token_logprobs import token_logprobs
 from headrace.trainer.sequences import TokenSequence, UnusableBatch
 
 FOLDER = model_folder("tiny-llama")

@@ -157,3 +157,36 @@ def test_a_sequence_knows_its_sample_and_its_group() -> None:
 
     assert [(one.sample, one.group) for one in update.sequences] == [(0, 0), (1, 0), (2, 1)]
     assert update.newest == 4
+
+
+def test_the_teachers_logprobs_come_with_the_tokens() -> None:
+    scored = trajectory(turn([1], [0, 0], teacher=pack_f32([-0.5, -7.0])))
+    scored = scored.model_copy(update={"sample": 0})
+    [update], dropped = build_updates(batch_of([2]), [scored], 100, 1, taught=True)
+    assert not dropped
+    found = update.sequences[0].teacher
+    assert found is not None
+    assert found.tolist() == [-0.5, -7.0]
+    # A policy without a teacher ignores them.
+    [update], _ = build_updates(batch_of([2]), [scored], 100, 1)
+    assert update.sequences[0].teacher is None
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "reason"),
+    [
+        ([], "0 logprobs by its teacher for 2 tokens"),
+        ([-1.0], "1 logprobs by its teacher for 2 tokens"),
+        ([-1.0, float("-inf")], "by its teacher is above 0, infinite or not a number"),
+        ([-1.0, 0.5], "by its teacher is above 0"),
+    ],
+)
+def test_a_sample_that_its_teacher_did_not_score_is_dropped(
+    logprobs: list[float], reason: str
+) -> None:
+    bad = trajectory(turn([1], [0, 0], teacher=pack_f32(logprobs)))
+    bad = bad.model_copy(update={"sample": 0})
+    good = trajectory(turn([1], [1], teacher=pack_f32([-1.0]))).model_copy(update={"sample": 1})
+    built, dropped = build_updates(batch_of([2, 1]), [bad, good], 100, 1, taught=True)
+    assert [samples_of(update) for update in built] == [[1]]
+    assert reason in dropped[0]

@@ -47,6 +47,14 @@ def update_of(lengths: list[int], seed: int, lag: float = 0.3) -> tuple[UpdateBa
         )
         for number, length in enumerate(lengths)
     ]
+    sequences = [
+        replace(
+            one,
+            teacher=one.behaviour
+            + np.float32(TEACHER) * np.arange(len(one.behaviour), dtype=np.float32),
+        )
+        for one in sequences
+    ]
     behaviour = np.concatenate([one.behaviour for one in sequences]).astype(np.float64)
     return UpdateBatch(sequences, newest=3), behaviour + lag * random.normal(size=sum(lengths))
 
@@ -114,6 +122,16 @@ def numpy_reinforce(b: Floats, p: Floats, a: Floats, n: Floats) -> Floats:
     return -np.minimum(np.exp(n - b), 1.2) * a * n
 
 
+TEACHER = 0.3
+"""How much more likely the teacher of these tests finds each token than the engine does, in
+nats."""
+
+
+def numpy_distill(b: Floats, p: Floats, a: Floats, n: Floats) -> Floats:
+    teacher = b + TEACHER * np.arange(len(b))
+    return -np.minimum(np.exp(n - b), 1.2) * (0.5 * np.clip(teacher - n, -1, 1) + 2 * a) * n
+
+
 def numpy_icepop(b: Floats, p: Floats, a: Floats, n: Floats) -> Floats:
     k = np.exp(p - b)
     k[(k < 0.8) | (k > 1.25)] = 0
@@ -128,6 +146,8 @@ CASES: list[tuple[str, dict[str, Any], str, Reference]] = [
     ("icepop", {"clip_low": 0.1, "clip_high": 0.3, "mask_low": 0.8, "mask_high": 1.25}, "token",
      numpy_icepop),
     ("reinforce", {"importance_cap": 1.2}, "token", numpy_reinforce),
+    ("distill", {"coefficient": 0.5, "reward_coefficient": 2, "clip": 1, "importance_cap": 1.2},
+     "token", numpy_distill),
 ]  # fmt: skip
 
 
@@ -236,7 +256,7 @@ def test_no_result_depends_on_how_sequences_fall_into_micro_batches(
 CLIPPING: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {}), ("dr_grpo", {}), ("gspo", {"clip_low": 0.02, "clip_high": 0.02}), ("cispo", {}),
     ("icepop", {"mask_low": 0.9, "mask_high": 1.1}), ("m2po", {"threshold": 0.02}),
-    ("reinforce", {}),
+    ("reinforce", {}), ("distill", {}),
 ]  # fmt: skip
 
 
@@ -257,7 +277,7 @@ def test_the_clip_fraction_is_the_share_of_tokens_without_a_gradient(
     advantages = np.concatenate([one.advantages for one in update.sequences])
     without = ((gradient == 0).numpy() & (advantages != 0)).mean()
     assert metrics["clip_fraction"] == pytest.approx(without)
-    assert (without > 0) == (name not in ("cispo", "reinforce"))
+    assert (without > 0) == (name not in ("cispo", "reinforce", "distill"))
     both = metrics["clip_low_fraction"] + metrics["clip_high_fraction"]
     assert both == pytest.approx(metrics["clip_fraction"])
 
@@ -379,6 +399,33 @@ def test_engine_and_trainer_are_compared_on_fresh_tokens_alone() -> None:
     )
     assert metrics["importance_truncated"] == 0.5
     assert metrics["importance_max"] == 2.0
+
+
+def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl() -> None:
+    """Over all actions of one state, each weighed by the probability that the engine drew it."""
+    random = np.random.default_rng(4)
+    logits, behaviour, teacher = (torch.tensor(random.normal(size=6)) for _ in range(3))
+    logits.requires_grad_()
+    new = logits.log_softmax(-1)
+    engine, known = behaviour.log_softmax(-1), teacher.log_softmax(-1)
+    update, _ = update_of([6], seed=0)
+    plan = UpdatePlan(update, [[0]], GrpoLoss(), CPU)
+    batch = replace(plan.tokens(torch.arange(6), new), behaviour=engine, teacher=known)
+    loss = load_loss({"use": "distill", "importance_cap": 1e9, "clip": 1e9})
+
+    terms = loss.terms(batch, new)
+
+    [found] = torch.autograd.grad((engine.exp() * terms).sum(), logits, retain_graph=True)
+    divergence = (new.exp() * (new - known)).sum()
+    [expected] = torch.autograd.grad(divergence, logits)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_the_divergence_from_the_teacher_is_measured() -> None:
+    update, new = update_of([3, 2], seed=0)
+    totals = Totals(GrpoLoss())
+    evaluate(GrpoLoss(), update, new, new, totals=totals)
+    assert totals.metrics()["teacher_kl"] == pytest.approx(-TEACHER * (0 + 1 + 2 + 0 + 1) / 5)
 
 
 def test_the_weights_that_cispo_clips_are_counted() -> None:

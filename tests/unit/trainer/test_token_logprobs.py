@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from headrace.errors import UsageError
 from headrace.services.models.lora import adapter_tensors, attach
+from headrace.services.models.output_head import ChosenHidden, Head
 from headrace.trainer.collate import Inputs, collate
-from headrace.trainer.forward.token_logprobs import ChosenHidden, Head, token_logprobs
+from headrace.trainer.forward.token_logprobs import token_logprobs
 from tests.unit.trainer.test_learner import ACTIONS, OPEN, learner, sequence
 
 VOCABULARY = 258

@@ -104,7 +104,7 @@ def test_an_absent_table_can_be_uncommented(path: Path) -> None:
     header = "# [policies.default.lora]"
     text = recipe_toml(recipe)
     assert header in text
-    uncommented = reads(text.replace(header, header[2:]).replace("# rank = 16", "rank = 16"))
+    uncommented = reads(text.replace(header, header[2:]).replace("# rank = 16", "rank = 16", 1))
     lora = uncommented.policies["default"].lora
     assert lora is not None
     assert lora.model_fields_set == {"rank"}

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from headrace.schemas.events import EpisodeEnded, EpisodeStarted, Failure
+from headrace.schemas.events import (
+    EpisodeEnded,
+    EpisodeStarted,
+    Failure,
+    GenerationRequested,
+    Sampling,
+)
 from headrace.schemas.recipe.recipe import Agent as AgentSettings
 from headrace.services.agent.agents import multi_turn
 from headrace.services.agent.episode import Agent, Episode
@@ -62,6 +68,16 @@ async def forked(episode: Episode) -> None:
     one, two = episode.conversation().fork(), episode.conversation().fork()
     await episode.gather(lambda: one.generate("b"), lambda: two.generate("c"))
     await episode.score("judge", {"of": episode.random.random()})
+
+
+def test_scores_of_a_teacher_are_no_request_of_the_agent() -> None:
+    attempt = record()
+    score = GenerationRequested(
+        task=7, sample=2, attempt=0, call="6.score0", policy="teacher", kind="score",
+        sampling=Sampling(max_tokens=1), expires_at=1, digest=bytes(16),
+    )  # fmt: skip
+    attempt.add(score)
+    assert replay(attempt) is None
 
 
 async def silent(episode: Episode) -> None:
