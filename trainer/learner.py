@@ -20,19 +20,26 @@ from torch import Tensor
 
 from headrace.errors import BlobError, HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Policy
-from headrace.services.models.output_head import ChosenHidden
 from headrace.services.models.torch_models import DTYPES, check_fit, overwrite, pick_device
-from headrace.trainer.collate import Inputs, SchemaMasks, collate, pack
+from headrace.trainer.collate import pack
+from headrace.trainer.critic.critic import Critic
 from headrace.trainer.dropping import OutOfMemory, Remaining, check_lengths
 from headrace.trainer.forward.master_weights import MasterWeights
+from headrace.trainer.forward.policy_forward import PolicyForward
 from headrace.trainer.forward.reference import Reference, digest_tensor
-from headrace.trainer.forward.token_logprobs import token_logprobs
 from headrace.trainer.learning_rate import learning_rate_at
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.objective import cross_entropy, objective
 from headrace.trainer.metrics.training_metrics import Totals
 from headrace.trainer.model_loading import load_policy, position_limit, trained_weights
-from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
+from headrace.trainer.optimizer_state import above, optimizer_tensors, restore_optimizer, under
+from headrace.trainer.sequences import (
+    Stopped,
+    TokenSequence,
+    UnusableBatch,
+    UpdateBatch,
+    raise_if_stopped,
+)
 from headrace.trainer.update_plan import UpdatePlan
 
 
@@ -61,10 +68,10 @@ class Learner:
         # No dropout: with it the logprobs would differ from those of the engines.
         self._model.eval().to(self.device)
         self._masters = MasterWeights(self._model, self._dtype)
-        self._hidden_at = ChosenHidden(self._model)
+        bonus = self._settings.entropy_bonus > 0
+        self._forward = PolicyForward(self._model, folder, self.device, bonus)
         self._positions = position_limit(self._model)
-        self.vocabulary = int(self._model.config.vocab_size)
-        self._schemas = SchemaMasks(folder, self.vocabulary)
+        self.vocabulary = self._forward.vocabulary
         self._loss = load_loss(self._settings.loss)
         self._parameters = list(self._masters.by_name.values())
         self._reference = (
@@ -79,8 +86,12 @@ class Learner:
             weight_decay=self._settings.weight_decay,
         )
         self._optimizer.register_step_post_hook(self._masters.update_copies)
+        self._critic: Critic | None = None
+        if (chosen := self._settings.critic) is not None:
+            betas = self._settings.betas
+            self._critic = Critic(chosen, self._forward.width, self.device, betas)
         self.updates_done = 0
-        """Optimizer updates since version 0."""
+        """Optimizer updates of the policy since version 0."""
 
     def weights(self) -> bytes:
         """Returns the trained weights, or the adapter, as a safetensors file in the policy's
@@ -113,17 +124,15 @@ class Learner:
         with self._rollback(needed=count > 1):
             plans = [self._plan(update, max_tokens) for update in updates]
             for plan in plans:
-                if count > 1:
-                    plan.proximal = self._all_logprobs(plan, stop)
-                if self._reference is not None:
-                    with self._reference.in_model():
-                        plan.reference = self._all_logprobs(plan, stop)
+                self._note_start(plan, stop, logprobs=count > 1)
+            if self._critic is not None:
+                totals.known = self._critic.estimate(plans)
             for number in range(count):
                 plan = plans[number % len(plans)]
                 state = self._prepared(plan, stop, first=number == 0)
                 self._optimizer.zero_grad(set_to_none=True)
                 for sequences, tokens in plan.micro_batches:
-                    _check(stop)
+                    raise_if_stopped(stop)
                     self._backward(plan, sequences, tokens, state, totals)
                 self._step(self._highest_rate(plan), totals)
         return totals.metrics()
@@ -154,8 +163,9 @@ class Learner:
         its digest.
         """
         state = self._trained_state()
-        for index, moments in self._optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
+        state |= above("optimizer", optimizer_tensors(self._optimizer))
+        if self._critic is not None:
+            state |= above("critic", self._critic.state())
         state["random"] = torch.get_rng_state()
         state["updates_done"] = torch.tensor(self.updates_done)
         if self._reference is not None:
@@ -198,21 +208,13 @@ class Learner:
             self._reference.check(tensors)
         overwrite(own, given)
         self._masters.update_copies()
-        self._restore_optimizer(tensors)
+        restore_optimizer(self._optimizer, under("optimizer", tensors))
+        if self._critic is not None:
+            self._critic.restore(under("critic", tensors))
         torch.set_rng_state(tensors["random"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
         self.updates_done = int(tensors["updates_done"])
-
-    def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            kind, _, rest = name.partition(".")
-            if kind == "optimizer":
-                index, _, field = rest.partition(".")
-                # The optimizer changes its tensors, so it gets copies.
-                state.setdefault(int(index), {})[field] = tensor.clone()
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
     def _plan(self, update: UpdateBatch, max_tokens: int) -> UpdatePlan:
         check_lengths(update, self._positions)
@@ -220,14 +222,20 @@ class Learner:
         packed = pack(lengths, max_tokens)
         return UpdatePlan(update, packed, self._loss, self.device)
 
-    def _all_logprobs(self, plan: UpdatePlan, stop: threading.Event | None) -> Tensor:
-        """Returns the logprobs [T] of an update's trained tokens, without gradient."""
-        found = torch.empty_like(plan.weights)
-        with torch.no_grad():
-            for sequences, tokens in plan.micro_batches:
-                _check(stop)
-                found[tokens] = self._logprobs(self._collate(sequences))[0]
-        return found
+    def _note_start(
+        self, plan: UpdatePlan, stop: threading.Event | None, *, logprobs: bool
+    ) -> None:
+        """Gives a plan what it needs to know of the weights before the batch's first update."""
+        readers = [self._forward.read_logprobs] if logprobs else []
+        if self._critic is not None:
+            readers.append(self._critic.read_values)
+        if readers:
+            found = self._forward.read(plan, stop, *readers)
+            plan.proximal = found[0] if logprobs else None
+            plan.values = found[-1] if self._critic is not None else None
+        if self._reference is not None:
+            with self._reference.in_model():
+                plan.reference = self._forward.all_logprobs(plan, stop)
 
     def _prepared(self, plan: UpdatePlan, stop: threading.Event | None, *, first: bool) -> object:
         """Returns what the loss wants to know of an update before its first micro-batch.
@@ -238,18 +246,8 @@ class Learner:
         if not self._loss.prepares or not len(chosen):
             return None
         known = plan.proximal if first else None
-        logprobs = (self._all_logprobs(plan, stop) if known is None else known)[chosen]
-        return self._loss.prepare(plan.tokens(chosen, logprobs), logprobs)
-
-    def _collate(self, sequences: Sequence[TokenSequence]) -> Inputs:
-        return collate(sequences, self.vocabulary, self.device, self._schemas)
-
-    def _logprobs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Returns logprobs [N] of the trained tokens and entropies [N] of their distributions."""
-        hidden = self._hidden_at(inputs.rows, inputs.before, input_ids=inputs.ids, use_cache=False)
-        logprobs, entropies = token_logprobs(hidden, inputs, self._hidden_at.head)
-        # The gradient of the entropies costs time, so compute it only if it is used.
-        return logprobs, entropies if self._settings.entropy_bonus else entropies.detach()
+        logprobs = self._forward.all_logprobs(plan, stop) if known is None else known
+        return self._loss.prepare(plan.tokens(chosen, logprobs[chosen]), logprobs[chosen])
 
     def _backward(
         self,
@@ -260,8 +258,12 @@ class Learner:
         totals: Totals,
     ) -> None:
         """Adds a micro-batch's gradient. `tokens` are its trained tokens' indices in the update."""
-        inputs = self._collate(sequences)
-        logprobs, entropies = self._logprobs(inputs)
+        inputs = self._forward.collate(sequences)
+        critic = self._critic if plan.returns is not None else None
+        only_critic = critic is not None and critic.warming
+        with torch.set_grad_enabled(not only_critic):
+            hidden = self._forward.hidden(inputs)
+            logprobs, entropies = self._forward.logprobs(inputs, hidden)
         total = logprobs.new_zeros(())
         if len(shown := inputs.demonstrated):
             terms = cross_entropy(logprobs[shown], inputs.advantages[shown])
@@ -275,7 +277,12 @@ class Learner:
             )
             totals.add(batch, part, new.detach(), spread.detach())
             total = total + part.differentiable
-        total.backward()  # type: ignore[no-untyped-call]
+            if critic is not None:
+                terms = critic.terms(hidden[sampled], plan, tokens[sampled])
+                totals.add_values(terms.detach())
+                total = total + (plan.weights[tokens[sampled]] * terms).sum()
+        if total.requires_grad:  # not if only the critic learns, and only from other tokens
+            total.backward()  # type: ignore[no-untyped-call]
 
     def _highest_rate(self, plan: UpdatePlan) -> float:
         """Returns the learning rate of an update before warmup and schedule."""
@@ -291,8 +298,12 @@ class Learner:
         """
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
         totals.add_update(norm)
+        if self._critic is not None:
+            totals.add_critic(self._critic.clip_gradient(self._settings.max_grad_norm))
         if not totals.finite():
             raise UnusableBatch("the loss or its gradient is not finite")
+        if self._critic is not None:
+            self._critic.step()
         if not norm:
             return
         self.updates_done += 1
@@ -302,6 +313,11 @@ class Learner:
             group["lr"] = rate
         self._optimizer.step()
 
+    @property
+    def _all_done(self) -> int:
+        """Updates of policy and critic."""
+        return self.updates_done + (self._critic.updates_done if self._critic else 0)
+
     @contextmanager
     def _rollback(self, needed: bool) -> Iterator[None]:
         """Undoes the updates that were made if the batch fails.
@@ -310,14 +326,16 @@ class Learner:
         copied, since a copy of model and optimizer for each batch costs too much.
         """
         saved = self._state(copied=True) if needed else None
-        done = self.updates_done
+        done, all_done = self.updates_done, self._all_done
         try:
             yield
         except (UnusableBatch, Stopped, RuntimeError) as error:
             self._masters.drop_gradients()
-            if saved is not None and self.updates_done > done:
+            if self._critic is not None:
+                self._critic.drop_gradient()
+            if saved is not None and self._all_done > all_done:
                 self._restore(saved)
-            elif self.updates_done > done:
+            elif self._all_done > all_done:
                 raise HeadraceError(
                     f"the optimizer failed while it changed the weights: {error}. This process "
                     "ends, and the next one continues from the newest checkpoint. If the device is "
@@ -330,8 +348,3 @@ class Learner:
                     f"{self.device} is out of memory: lower training.max_tokens"
                 ) from error
             raise
-
-
-def _check(stop: threading.Event | None) -> None:
-    if stop is not None and stop.is_set():
-        raise Stopped("stopped before the version was complete")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from headrace.schemas.events import BatchAssembled, BatchSample, Event, TrajectoryRecorded
 from headrace.schemas.packed import unpack_f32
 from headrace.services.log.event_log import Delivery, EventLog
+from headrace.trainer.critic.estimates import with_rewards
 from headrace.trainer.metrics.batch_metrics import (
     drops,
     episode_metrics,
@@ -56,6 +57,7 @@ async def load_batch(
     minibatches: int,
     passing: float = 1.0,
     taught: bool = False,
+    critic: bool = False,
 ) -> PreparedBatch:
     """Fetches and checks a batch's trajectories, and divides them into at most so many minibatches.
 
@@ -71,7 +73,7 @@ async def load_batch(
     events = [event for _, event in sorted(zip(order, fetched, strict=True), key=lambda o: o[0])]
     try:
         built, dropped = await asyncio.to_thread(
-            build_updates, batch, events, vocabulary, minibatches, taught
+            build_updates, batch, events, vocabulary, minibatches, taught, critic
         )
     except UnusableBatch as error:
         return PreparedBatch(delivery, unusable=str(error))
@@ -88,13 +90,15 @@ def build_updates(
     vocabulary: int,
     minibatches: int,
     taught: bool = False,
+    critic: bool = False,
 ) -> tuple[list[UpdateBatch], list[str]]:
     """Divides a batch into minibatches, each of which makes an optimizer update in each epoch.
 
     `events` are its trajectories, one for each sample. Sample i belongs to minibatch i modulo
     `minibatches`. The samples of a group are neighbours, so they are spread evenly. A minibatch
     without trained tokens is left out. A sample whose trajectory can't be trained on, or is not
-    what the batch states, is dropped: also returns the reasons. Raises UnusableBatch if the batch
+    what the batch states, is dropped: also returns the reasons. If the policy has a `critic`, the
+    advantages of a sample are the rewards of its turns. Raises UnusableBatch if the batch
     contradicts itself or if no sample remains.
     """
     counted = sum(sample.tokens for sample in batch.samples)
@@ -111,7 +115,7 @@ def build_updates(
         group = groups.setdefault(sample.task, len(groups))
         name = f"task {sample.task} sample {sample.sample}"
         try:
-            found = _sequences(batch.policy, sample, event, vocabulary, taught)
+            found = _sequences(batch.policy, sample, event, vocabulary, taught, critic)
         except (ValueError, UnusableBatch) as error:
             found = []
             dropped.append(f"{name}: {error}")
@@ -127,7 +131,12 @@ def build_updates(
 
 
 def _sequences(
-    policy: str, sample: BatchSample, event: Event, vocabulary: int, taught: bool
+    policy: str,
+    sample: BatchSample,
+    event: Event,
+    vocabulary: int,
+    taught: bool,
+    critic: bool,
 ) -> list[TokenSequence]:
     """Returns a sample's sequences. Raises ValueError if they are not what the batch states."""
     if not isinstance(event, TrajectoryRecorded):
@@ -135,7 +144,10 @@ def _sequences(
     if (event.task, event.sample) != (sample.task, sample.sample):
         raise ValueError(f"its reference names task {event.task} sample {event.sample}")
     advantages = unpack_f32(sample.advantages)
-    sequences = token_sequences(event, policy, advantages, sample.weight, vocabulary, taught)
+    given = (1.0,) if critic else advantages
+    sequences = token_sequences(event, policy, given, sample.weight, vocabulary, taught)
+    if critic:
+        sequences = with_rewards(sequences, event, policy, advantages)
     tokens = sum(len(one.positions) for one in sequences)
     if tokens != sample.tokens:
         raise ValueError(

@@ -189,6 +189,7 @@ class Trainer:
             return await load_batch(
                 *(self._context.log, delivery, self._learner.vocabulary),
                 *(self._settings.minibatches, self._passing, self._settings.teacher is not None),
+                critic=self._settings.critic is not None,
             )
         except UnknownSchema as error:
             raise DependencyError(

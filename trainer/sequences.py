@@ -7,6 +7,7 @@ or span would train on the wrong tokens without any error.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -42,6 +43,12 @@ class Stopped(HeadraceError):
     """The trainer was asked to stop; it drops the version that it was making."""
 
 
+def raise_if_stopped(stop: threading.Event | None) -> None:
+    """Raises Stopped if `stop` is set."""
+    if stop is not None and stop.is_set():
+        raise Stopped("stopped before the version was complete")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
     """L token ids, of which N are trained. Arrays of N have the order of `positions`."""
@@ -71,6 +78,11 @@ class TokenSequence:
     """The index in the batch of the sample's group."""
     name: str = ""
     """The sample's task and number, for people."""
+    turns: tuple[int, ...] = ()
+    """The index in the trajectory of each run of `samplings`."""
+    rewards: Floats | None = None
+    """[N] float32: the reward that followed each token. None unless the policy has a critic. Then
+    `advantages` has only the sample's weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +256,7 @@ def _join(turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str)
     positions: list[Ints] = []
     trained: list[_UnpackedTurn] = []
     samplings: list[tuple[Sampling, int]] = []
+    numbers: list[int] = []
     length = 0
     for index, turn in zip(path, turns, strict=False):
         start = length + len(turn.context)
@@ -253,6 +266,7 @@ def _join(turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str)
                 raise UnusableBatch(f"{name}, turn {index}: its first token has no context")
             positions.append(np.arange(start, length))
             trained.append(turn)
+            numbers.append(index)
             samplings.append((turn.sampling, len(turn.tokens)))
     counts = [count for _, count in samplings]
     taught = [turn.teacher for turn in trained if turn.teacher is not None]
@@ -264,5 +278,6 @@ def _join(turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str)
         versions=np.concatenate([turn.versions for turn in trained]),
         demonstrated=np.repeat([turn.demonstrated for turn in trained], counts),
         samplings=tuple(samplings),
+        turns=tuple(numbers),
         teacher=np.concatenate(taught) if taught else None,
     )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.trainer.critic.estimates import Doubles, Estimates
 from headrace.trainer.losses.loss import Loss, MicroBatch, token_weights
 from headrace.trainer.sequences import TokenSequence, UpdateBatch
 
@@ -29,6 +30,7 @@ class UpdatePlan:
         weights = token_weights(counts, samples, loss.reduction, loss.constant)
         self.weights = torch.from_numpy(weights).to(device)
         """[T] float32: the factor of each token's term in the loss."""
+        self.sequences = update.sequences
         self._all = _all_tokens(update, counts, device)
         self.demonstrated = torch.from_numpy(
             np.concatenate([one.demonstrated for one in update.sequences])
@@ -48,6 +50,23 @@ class UpdatePlan:
         """[T] float32: logprobs at the batch's start. None if the new ones are those."""
         self.reference: Tensor | None = None
         """[T] float32: logprobs by version 0, if the recipe has a `kl_coefficient`."""
+        self.values: Tensor | None = None
+        """[T] float32: the critic's values at the batch's start. None without a critic."""
+        self.returns: Tensor | None = None
+        """[T] float32: what the values should have been. None without a critic, and
+        without sampled tokens."""
+
+    def use(self, estimates: Estimates) -> None:
+        """Uses what the critic says of the sampled tokens: returns, and advantages for the loss."""
+
+        def spread(numbers: Doubles) -> Tensor:
+            found = torch.zeros(len(self.weights))
+            found[torch.from_numpy(estimates.tokens)] = torch.from_numpy(numbers).float()
+            return found.to(self.weights.device)
+
+        self.returns = spread(estimates.returns)
+        advantages = self._all.advantages * spread(estimates.advantages)
+        self._all = replace(self._all, advantages=advantages)
 
     def tokens(self, chosen: Tensor, logprobs: Tensor, state: object = None) -> MicroBatch:
         """Returns the tokens with the indices `chosen` [N], of which `logprobs` are the new ones.

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from headrace.schemas.problems import problems_of
+from headrace.schemas.recipe.critic_settings import CriticSettings, check_critic
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.tables import (
     FALSE_IS_NONE,
@@ -148,7 +149,8 @@ class Groups(Settings):
 
     advantage: Choice = "grpo"
     """The advantage estimator: `grpo`, `dr_grpo`, `rloo`, `turn_returns`, or an import path. With
-    options it is a table, `{ use = "turn_returns", discount = 1.0 }`."""
+    options it is a table, `{ use = "turn_returns", discount = 1.0 }`. `rewards` leaves it to
+    `training.critic`."""
     filters: tuple[Choice, ...] = ()
     """Filters that drop groups, in this order: `zero_advantage`, or import paths. One with options
     is a table, as for `advantage`."""
@@ -243,6 +245,7 @@ class Training(Settings):
     """Number of CPU threads."""
     device: str = "auto"
     """The device that trains, as torch names it. `auto` takes a GPU if there is one."""
+    critic: CriticSettings | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -329,6 +332,12 @@ class Policy(Settings):
     batches: Batches = Batches()
     training: Annotated[Training | None, FALSE_IS_NONE] = Training()
     """Absent (`training = false` in TOML): the policy keeps version 0."""
+
+    @model_validator(mode="after")
+    def _critic_gets_rewards(self) -> Policy:
+        if self.training is not None:
+            check_critic(self.training.critic, self.groups.advantage, self.groups.filters)
+        return self
 
     @field_validator("chat_template_kwargs")
     @classmethod

@@ -73,6 +73,11 @@ class ChosenHidden:
             self._chosen = self._hidden = None
 
     @property
+    def width(self) -> int:
+        """H, the width of the hidden states."""
+        return int(self._module.weight.shape[1])
+
+    @property
     def head(self) -> Head:
         """The model's head, with everything that the model does to its logits."""
         layer = self._module

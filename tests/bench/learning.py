@@ -66,6 +66,10 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "cispo": (f"{TRAINING}.loss=cispo",),
     "m2po": (f'{TRAINING}.loss={{"use": "m2po", "threshold": 0.3}}',),
     "behaviour_clip": (f"{TRAINING}.loss=tests.bench.losses:BehaviourClip",),
+    "ppo": (
+        f"policies.{POLICY}.groups.advantage=rewards",
+        f'{TRAINING}.critic={{"gae_lambda": 0.95}}',
+    ),
 }
 """Each algorithm as settings of the recipe. GSPO's published bounds of 3e-4 and 4e-4 are for long
 answers: on episodes of ten tokens they clip nearly everything. M2PO's published threshold of 0.04
@@ -159,7 +163,10 @@ class LockstepLoop:
         settings = self._policy.training
         assert settings is not None
         vocabulary = self._learner.vocabulary
-        updates, _ = build_updates(batch, trajectories, vocabulary, settings.minibatches)
+        critic = settings.critic is not None
+        updates, _ = build_updates(
+            batch, trajectories, vocabulary, settings.minibatches, critic=critic
+        )
         self._learner.train(updates)
         return fmean(one.reward or 0.0 for task, _ in ended for one in task.outcomes)
 

@@ -39,7 +39,10 @@ Line = tuple[str, bytes, bytes]
 
 def recipe() -> Recipe:
     tree = RECIPE.model_dump(mode="json")
-    tree["policies"]["learner"]["training"] |= {"checkpoint_every": 1, "keep_checkpoints": 2}
+    # A critic is the most that a checkpoint can have.
+    changes = {"checkpoint_every": 1, "keep_checkpoints": 2, "critic": {"warmup_updates": 1}}
+    tree["policies"]["learner"]["training"] |= changes
+    tree["policies"]["learner"]["groups"] = {"advantage": "rewards"}
     return Recipe.model_validate(tree)
 
 

@@ -20,6 +20,7 @@ class Totals:
         self._cap: float | None = getattr(loss, "importance_cap", None)
         self._loss = torch.zeros(())
         self._norm = torch.zeros(())
+        self._critic_norms: list[Tensor] = []
         self._updates = 0
         self._meant = self._clipped = 0
         """Of the current update: tokens with an advantage, and those without a gradient."""
@@ -29,6 +30,8 @@ class Totals:
         self._demonstrated = 0
         self._cross_entropy = torch.zeros(())
         self._sums: dict[str, Tensor] = {}
+        self.known: dict[str, float] = {}
+        """Metrics that are known before the first update: those of the critic's estimates."""
         self._squares = torch.zeros((), dtype=torch.float64)
         self._importance_max = torch.zeros(())
         self._engine_gaps: list[Tensor] = []
@@ -76,6 +79,10 @@ class Totals:
         self._cross_entropy = self._cross_entropy - logprobs.sum().cpu()
         self._demonstrated += len(logprobs)
 
+    def add_values(self, terms: Tensor) -> None:
+        """Adds the critic's loss for a micro-batch's sampled tokens, [N]."""
+        self._sums["value_loss"] = self._sums.get("value_loss", 0) + terms.sum().cpu()
+
     def add_update(self, norm: Tensor) -> None:
         """Adds an update by the norm of its gradient before clipping, a scalar."""
         self._norm = torch.maximum(self._norm, norm.cpu())
@@ -87,9 +94,15 @@ class Totals:
         """Notes the learning rate of an update that changes the weights."""
         self._rate = rate
 
+    def add_critic(self, norm: Tensor) -> None:
+        """Adds an update of the critic by the norm of its gradient before clipping, a scalar."""
+        self._critic_norms.append(norm.cpu())
+
     def finite(self) -> bool:
-        """Returns whether loss and gradients have been finite so far."""
-        return bool(torch.isfinite(self._loss) and torch.isfinite(self._norm))
+        """Returns whether losses and gradients have been finite so far."""
+        values = self._sums.get("value_loss", torch.zeros(()))
+        known = torch.stack([self._loss, self._norm, values, *self._critic_norms])
+        return bool(torch.isfinite(known).all())
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics by name.
@@ -98,11 +111,13 @@ class Totals:
         is that of the last update and absent if there was none with a gradient, `masked_updates`
         counts the updates in which the loss clipped or masked every token, `tokens` and
         `demonstrated_tokens` are counts, of each epoch again. Those of `_engine_metrics` are over
-        fresh tokens. The others are means over sampled tokens (`kl`, `reference_kl`, `teacher_kl`
-        and `entropy` in nats), but `cross_entropy`, in nats, is a mean over demonstrated tokens,
-        and `effective_sample_size` is (sum of w)^2 / (N * sum of w^2) with the importance weights w
-        before they are truncated. `teacher_kl` is an estimate of the divergence of the policy that
-        sampled from its teacher. Means over tokens are absent if there are no such tokens.
+        fresh tokens. A critic adds those of `value_metrics`, the mean `value_loss`, and the maximum
+        `critic_grad_norm`. The others are means over sampled tokens (`kl`, `reference_kl`,
+        `teacher_kl` and `entropy` in nats), but `cross_entropy`, in nats, is a mean over
+        demonstrated tokens, and `effective_sample_size` is (sum of w)^2 / (N * sum of w^2) with the
+        importance weights w before they are truncated. `teacher_kl` is an estimate of the
+        divergence of the policy that sampled from its teacher. Means over tokens are absent if
+        there are no such tokens.
         """
         metrics = {
             "loss": float(self._loss) / max(self._updates, 1),
@@ -110,7 +125,10 @@ class Totals:
             "importance_max": float(self._importance_max),
             "tokens": float(self._sampled + self._demonstrated),
             **{name: float(value) / self._sampled for name, value in self._sums.items()},
+            **self.known,
         }
+        if self._critic_norms:
+            metrics["critic_grad_norm"] = float(torch.stack(self._critic_norms).max())
         if self._rate is not None:
             metrics["learning_rate"] = self._rate
         if self._sampled:

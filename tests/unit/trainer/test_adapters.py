@@ -75,10 +75,12 @@ def test_version_0_is_the_base_and_follows_from_the_seed() -> None:
     first, again, other = learner().weights(), learner().weights(), learner(seed=1).weights()
     assert first == again
     assert weights_digest(first) != weights_digest(other)
-    inputs = learner()._collate([sequence(0, sampling=OPEN)])
+    inputs = learner()._forward.collate([sequence(0, sampling=OPEN)])
     whole = Learner(FOLDER, Policy(model="tiny-llama"))
     assert weights_digest(base_file(learner())) == weights_digest(whole.weights())
-    torch.testing.assert_close(learner()._logprobs(inputs)[0], whole._logprobs(inputs)[0])
+    torch.testing.assert_close(
+        learner()._forward.logprobs(inputs)[0], whole._forward.logprobs(inputs)[0]
+    )
 
 
 def test_a_layer_adds_alpha_by_rank_times_the_product() -> None:

@@ -130,7 +130,7 @@ def test_the_logprobs_are_those_of_the_whole_model_by_temperature_and_mask() -> 
     sequences = [sequence(0, 5), sequence(1, 2, OPEN), sequence(2, 1)]
     one = learner()
     inputs = collate(sequences, one.vocabulary, torch.device("cpu"))
-    logprobs, entropies = one._logprobs(inputs)
+    logprobs, entropies = one._forward.logprobs(inputs)
 
     expected, entropy = [], []
     for single in sequences:
@@ -201,7 +201,7 @@ def test_training_makes_what_was_good_likelier() -> None:
     for _ in range(5):
         metrics = one.train([update(good)])
     inputs = collate([good], one.vocabulary, torch.device("cpu"))
-    assert one._logprobs(inputs)[0].exp().item() > 0.9
+    assert one._forward.logprobs(inputs)[0].exp().item() > 0.9
     assert metrics["importance_max"] == 2.0
 
 

@@ -99,6 +99,27 @@ def test_one_sample_that_contradicts_costs_only_itself() -> None:
     assert "has 9 trainable tokens, the batch states 3" in reason
 
 
+def test_with_a_critic_the_numbers_of_a_sample_are_rewards_of_its_turns() -> None:
+    """A sample with a wrong number of them costs only itself."""
+    turns = [turn([1], [2, 3]), turn([4], [5], parent=0)]
+    events = [trajectory(*turns).model_copy(update={"sample": one}) for one in range(3)]
+    batch = batch_of([3, 3, 3])
+    given = [(0.5, -1.0), (2.0,), (1.0, 1.0, 1.0)]
+    samples = [
+        one.model_copy(update={"advantages": pack_f32(rewards), "weight": 0.5})
+        for one, rewards in zip(batch.samples, given, strict=True)
+    ]
+    batch = batch.model_copy(update={"samples": tuple(samples)})
+
+    [update], dropped = build_updates(batch, events, 100, 1, critic=True)
+
+    rewards = [one.rewards.tolist() for one in update.sequences if one.rewards is not None]
+    assert rewards == [[0.0, 0.5, -1.0], [0.0, 0.0, 2.0]]
+    assert [one.advantages.tolist() for one in update.sequences] == [[0.5] * 3] * 2
+    [reason] = dropped
+    assert reason == "task 7 sample 2: 3 rewards for 2 turns of policy 'p'"
+
+
 def test_sequences_name_their_sample() -> None:
     built = build([2, 3], 1)
     names = [one.name for one in built[0].sequences]

@@ -221,5 +221,5 @@ def test_the_logits_of_a_whole_forward_pass_are_not_needed() -> None:
         lambda module, hidden, logits: widths.append(logits.numel() // VOCABULARY)
     )
     ids = torch.zeros((1, 9), dtype=torch.int64)
-    one._hidden_at(ids[0, :1], ids[0, :1], input_ids=ids)
+    one._forward._hidden_at(ids[0, :1], ids[0, :1], input_ids=ids)
     assert widths == [0]

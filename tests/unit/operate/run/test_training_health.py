@@ -105,6 +105,13 @@ def test_a_policy_that_has_learned_its_tasks_gets_no_advice() -> None:
     assert len(health(stuck, stuck, stuck, aim=0.9).advice()) == 2
 
 
+def test_a_critic_learns_from_groups_of_equal_rewards() -> None:
+    equal = {"groups_equal": 1.0}
+    assert health(equal, equal, equal).advice().keys() == {"groups_equal"}
+    judged = equal | {"value_loss": 0.1}
+    assert health(judged, judged, judged).advice() == {}
+
+
 def test_a_limit_is_not_named_twice() -> None:
     cut = health(*[{"truncated": 0.9}] * FEWEST)
     assert cut.advice()

@@ -1,0 +1,81 @@
+"""Runs the policy on token sequences: their hidden states, logprobs and entropies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.services.models.output_head import ChosenHidden
+from headrace.trainer.collate import Inputs, SchemaMasks, collate
+from headrace.trainer.forward.token_logprobs import token_logprobs
+from headrace.trainer.sequences import TokenSequence, raise_if_stopped
+from headrace.trainer.update_plan import UpdatePlan
+
+
+class PolicyForward:
+    """The forward passes of one model. What has a gradient depends on torch's grad mode."""
+
+    def __init__(
+        self, model: Any, folder: Path, device: torch.device, entropy_gradient: bool
+    ) -> None:
+        """`folder` has the model's tokenizer. `entropy_gradient` says whether the loss uses it."""
+        self._hidden_at = ChosenHidden(model)
+        self._device = device
+        self._entropy_gradient = entropy_gradient
+        self.width = self._hidden_at.width
+        """H, the width of the hidden states."""
+        self.vocabulary = int(model.config.vocab_size)
+        self._schemas = SchemaMasks(folder, self.vocabulary)
+
+    def collate(self, sequences: Sequence[TokenSequence]) -> Inputs:
+        """Returns the sequences of a micro-batch as the model reads them."""
+        return collate(sequences, self.vocabulary, self._device, self._schemas)
+
+    def hidden(self, inputs: Inputs) -> Tensor:
+        """Returns the last hidden states [N, H] before the trained tokens, which predict them."""
+        return self._hidden_at(inputs.rows, inputs.before, input_ids=inputs.ids, use_cache=False)
+
+    def logprobs(self, inputs: Inputs, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns logprobs [N] of the trained tokens and entropies [N] of their distributions.
+
+        `hidden` are the hidden states of `inputs`, if they are known.
+        """
+        hidden = self.hidden(inputs) if hidden is None else hidden
+        logprobs, entropies = token_logprobs(hidden, inputs, self._hidden_at.head)
+        # The gradient of the entropies costs time, so compute it only if it is used.
+        return logprobs, entropies if self._entropy_gradient else entropies.detach()
+
+    def all_logprobs(self, plan: UpdatePlan, stop: threading.Event | None) -> Tensor:
+        """Returns the logprobs [T] of an update's trained tokens, without gradient."""
+        [found] = self.read(plan, stop, self.read_logprobs)
+        return found
+
+    def read_logprobs(self, inputs: Inputs, hidden: Tensor) -> Tensor:
+        """Returns the logprobs [N] of `inputs`: what `read` needs."""
+        return self.logprobs(inputs, hidden)[0]
+
+    def read(
+        self,
+        plan: UpdatePlan,
+        stop: threading.Event | None,
+        *readers: Callable[[Inputs, Tensor], Tensor],
+    ) -> list[Tensor]:
+        """Runs the model on an update's micro-batches, without gradient.
+
+        Returns what each reader makes of inputs and hidden states [N, H], put together to [T].
+        Raises Stopped if `stop` is set.
+        """
+        found = [torch.empty_like(plan.weights) for _ in readers]
+        with torch.no_grad():
+            for sequences, tokens in plan.micro_batches:
+                raise_if_stopped(stop)
+                inputs = self.collate(sequences)
+                hidden = self.hidden(inputs)
+                for whole, reader in zip(found, readers, strict=True):
+                    whole[tokens] = reader(inputs, hidden)
+        return found
