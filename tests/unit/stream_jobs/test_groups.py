@@ -224,7 +224,7 @@ def test_an_estimator_that_breaks_its_contract_is_named() -> None:
 
 
 def test_an_unknown_estimator_names_the_choices() -> None:
-    with pytest.raises(UsageError, match="dr_grpo, grpo, rloo"):
+    with pytest.raises(UsageError, match="dr_grpo, grpo, rewards, rloo"):
         GroupAssembler(a_recipe(advantage="gpro"))
 
 
