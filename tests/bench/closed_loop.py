@@ -189,11 +189,11 @@ class Loop:
         decided = {sample.task for sample in batch.samples}
         if not self._world.hung:
             self.result.parts += len(batch.samples) < len(decided) * self._samples
+        self.result.trained += [self._lengths[one.task][one.sample] for one in batch.samples]
         if self._submitted < self._world.tasks:
             self.result.batches.append(len(decided))
             self.result.seconds = self._now - BEGAN_S
             for sample in batch.samples:
-                self.result.trained.append(self._lengths[sample.task][sample.sample])
                 self.result.staleness.append(batch.version - 1 - sample.oldest_version)
             stale = [drop.task for drop in batch.dropped if drop.reason == "stale"]
             self.result.stale += len(stale) * self._samples

@@ -50,9 +50,10 @@ class LoopResult:
     stale_long: int = 0
     """Those of them whose task was a long one."""
     trained_long: int = 0
-    trained: list[float] = field(default_factory=list)
     generated: list[float] = field(default_factory=list)
     """Lengths of the episodes that were kept by the filter."""
+    trained: list[float] = field(default_factory=list)
+    """Lengths of those of them that were trained on, also after the tasks were exhausted."""
     staleness: list[int] = field(default_factory=list)
     """Of each trained sample: how many versions its oldest token was behind."""
     seconds: float = 0.0
@@ -71,7 +72,7 @@ class LoopResult:
 
     @property
     def stale_share(self) -> float:
-        return self.stale / max(1, self.stale + len(self.trained))
+        return self.stale / max(1, self.stale + len(self.staleness))
 
     @property
     def stale_long_share(self) -> float:
@@ -90,7 +91,7 @@ class LoopResult:
     @property
     def rate(self) -> float:
         """Trained samples a second."""
-        return len(self.trained) / self.seconds
+        return len(self.staleness) / self.seconds
 
 
 def mean(values: Sequence[float]) -> float:

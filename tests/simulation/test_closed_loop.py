@@ -151,6 +151,7 @@ def test_tasks_that_take_ten_times_as_long_are_trained_at_the_same_rate() -> Non
         world = World(120.0, sigma, train_s=12.0, deaths=0.02, long=0.05, tasks=480)
         result, impatient = closed_loop.compare(a_loop(live=64), world)
         assert result.stale_long_share <= 0.02
+        assert result.length_ratio >= 0.97
         assert result.rate >= 0.98 * impatient.rate
         assert result.mean_staleness <= 2.0
         tight = Loop(a_loop(live=64, max_staleness=8), world).run()
