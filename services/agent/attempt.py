@@ -45,6 +45,10 @@ class Attempt:
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._action: ActionRequested | None = None
         self._over = False
+        self.overdue = asyncio.Event()
+        """Set when its agent asks something new after the deadline, which is not sent."""
+        self.replays = self.was_begun
+        """Whether an earlier owner began it, and its agent has sent nothing new yet."""
 
     @property
     def was_begun(self) -> bool:
@@ -105,6 +109,9 @@ class Attempt:
         if self._over:
             message = f"call {request.call} came after the attempt's end"
             raise AttemptFailed.retryable("superseded", message)
+        if request.call not in self.answers and now() * 1000 >= self.started.deadline:
+            self.overdue.set()
+            await asyncio.Event().wait()  # The run ends the attempt.
         answer = await self._first_answer(request, kind)
         if answer.failure is not None and answer.failure.origin != "policy":
             raise AttemptFailed(answer.failure)
@@ -124,6 +131,7 @@ class Attempt:
 
     async def _answer_to(self, request: Request) -> Answer:
         """Sends a request, and returns its first answer."""
+        self.replays = False
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.call] = future
         try:

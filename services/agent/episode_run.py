@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.errors import TooLarge
 from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
@@ -48,6 +49,8 @@ WHOLE_TIME = 0.9
 """An episode that begins with less than this share of its time left did not have the whole time."""
 EXCEPTIONS = {("agent", "agent_error"), ("environment", "environment_error")}
 """The origins and codes of failures by an exception of the user's code."""
+REPLAY_S = 10.0
+"""Seconds that an agent has after the deadline to run again with answers that are recorded."""
 AGENT_CLOSE_S = 1.0
 """Seconds that an agent's coroutine has to end after it is cancelled."""
 
@@ -196,11 +199,16 @@ class EpisodeRun:
         self._episode = Episode(attempt, self.setup.options)
         agent = asyncio.create_task(_play(self.setup.agent, self._episode))
         moved = asyncio.create_task(self._moved.wait())
+        overdue = asyncio.create_task(attempt.overdue.wait())
         left_s = max(0.0, self.started.deadline / 1000 - now())
         try:
-            await asyncio.wait({agent, moved}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await _first_of({agent, moved}, left_s)
+            if attempt.replays:
+                # It may have ended in time: an earlier owner died while a teacher read it.
+                await _first_of({agent, moved, overdue}, REPLAY_S)
         finally:
             moved.cancel()
+            overdue.cancel()
             attempt.end()
             finished = agent.done()
             if not finished:
@@ -287,6 +295,10 @@ class EpisodeRun:
             began_ms=int(self.recorded_at * 1000),
         )
         return await self.send(trajectory)
+
+
+async def _first_of(tasks: set[asyncio.Task[Any]], timeout_s: float) -> None:
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _names_error(episode: Episode) -> ValueError | None:

@@ -591,6 +591,17 @@ def test_an_episode_gains_nothing_by_running_into_a_limit() -> None:
         assert (outcome.ending, outcome.reward) == ("turn_limit", reward)
 
 
+def test_after_the_deadline_an_heir_asks_nothing_new() -> None:
+    first = World()
+    play(first)
+    recorded: dict[str, Any] = {one.call: first.answer(one) for one in first.requests()[:3]}
+    heir = World()
+    outcome, trajectory = play(heir, answers={0: recorded}, left_s=-1.0, bound_s=2.0)
+    assert (outcome.ending, outcome.reward) == ("deadline", None)
+    assert len(trajectory.turns) == 1
+    assert [one.kind for one in heir.requests()] == ["close"]
+
+
 def test_the_deadline_ends_an_episode_that_waits() -> None:
     world = World()
     world.silent_after = 2

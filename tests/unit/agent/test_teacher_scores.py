@@ -79,6 +79,7 @@ def play(
     *,
     answers: Answers | None = None,
     answer_s: float = 5.0,
+    left_s: float = 60.0,
     meanwhile: Callable[[EpisodeRun], Awaitable[None]] | None = None,
     **limits: Any,
 ) -> tuple[EpisodeEnded, TrajectoryRecorded]:
@@ -86,7 +87,8 @@ def play(
         settings = AgentSettings.model_validate(limits)
         teachers = {"default": Teacher("teacher", answer_s)}
         setup = AgentSetup(agent, {}, settings, {"default": "digest"}, teachers=teachers)
-        world.run = EpisodeRun(world.send, start(submitted or task()), 0.0, setup, answers or {})
+        started = start(submitted or task(), left_s)
+        world.run = EpisodeRun(world.send, started, 0.0, setup, answers or {})
         running = asyncio.create_task(world.run.run())
         if meanwhile is not None:
             await meanwhile(world.run)
@@ -220,6 +222,26 @@ def test_a_restart_finds_recorded_scores_and_asks_for_the_others() -> None:
     assert again.asked[0].digest == first.asked[1].digest
     assert same.turns == trajectory.turns
     assert outcome.reward == 1.0
+
+
+async def in_branches(episode: Episode) -> None:
+    await episode.gather(*[lambda: episode.new_conversation().generate("a")] * 2)
+    await episode.generate("b")
+    episode.reward = 1.0
+
+
+@pytest.mark.parametrize("agent", [multi_turn, in_branches])
+def test_an_episode_that_waits_for_its_teacher_beyond_its_deadline_survives_its_worker(
+    agent: Agent,
+) -> None:
+    first = Classroom()
+    _, trajectory = play(first, agent)
+    played = {one.call: first.answer(one) for one in first.requests() if one not in first.asked}
+    heir = Classroom()
+    outcome, same = play(heir, agent, answers={0: played}, left_s=-1.0)
+    assert (outcome.ending, outcome.reward) == ("finished", 1.0)
+    assert [one.call for one in heir.asked] == [one.call for one in first.asked]
+    assert same.turns == trajectory.turns
 
 
 def test_the_first_of_two_answers_counts_and_late_ones_change_nothing() -> None:
