@@ -71,6 +71,9 @@ class Endings:
     def __init__(self, recipe: Recipe, since: float) -> None:
         """`since` is when the command began, in epoch seconds."""
         self._recipe = recipe
+        trained = [one.training for one in recipe.policies.values() if one.training is not None]
+        self._untaught = [one for one in trained if one.teacher is None]
+        """Those that learn from rewards alone."""
         self._since = since
         self._kinds: dict[_Key, Kind] = {}
         self._of_command: Counter[_Key | None] = Counter()
@@ -158,9 +161,11 @@ class Endings:
         rewards = {one.reward for one in self._recent if one.reward is not None}
         if not rewards:
             return ["no episode has a reward: nothing can be learned from them"]
+        if not self._untaught:
+            return []
         if len(rewards) == 1:
             return [f"every reward is {rewards.pop():g}: nothing can be learned from them"]
-        if not self._varied:
+        if not self._varied or all(one.critic is not None for one in self._untaught):
             return []
         return [
             "within each task all rewards are equal, so the advantages are 0 and nothing is "

@@ -228,14 +228,16 @@ class TrainingHealth:
     def _is_meant(self, metric: str) -> bool:
         """Whether a metric is out of its range because the policy has learned its tasks.
 
-        Groups of equal rewards are no problem for a critic: it does not compare their samples.
+        Groups of equal rewards are no problem for a critic or a teacher: these do not compare
+        their samples.
         """
         if metric == "entropy":
             reward = self.newest.get("reward_mean")
             return self._aim is not None and reward is not None and reward >= self._aim
         solved = self.newest.get("groups_solved_by_all", 0.0)
         learned = self._aim is not None and solved >= 0.5
-        return metric == "groups_equal" and (learned or "value_loss" in self.newest)
+        compared = not {"value_loss", "teacher_kl"} & self.newest.keys()
+        return metric == "groups_equal" and (learned or not compared)
 
     def rows(self) -> list[HealthRow]:
         """Returns the figures of the newest version, in at most three short rows."""

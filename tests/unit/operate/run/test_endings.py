@@ -32,8 +32,10 @@ def failed(message: str, code: str = "environment_error") -> dict[str, Any]:
     }
 
 
-def folded(*results: TaskEnded, since: float = 0.0, at: float = 1.0) -> Endings:
-    endings = Endings(RECIPE, since)
+def folded(
+    *results: TaskEnded, since: float = 0.0, at: float = 1.0, recipe: Recipe = RECIPE
+) -> Endings:
+    endings = Endings(recipe, since)
     for result in results:
         endings.on_task_ended(result, at)
     return endings
@@ -107,3 +109,25 @@ def test_tasks_whose_rewards_do_not_differ_teach_nothing() -> None:
     (hint,) = folded(*constant).hints()
     assert hint.startswith("within each task all rewards are equal")
     assert not folded(*constant, ended(256, {"reward": 0}, {"reward": 1})).hints()
+
+
+def learning(**training: Any) -> Recipe:
+    policies = {
+        "default": {"model": "tiny-llama", "training": training},
+        "teacher": {"model": "tiny-llama", "training": False},
+    }
+    if "critic" in training:
+        policies["default"]["groups"] = {"advantage": "rewards"}
+    return Recipe.model_validate({"name": "r", "policies": policies})
+
+
+def test_equal_rewards_teach_something_to_who_does_not_compare_them() -> None:
+    by_task = [ended(n, {"reward": n % 2}, {"reward": n % 2}) for n in range(256)]
+    constant = [ended(n, {"reward": 0.0}, {"reward": 0.0}) for n in range(256)]
+    taught = learning(loss="distill", teacher="teacher")
+    assert not folded(*by_task, recipe=taught).hints()
+    assert not folded(*constant, recipe=taught).hints()
+    assert folded(*[ended(n, failed("no")) for n in range(256)], recipe=taught).hints()
+    judged = learning(critic={})
+    assert not folded(*by_task, recipe=judged).hints()
+    assert folded(*constant, recipe=judged).hints()

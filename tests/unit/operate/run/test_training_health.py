@@ -105,11 +105,12 @@ def test_a_policy_that_has_learned_its_tasks_gets_no_advice() -> None:
     assert len(health(stuck, stuck, stuck, aim=0.9).advice()) == 2
 
 
-def test_a_critic_learns_from_groups_of_equal_rewards() -> None:
+@pytest.mark.parametrize("metric", ["value_loss", "teacher_kl"])
+def test_a_critic_or_a_teacher_teaches_something_about_groups_of_equal_rewards(metric: str) -> None:
     equal = {"groups_equal": 1.0}
     assert health(equal, equal, equal).advice().keys() == {"groups_equal"}
-    judged = equal | {"value_loss": 0.1}
-    assert health(judged, judged, judged).advice() == {}
+    more = equal | {metric: 0.1}
+    assert health(more, more, more).advice() == {}
 
 
 def test_a_limit_is_not_named_twice() -> None:
