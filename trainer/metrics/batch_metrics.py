@@ -43,22 +43,24 @@ def trained_episodes(
     trainer did not drop.
     """
     return [
-        TrainedEpisode(sample.task, event.reward, sample.tokens, was_cut(event))
+        TrainedEpisode(sample.task, event.reward, sample.tokens, was_cut(event, batch.policy))
         for index, (sample, event) in enumerate(zip(batch.samples, events, strict=True))
         if index in trained and sample.oldest_version >= 0
         if isinstance(event, TrajectoryRecorded) and event.reward is not None
     ]
 
 
-def was_cut(trajectory: TrajectoryRecorded) -> bool:
-    """Returns whether a limit cut the episode, or an answer that nothing continues.
+def was_cut(trajectory: TrajectoryRecorded, policy: str) -> bool:
+    """Returns whether a limit cut the episode, or an answer of the policy that nothing continues.
 
     An answer of one token is whole: a policy that chooses an action has no more to say.
     """
     continued = {turn.parent for turn in trajectory.turns}
     last = [turn for index, turn in enumerate(trajectory.turns) if index not in continued]
     return trajectory.ending in LIMITS or any(
-        turn.finish == "length" and len(turn.tokens) > TOKEN_BYTES for turn in last
+        turn.finish == "length" and len(turn.tokens) > TOKEN_BYTES
+        for turn in last
+        if turn.policy == policy
     )
 
 

@@ -81,12 +81,16 @@ def test_what_the_trainer_dropped_or_the_policy_did_not_sample_does_not_count() 
             trajectory(turn([1], [2, 3], finish="length"), turn([3], [4], parent=0, finish="stop")),
             False,  # the answer that was cut was continued
         ),
+        (
+            trajectory(turn([1], [2]), turn([1], [2, 3], policy="user", finish="length")),
+            False,  # what another policy said was cut
+        ),
     ],
 )
 def test_an_episode_is_cut_by_a_limit_or_in_its_last_answer(
     one: TrajectoryRecorded, cut: bool
 ) -> None:
-    assert was_cut(one) is cut
+    assert was_cut(one, "p") is cut
 
 
 def test_dropped_groups_are_counted_once_for_each_reason() -> None:
