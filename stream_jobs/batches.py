@@ -85,6 +85,9 @@ class BatchAssembler:
         self._recorded = recorded or {}
         self._digest = recipe.digest
         self._settings = recipe.policies[policy].batches
+        trained = [one.training for one in recipe.policies.values() if one.training is not None]
+        self._teacher_s = max((one.teacher_s for one in trained if one.teacher), default=0.0)
+        """Most seconds that an episode waits for a teacher, maybe after its deadline."""
         self._version = 0
         self._published: int | None = None
         self._frontier = Frontier()
@@ -135,7 +138,8 @@ class BatchAssembler:
         if not trains or task in self._live or task in self._waiting or task in self._frontier:
             return
         version = started.versions.get(self._policy, self._published or 0)
-        self._live.start(task, version, started_s, started.deadline / 1000)
+        ends_s = started.deadline / 1000 + self._teacher_s
+        self._live.start(task, version, started_s, ends_s)
         self._changed_s = max(self._changed_s, started_s)
 
     def on_group(self, group: GroupClosed, offset: int) -> None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from headrace.schemas.frontier import Frontier
 
 OVERDUE_S = 60.0
-"""Seconds after a group's deadline when nothing waits for it any more."""
+"""Seconds after a group's deadline, and the time of its teachers, when nothing waits for it any
+more."""
 REMEMBERED = 64
 """The lengths of so many groups are known: those of the newest records of `groups`."""
 ENOUGH = 16
-"""If fewer lengths are known, no group is late before its deadline."""
+"""If fewer lengths are known, no group is late before it is overdue."""
 USUAL, LATE = 0.9, 1.5
 """A group is late when it has taken LATE times as long as the share USUAL of the known groups
 did at most. Probably it hangs. tests/bench/closed_loop.py compares other values."""
@@ -49,9 +50,12 @@ class LiveGroups:
     def __contains__(self, task: int) -> bool:
         return task in self._live
 
-    def start(self, task: int, version: int, started_s: float, deadline_s: float) -> None:
-        """Adds a group that is started while `version` is the newest one."""
-        self._live[task] = LiveGroup(version, started_s, deadline_s + OVERDUE_S)
+    def start(self, task: int, version: int, started_s: float, ends_s: float) -> None:
+        """Adds a group that is started while `version` is the newest one.
+
+        `ends_s` is when its last episode should end.
+        """
+        self._live[task] = LiveGroup(version, started_s, ends_s + OVERDUE_S)
 
     def close(self, task: int, seconds: float) -> None:
         """Removes a group, and notes how long it took. 0 if that says nothing."""

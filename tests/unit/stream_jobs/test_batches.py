@@ -363,6 +363,20 @@ def test_a_batch_is_short_only_if_no_group_is_live() -> None:
     assert tasks_of(assembler.next_batch(1_530.0)) == [2]
 
 
+def test_a_group_that_waits_for_its_teacher_is_live_after_its_deadline() -> None:
+    tree = a_recipe(groups=3).model_dump(mode="json")
+    tree["policies"]["default"]["training"] |= {"loss": "distill", "teacher": "teacher"}
+    tree["policies"]["teacher"] = {"model": "tiny", "training": False}
+    assembler = BatchAssembler(Recipe.model_validate(tree), "default")
+    assembler.on_policy(a_publication(0))
+    assembler.on_start(a_start(0, 0), ENDED_S)
+    assembler.on_group(a_group(2, 0), 0)
+    teacher_s = tree["policies"]["default"]["training"]["teacher_s"]
+    overdue_s = DEADLINE_S + teacher_s + live_groups.OVERDUE_S
+    assert assembler.next_batch(overdue_s - 0.1) is None
+    assert tasks_of(assembler.next_batch(overdue_s)) == [2]
+
+
 def test_a_start_that_is_read_after_its_group_is_closed_is_not_live() -> None:
     assembler = an_assembler(groups=2)
     assembler.on_policy(a_publication(0))
