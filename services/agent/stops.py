@@ -59,8 +59,21 @@ def exits_contained() -> Iterator[None]:
 
 
 def error_of(agent: asyncio.Future[None]) -> BaseException | None:
-    """Returns what an agent's finished coroutine raised, even if it is a CancelledError."""
+    """Returns what an agent's finished coroutine raised, even if it is a CancelledError.
+
+    Of a group, as a TaskGroup raises it, returns the error that says how the attempt ended, if
+    there is one.
+    """
     try:
-        return agent.exception()
-    except asyncio.CancelledError as error:
-        return error
+        error = agent.exception()
+    except asyncio.CancelledError as cancelled:
+        return cancelled
+    for kind in (LogLost, AttemptFailed, EpisodeStopped):
+        found: BaseException | None = None
+        if isinstance(error, BaseExceptionGroup):
+            found = error.subgroup(kind)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if found is not None:
+            return found
+    return error

@@ -583,6 +583,31 @@ def test_an_exception_before_the_first_turn_never_counts() -> None:
     assert play(world, **settings)[0].ending == "failed"
 
 
+async def in_a_task_group(episode: Episode) -> None:
+    await episode.reset()
+    await episode.generate("a")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(episode.generate("b"))
+
+
+def test_what_ends_an_episode_counts_as_itself_inside_a_task_group() -> None:
+    settings: dict[str, Any] = {"exceptions": "unfinished", "unfinished_reward": -1.0}
+    limited = end(World(), task(max_turns=1), in_a_task_group, **settings)
+    assert (limited.ending, limited.reward) == ("turn_limit", -1.0)
+    world = World()
+    answer = world.answer
+
+    def failing(event: Event) -> Any:
+        lost = isinstance(event, GenerationRequested) and event.text == "b"
+        change = {"failure": LOST} if lost else {}
+        return found.model_copy(update=change) if (found := answer(event)) is not None else None
+
+    world.answer = failing  # type: ignore[method-assign]
+    outcome = end(world, task(attempts=2), in_a_task_group, **settings)
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("failed", None, 2)
+    assert outcome.failure == LOST
+
+
 def test_an_episode_gains_nothing_by_running_into_a_limit() -> None:
     for unfinished_reward, reward in ((0.0, -2.0), (-5.0, -5.0)):
         world = World()

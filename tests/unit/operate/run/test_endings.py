@@ -112,7 +112,7 @@ def test_tasks_whose_rewards_do_not_differ_teach_nothing() -> None:
 
 
 def learning(**training: Any) -> Recipe:
-    policies = {
+    policies: dict[str, Any] = {
         "default": {"model": "tiny-llama", "training": training},
         "teacher": {"model": "tiny-llama", "training": False},
     }
