@@ -25,6 +25,8 @@ Doubles = NDArray[np.float64]
 
 EPSILON = 1e-8
 """Added to the deviation of the advantages, so that nothing is divided by 0."""
+LARGEST = 1e15
+"""The largest absolute reward. The critic's loss is float32, and squares it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,14 @@ def with_rewards(
 
     `rewards` has one for each turn of the policy, or only the episode's. A turn's reward belongs to
     its last sampled token, or if it has none, to the last one before it. A reward before all
-    sampled tokens belongs to none. Raises UnusableBatch for another number of rewards.
+    sampled tokens belongs to none. Raises UnusableBatch for another number of rewards, or a reward
+    that is too large.
     """
     own = [index for index, turn in enumerate(trajectory.turns) if turn.policy == policy]
     if len(rewards) not in (1, len(own)):
         raise UnusableBatch(f"{len(rewards)} rewards for {len(own)} turns of policy {policy!r}")
+    if max(map(abs, rewards), default=0.0) > LARGEST:
+        raise UnusableBatch(f"a reward of {max(rewards, key=abs):g} is too large for a critic")
     by_sequence = [np.zeros(len(one.positions), dtype=np.float32) for one in sequences]
     last: dict[int, tuple[int, int]] = {}
     for number, one in enumerate(sequences):

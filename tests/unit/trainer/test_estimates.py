@@ -176,6 +176,14 @@ def estimates(advantages: list[float], **arrays: list[float]) -> Estimates:
     )
 
 
+def test_a_reward_whose_square_is_infinite_drops_its_sample_alone() -> None:
+    recorded = trajectory(turn([1], [2]))
+    sequences = token_sequences(recorded, "p", (1.0,), 1.0, 100)
+    with pytest.raises(UnusableBatch, match="1e\\+20"):
+        with_rewards(sequences, recorded, "p", [1e20])
+    with_rewards(sequences, recorded, "p", [-1e15])
+
+
 def test_advantages_are_normalized_over_all_updates_of_a_batch() -> None:
     first, second = normalized([estimates([1.0, 2.0]), estimates([6.0])])
     together = [*first.advantages, *second.advantages]
