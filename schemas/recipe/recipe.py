@@ -168,7 +168,7 @@ class Agent(PlugIn):
     `exclude`: it gets a new attempt, up to `tasks.attempts`, and if all fail it is not trained on.
     `unfinished`: it ends at once and counts as if it had reached a limit of turns, if the policy
     has had a turn. Choose this if your code raises because an answer is malformed: otherwise the
-    policy gets a second try and no penalty."""
+    policy gets a second try and no penalty. An exception of a judge never counts."""
 
 
 class EnvironmentSettings(PlugIn):

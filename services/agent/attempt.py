@@ -20,6 +20,7 @@ from headrace.schemas.events import (
 from headrace.services.agent.requests import Answer, Request, last_observed
 from headrace.services.agent.stops import AttemptFailed, LogLost
 from headrace.services.base.clock import now
+from headrace.services.base.types import ENVIRONMENT_ERROR
 from headrace.services.tasks.admission import refused
 
 A = TypeVar("A", GenerationCompleted, ObservationRecorded)
@@ -104,6 +105,12 @@ class Attempt:
         except TimeoutError as error:
             message = f"the judge {judge!r} did not answer call {request.call} within {bound_s:g} s"
             raise AttemptFailed.retryable("judge_silent", message) from error
+        except AttemptFailed as failed:
+            if failed.failure.code != ENVIRONMENT_ERROR:
+                raise
+            # The recipe may count exceptions of the environment, but a judge is not the policy's.
+            failure = failed.failure.model_copy(update={"code": "judge_error"})
+            raise AttemptFailed(failure) from failed
 
     async def _ask(self, request: Request, kind: type[A]) -> A:
         if self._over:

@@ -37,7 +37,7 @@ from headrace.services.agent.stops import (
 from headrace.services.agent.teacher_scores import ask_teachers
 from headrace.services.base.clock import now
 from headrace.services.base.redactor import REDACTOR
-from headrace.services.base.types import STEP_TIMEOUT, check_names
+from headrace.services.base.types import ENVIRONMENT_ERROR, STEP_TIMEOUT, check_names
 from headrace.services.tasks.admission import refused
 from headrace.services.worker.shard import ShardClosed
 
@@ -47,7 +47,7 @@ MESSAGE = 1_000
 """Largest number of characters of an error: a TaskEnded contains those of all its samples."""
 WHOLE_TIME = 0.9
 """An episode that begins with less than this share of its time left did not have the whole time."""
-EXCEPTIONS = {("agent", "agent_error"), ("environment", "environment_error")}
+EXCEPTIONS = {("agent", "agent_error"), ("environment", ENVIRONMENT_ERROR)}
 """The origins and codes of failures by an exception of the user's code."""
 REPLAY_S = 10.0
 """Seconds that an agent has after the deadline to run again with answers that are recorded."""

@@ -10,6 +10,8 @@ MOST_NAMES = 256
 """Largest number of named rewards, and of metrics, of an episode."""
 NAME_CHARACTERS = 128
 """Largest number of characters of such a name."""
+ENVIRONMENT_ERROR = "environment_error"
+"""The code of the failure of an action whose environment raised an exception."""
 STEP_TIMEOUT = "step_timeout"
 """Code of the failure of a reset or a step that took longer than `step_s` of its environment."""
 

@@ -11,7 +11,7 @@ from numbers import Real
 from headrace.errors import EnvironmentFailed, InfrastructureError, TooLarge, UsageError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.redactor import REDACTOR
-from headrace.services.base.types import Observation, check_names
+from headrace.services.base.types import ENVIRONMENT_ERROR, Observation, check_names
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def failure_of(error: Exception) -> Failure:
         code, message = error.code, error.message
     else:
         logger.error("an environment's code raised an exception", exc_info=error)
-        code, message = "environment_error", f"{type(error).__name__}: {error}"
+        code, message = ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
     return Failure(
         origin="environment", code=code, message=REDACTOR.text(message, 1000), retryable=True
     )

@@ -204,6 +204,19 @@ class _Trial:
 
                     try_loss(policy.training.loss)
                 self._note_clip(name, policy.training, loss, options)
+                self._note_flight(name, policy)
+
+    def _note_flight(self, name: str, policy: Policy) -> None:
+        """Notes that so many episodes run at once that all samples get old."""
+        in_flight = self.recipe.live_episodes / (policy.batches.groups * self.recipe.tasks.samples)
+        if 0 < policy.batches.max_staleness < 8 * in_flight:
+            self.say(
+                f"scheduler.live_episodes: {self.recipe.live_episodes} episodes are "
+                f"{in_flight:.3g} batches of policies.{name}, so samples get at least so many "
+                f"versions old. Lower it unless the engines would be idle, or raise "
+                f"policies.{name}.batches.max_staleness from {policy.batches.max_staleness} to "
+                f"{math.ceil(8 * in_flight)}, so that no batch waits for long episodes"
+            )
 
     def _note_clip(
         self, policy: str, training: Training, loss: str, options: Mapping[str, Any]

@@ -948,6 +948,20 @@ def test_a_judge_without_a_score_is_no_reward(given: float | None) -> None:
     assert "'judge' answered without a score" in outcome.failure.message
 
 
+def test_an_exception_of_a_judge_never_counts_against_the_policy() -> None:
+    async def judged(episode: Episode) -> None:
+        await episode.generate("a")
+        await episode.score("judge", {})
+
+    raised = Failure(origin="environment", code="environment_error", retryable=True)
+    world = World()
+    world.observed = lambda action: {"failure": raised}
+    outcome = end(world, task(attempts=2), judged, exceptions="unfinished")
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("failed", None, 2)
+    assert outcome.failure is not None
+    assert outcome.failure.code == "judge_error"
+
+
 def test_a_judge_that_stays_silent_is_an_infrastructure_failure() -> None:
     class Silent(World):
         def answer(self, event: Event) -> GenerationCompleted | ObservationRecorded | None:

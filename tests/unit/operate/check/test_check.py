@@ -217,6 +217,18 @@ def test_a_clip_that_has_no_effect_is_noted(updates: dict[str, int], noted: int)
     assert len(found) == noted
 
 
+@pytest.mark.parametrize(("live", "staleness", "noted"), [(64, 8, 0), (65, 8, 1), (640, 0, 0)])
+def test_more_batches_in_flight_than_the_staleness_allows_are_noted(
+    live: int, staleness: int, noted: int
+) -> None:
+    announced = tried(
+        tasks__samples=8,
+        scheduler={"live_episodes": live},
+        policies__default__batches={"groups": 8, "max_staleness": staleness},
+    )
+    assert len([one for one in announced if "batches of policies.default" in one]) == noted
+
+
 def test_what_is_not_there_yet_is_left_out() -> None:
     announced = tried(environments__default__use=":NotThereYet")
     assert "NotThereYet.reset can't be tried now: unreachable: the server" in "\n".join(announced)
