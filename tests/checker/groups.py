@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isclose, isnan, nan
+from math import fsum, isclose, isnan, nan
 from statistics import fmean
 
 from headrace.schemas.events import (
@@ -22,6 +22,9 @@ from headrace.stream_jobs.groups import OVERLONG
 from headrace.stream_jobs.load_advantage import load_advantage
 from tests.checker.facts import Facts, Violations
 from tests.checker.trajectories import use_of
+
+NEVER_COUNTS = ("reward_out_of_range", "policy_absent", "no_tokens")
+"""Reasons to leave out a sample that has a reward, but not in its group's mean."""
 
 
 def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
@@ -65,7 +68,7 @@ def _scored(facts: Facts, group: GroupClosed, ended: TaskEnded, name: str) -> Vi
         if not exclusion.reason:
             yield f"I3: {name} leaves sample {exclusion.sample} out without a reason"
         counts = outcome is not None and outcome.reward is not None and outcome.failure is None
-        known = exclusion.reason in ("reward_out_of_range", "policy_absent", "no_tokens")
+        known = exclusion.reason in NEVER_COUNTS
         if exclusion.reason == OVERLONG and not (outcome is not None and outcome.masked):
             yield f"I3: {name} leaves out {exclusion.sample} as overlong, and it is not masked"
         known = known or exclusion.reason == OVERLONG
@@ -101,14 +104,14 @@ def _sample(
 def _advantages(group: GroupClosed, policy: Policy, ended: TaskEnded, name: str) -> Violations:
     """They follow from all rewards that were sampled, by the recipe's estimator; others are 1.
 
-    Masked samples count, and have none themselves.
+    Masked samples count, and have none themselves. So do those that a filter left out.
     """
     sampled = [sample for sample in group.samples if sample.oldest_version >= 0]
     known = {sample.sample: sample.reward for sample in sampled}
-    masked = {one.sample for one in group.excluded if one.reason == OVERLONG}
+    out = {one.sample for one in group.excluded if one.reason not in NEVER_COUNTS}
     for outcome in ended.outcomes:
-        if outcome.sample in masked and outcome.reward is not None:
-            known[outcome.sample] = outcome.reward
+        if outcome.sample in out and outcome.reward is not None and outcome.failure is None:
+            known.setdefault(outcome.sample, outcome.reward)
     order = sorted(known)
     rewards = [known[sample] for sample in order]
     estimator, _ = use_and_options(policy.groups.advantage)
@@ -127,9 +130,7 @@ def _advantages(group: GroupClosed, policy: Policy, ended: TaskEnded, name: str)
         if sample.oldest_version < 0 and sample.advantages != pack_f32([1.0]):
             yield f"I3: {name}: sample {sample.sample} was demonstrated, its advantage isn't 1"
     stated = nan if group.mean is None else group.mean
-    # Of samples that a filter left out, the mean is known all the same.
-    unknown = not rewards and not group.excluded
-    if (rewards and not isclose(stated, fmean(rewards))) or (unknown and not isnan(stated)):
+    if (rewards and not isclose(stated, fmean(rewards))) or (not rewards and not isnan(stated)):
         yield f"I3: {name} states the mean {group.mean} of rewards {rewards}"
 
 
@@ -137,4 +138,8 @@ def _turn_rewards(ended: TaskEnded, group: GroupClosed, sample: int) -> list[flo
     """The rewards of a sample's turns by its outcome; 0 for a turn without one."""
     outcome = next(one for one in ended.outcomes if one.sample == sample)
     use = next(one for one in outcome.policies if one.policy == group.policy)
-    return [0.0 if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
+    rewards = [0.0 if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
+    assert outcome.reward is not None
+    if rewards and not isclose(fsum(rewards), outcome.reward, rel_tol=1e-6, abs_tol=1e-6):
+        rewards[-1] += outcome.reward - fsum(rewards)
+    return rewards

@@ -30,6 +30,8 @@ BODY_BYTES = 4 << 20
 LARGE_BYTES = 1 << 20
 LARGE_BODIES = 16
 """Requests with bodies above LARGE_BYTES that are open at once. Further ones wait."""
+BACKLOG = 1024
+"""Connections that the system holds until they are accepted. Hundreds may come at once."""
 CONNECTIONS = 2_000
 """Most connections. Further ones are closed. If the process may have fewer files, half of those."""
 EPISODES = "/v1/episodes"
@@ -73,7 +75,8 @@ class GatewayServer:
         """
         loop = asyncio.get_running_loop()
         server = await self._listen(
-            lambda: loop.create_server(self._connection, host, port), f"{host}:{port}"
+            lambda: loop.create_server(self._connection, host, port, backlog=BACKLOG),
+            f"{host}:{port}",
         )
         return f"http://{host}:{server.sockets[0].getsockname()[1]}/v1"
 
