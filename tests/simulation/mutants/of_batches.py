@@ -3,6 +3,7 @@
 from tests.simulation.mutants.mutant import Mutant
 
 CORE = "stream_jobs/batches.py"
+WAITING = "stream_jobs/waiting_groups.py"
 JOB = "stream_jobs/assemble_batches.py"
 GROUPS = "stream_jobs/groups.py"
 
@@ -111,7 +112,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
     Mutant(
         name="staleness_bound_too_wide",
         sentence="Samples more than max_staleness behind n - 1 are dropped.",
-        file=CORE,
+        file=WAITING,
         old="        elif slack < 0:\n",
         new="        elif slack < -1:\n",
         caught_by=("versions behind",),
@@ -120,7 +121,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
     Mutant(
         name="staleness_bound_too_narrow",
         sentence="Samples that are max_staleness behind n - 1 are trained on.",
-        file=CORE,
+        file=WAITING,
         old="        elif slack < 0:\n",
         new="        elif slack < 1:\n",
         caught_by=("is dropped as stale",),
@@ -129,17 +130,17 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
     Mutant(
         name="stale_samples_cut_out_of_their_group",
         sentence="What the policy sampled of a group is trained whole or dropped whole.",
-        file=CORE,
+        file=WAITING,
         old="fresh = tuple(sample for sample in group.samples if sample.oldest_version < 0)",
-        new="fresh = tuple(one for one in group.samples if self._slack(one.oldest_version) >= 0)",
+        new="fresh = tuple(s for s in group.samples if self.slack(s.oldest_version, newest) >= 0)",
         caught_by=("is trained in part", "it holds"),
         faults=(),
     ),
     Mutant(
         name="staleness_judged_once",
         sentence="Staleness is that of the batch which trains a sample.",
-        file=CORE,
-        old="            task: self._judge(waiting.group, waiting.offset)\n",
+        file=WAITING,
+        old="            task: self._judge(waiting.group, waiting.offset, newest)\n",
         new="            task: waiting\n",
         caught_by=("versions behind",),
         faults=(),
@@ -148,7 +149,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="dropped_groups_left_open",
         sentence="A batch decides dropped groups too, so that they give their room back.",
         file=CORE,
-        old="return self._assemble(chosen, list(_fitting(unfit, room)))",
+        old="return self._assemble(chosen, list(fitting(self._waiting.unfit(), taken)))",
         new="return self._assemble(chosen, [])",
         caught_by=("I3: ", "I8: "),
         faults=(),
