@@ -86,7 +86,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="groups_read_beyond_the_open",
         sentence="groups_read is the offset of the oldest open group.",
         file=CORE,
-        old="groups_read=min(still_open, default=self._next_offset)",
+        old="groups_read=self._waiting.groups_read(self._next_offset, frontier)",
         new="groups_read=self._next_offset",
         caught_by=("I3: ",),
         faults=(),
