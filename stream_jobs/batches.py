@@ -5,7 +5,8 @@ n changed the weights since the sample's oldest token. A group is trained whole 
 because its advantages belong together. Demonstrated samples are never stale.
 
 Batch n may be assembled when n - 1 is at most `prefetch` ahead of the newest published version. It
-takes the groups that go stale first, and it is due when it is full. It waits, however, for a live
+takes the groups that go stale first, and it is due when it is full: it has enough groups, or enough
+tokens if `tokens` is set. It waits, however, for a live
 group (started, not closed) that could not be trained any more afterwards: until that group is late
 (`live_groups.py`), or for at most `straggler_wait_s` if that is set. Otherwise long episodes would
 be trained on less often than short ones. A batch is short only if nothing more can come: no group
@@ -15,7 +16,10 @@ docs/algorithms.md has the reasons and the simulation.
 
 Every batch states which tasks it and all batches before it decided. So it is result and checkpoint
 in one record: after a crash, `on_batch` with the last batch and `on_group` with all groups from its
-`groups_read` rebuild this state. A group that was decided already is ignored.
+`groups_read` rebuild this state. A group that was decided already is ignored. If groups are
+replayed (`schemas/replay_pool.py`), the last `max_age` batches are needed. Replayed groups are
+decided already, so they count for no wait and do not change the frontier. If there are too few of
+them, a full batch needs more fresh ones.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.replay_pool import ReplayPool, TrainedGroup
 from headrace.schemas.staleness import Staleness
 from headrace.stream_jobs.groups import EVALUATE
 from headrace.stream_jobs.live_groups import LiveGroup, LiveGroups
@@ -66,6 +71,7 @@ class BatchAssembler:
         self._frontier = Frontier()
         self._staleness = Staleness(self._settings.prefetch, skipped)
         self._waiting = WaitingGroups(self._settings, self._staleness, recorded or {})
+        self._pool = ReplayPool(self._settings, self._staleness)
         self._live = LiveGroups()
         self._changed_s = 0.0
         """When a group was started or closed last, or this job caught up, in epoch seconds."""
@@ -80,6 +86,11 @@ class BatchAssembler:
     def groups_read(self) -> int:
         """Offset of the oldest open group, or of the next group to read. Recovery reads from it."""
         return self._waiting.groups_read(self._next_offset, self._frontier)
+
+    @property
+    def batches_needed(self) -> int:
+        """How many of the last batches `on_batch` must get on recovery."""
+        return self._settings.replay.max_age if self._settings.replay else 1
 
     def due_at(self, now_s: float) -> float | None:
         """Returns when `next_batch` may give another answer although no event came.
@@ -132,13 +143,15 @@ class BatchAssembler:
                 self._waiting.judge_again(self._version, self._frontier)
 
     def on_batch(self, batch: BatchAssembled) -> None:
-        """Notes what a batch decided: one that was just written, or on recovery the last one.
+        """Notes what a batch decided: one that was just written, or on recovery the last ones.
 
-        Ignores a batch that is not newer than the newest one.
+        Recovery passes the last `batches_needed` of them in their order. Ignores a batch that is
+        not newer than the newest one.
         """
         if batch.policy != self._policy or batch.version <= self._version:
             return
         self._version = batch.version
+        self._pool.on_batch(batch.version, batch.samples)
         self._frontier = batch.frontier()
         self._next_offset = max(self._next_offset, batch.groups_read)
         self._live.forget(self._frontier)
@@ -151,31 +164,40 @@ class BatchAssembler:
         """
         if not self._waiting.trainable() or not self._may_assemble():
             return None
-        chosen = self._waiting.fresh()[: self._settings.groups]
+        chosen = self._waiting.fresh()
+        fresh = self._pool.full_at([group.tokens for group in chosen])
         live = self._live.running(now_s)
-        if len(chosen) < self._settings.groups:
+        if fresh is None:
             if live or now_s < self._changed_s + self._settings.batch_wait_s:
                 return None
-        elif now_s < self._patient_until() and self._strands(self._awaited(now_s), chosen):
-            return None
+        else:
+            chosen = chosen[:fresh]
+            if now_s < self._patient_until() and self._strands(self._awaited(now_s), chosen):
+                return None
         chosen = list(fitting(chosen))
         taken = sum(waiting.size for waiting in chosen)
-        return self._assemble(chosen, list(fitting(self._waiting.unfit(), taken)))
+        unfit = list(fitting(self._waiting.unfit(), taken))
+        # After the groups that must be decided: a replay may wait for ever.
+        replayed = fitting(
+            self._pool.chosen(len(chosen)), taken + sum(waiting.size for waiting in unfit)
+        )
+        return self._assemble(chosen, unfit, list(replayed))
 
     def _patient_until(self) -> float:
         """Until when a full batch waits for live groups, in epoch seconds."""
-        ends = sorted(one.group.ended for one in self._waiting if one.fresh)
-        if len(ends) < self._settings.groups:
+        ended = sorted((one.group.ended, one.tokens) for one in self._waiting if one.fresh)
+        full = self._pool.full_at([tokens for _, tokens in ended])
+        if full is None:
             return 0.0
         longest_s = self._settings.straggler_wait_s
-        return math.inf if longest_s is None else ends[self._settings.groups - 1] / 1000 + longest_s
+        return math.inf if longest_s is None else ended[full - 1][0] / 1000 + longest_s
 
     def _awaited(self, now_s: float) -> list[LiveGroup]:
         """The live groups that a full batch may wait for."""
         bounded = self._settings.straggler_wait_s is not None
         return self._live.running(now_s) if bounded else self._live.punctual(now_s)
 
-    def _strands(self, live: Iterable[LiveGroup], chosen: Iterable[WaitingGroup]) -> bool:
+    def _strands(self, live: Iterable[LiveGroup], chosen: Sequence[WaitingGroup]) -> bool:
         """Whether a live group goes stale because the next batch does not wait for it.
 
         Of the live groups, those that can be trained in at most k batches after the next one have
@@ -188,9 +210,15 @@ class BatchAssembler:
         for slack in sorted(slack for slack in {*running, *taken} if slack >= 0):
             live_groups += running[slack]
             urgent += taken[slack]
-            if live_groups > slack * self._settings.groups and urgent < self._settings.groups:
+            if live_groups > self._room_after(slack, len(chosen)) and urgent < len(chosen):
                 return True
         return False
+
+    def _room_after(self, batches: int, groups: int) -> int:
+        """How many fresh groups so many batches have after the next one, which has `groups`."""
+        if self._settings.tokens is not None:
+            return batches * groups
+        return self._pool.fresh_groups(batches + 1) - self._pool.fresh_groups(1)
 
     def _may_assemble(self) -> bool:
         return (
@@ -199,14 +227,19 @@ class BatchAssembler:
         )
 
     def _assemble(
-        self, chosen: Sequence[WaitingGroup], unfit: Sequence[WaitingGroup]
+        self,
+        chosen: Sequence[WaitingGroup],
+        unfit: Sequence[WaitingGroup],
+        replayed: Sequence[TrainedGroup],
     ) -> BatchAssembled:
         version = self._version + 1
         deciding = [*chosen, *unfit]
         frontier = Frontier(self._frontier.low_mark, self._frontier.runs)
         for waiting in deciding:
             frontier.add(waiting.group.task)
-        samples = tuple(_batch_samples(chosen))
+        weight = self._settings.replay.weight if self._settings.replay else 1.0
+        again = (sample for group in replayed for sample in group.replayed(weight))
+        samples = (*_batch_samples(chosen), *again)
         means = [
             waiting.group.mean
             for waiting in deciding
@@ -231,8 +264,6 @@ class BatchAssembler:
 def _batch_samples(chosen: Iterable[WaitingGroup]) -> Iterator[BatchSample]:
     for waiting in chosen:
         for sample in waiting.fresh:
-            # `weight` (1) and `use` (0: not a replay) keep their defaults. They are for other
-            # writers of batches: the trainer applies `weight`, and `show` prints `use`.
             yield BatchSample(
                 task=waiting.group.task,
                 sample=sample.sample,

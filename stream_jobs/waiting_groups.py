@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from headrace.schemas.events import Dropped, GroupClosed, GroupSample
+from headrace.schemas.events import BatchSample, Dropped, GroupClosed, GroupSample
 from headrace.schemas.frontier import Frontier
-from headrace.schemas.recipe.policy import Batches
+from headrace.schemas.recipe.batch_settings import Batches
+from headrace.schemas.replay_pool import TrainedGroup
 from headrace.schemas.staleness import Staleness
 from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.stream_jobs.groups import EVALUATE
@@ -22,6 +24,9 @@ _SAMPLE_BYTES = 96
 """Upper bound of a sample's Avro encoding in bytes, without topic name and advantages."""
 _DROPPED_BYTES = 20
 """Upper bound of a Dropped's Avro encoding in bytes, without its reason."""
+
+
+Sized = TypeVar("Sized", "WaitingGroup", TrainedGroup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,11 @@ class WaitingGroup:
     """In how many batches after the next one it can still be trained."""
     size: int
     """The most bytes that the group takes in a batch."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the next batch can train on."""
+        return sum(sample.tokens for sample in self.fresh)
 
 
 class WaitingGroups:
@@ -107,10 +117,10 @@ class WaitingGroups:
             dropped = [Dropped(task=group.task, sample=one, reason="stale") for one in stale]
             if not fresh:
                 dropped = [Dropped(task=group.task, reason="stale")]
-        size = _size(fresh, dropped)
+        size = size_of(fresh, dropped)
         if size > BATCH_BYTES:
             fresh, dropped = (), [Dropped(task=group.task, reason="too_large")]
-            size = _size(fresh, dropped)
+            size = size_of(fresh, dropped)
         return WaitingGroup(group, offset, fresh, tuple(dropped), slack, size)
 
     def _order(self, waiting: WaitingGroup) -> tuple[int, int, int]:
@@ -121,16 +131,17 @@ class WaitingGroups:
         return (-1 if shown else waiting.slack, waiting.group.ended, waiting.offset)
 
 
-def fitting(waiting: Iterable[WaitingGroup], taken: int = 0) -> Iterator[WaitingGroup]:
+def fitting(groups: Iterable[Sized], taken: int = 0) -> Iterator[Sized]:
     """Yields groups in order until one does not fit into a batch that has `taken` bytes."""
-    for group in waiting:
-        taken += group.size
+    for group in groups:
+        taken += group.size if isinstance(group, WaitingGroup) else size_of(group.samples)
         if taken > BATCH_BYTES:
             return
         yield group
 
 
-def _size(samples: Iterable[GroupSample], dropped: Iterable[Dropped]) -> int:
+def size_of(samples: Iterable[GroupSample | BatchSample], dropped: Iterable[Dropped] = ()) -> int:
+    """Returns the most bytes that samples, and what is dropped, take in a batch."""
     return sum(
         _SAMPLE_BYTES + len(sample.trajectory.topic) + len(sample.advantages) for sample in samples
     ) + sum(_DROPPED_BYTES + len(drop.reason.encode()) for drop in dropped)

@@ -149,8 +149,8 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="dropped_groups_left_open",
         sentence="A batch decides dropped groups too, so that they give their room back.",
         file=CORE,
-        old="return self._assemble(chosen, list(fitting(self._waiting.unfit(), taken)))",
-        new="return self._assemble(chosen, [])",
+        old="        unfit = list(fitting(self._waiting.unfit(), taken))\n",
+        new="        unfit = list[WaitingGroup]()\n",
         caught_by=("I3: ", "I8: "),
         faults=(),
     ),
@@ -176,8 +176,8 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="last_batch_unread",
         sentence="A new assembler reads its predecessor's last batch before it decides.",
         file=JOB,
-        old="        if last is not None:\n            assembler.on_batch(last)\n",
-        new="",
+        old="            assembler.on_batch(batch)\n        logger",
+        new="            pass\n        logger",
         caught_by=("I3: ", "I5: ", "I8: "),
         faults=("kill", "assemble-batches"),
     ),
@@ -204,11 +204,11 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         sentence="One record is both batch and frontier: neither is there without the other.",
         file=JOB,
         old="""\
-            assembler.on_batch(last)
+            assembler.on_batch(batch)
         logger""",
         new="""\
             loop = asyncio.get_running_loop()
-            assembler.on_batch(last.model_copy(update=getattr(loop, "frontier_apart", {})))
+            assembler.on_batch(batch.model_copy(update=getattr(loop, "frontier_apart", {})))
         original = assembler.on_batch
 
         def on_batch(batch: BatchAssembled) -> None:
