@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.schemas.recipe.tables import Settings
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The samples of one task that count for one policy and that it sampled itself.
+    """The samples of one task that count for one policy and that it sampled itself, without those
+    that a selection left out.
 
     Each tuple has one value for each sample; there is at least one sample.
     """
@@ -28,15 +31,18 @@ class Group:
     tokens: tuple[int, ...]
     """Trainable tokens of this policy."""
     mean: float
-    """Of the rewards."""
+    """Of the rewards, those of left out samples included."""
     deviation: float
-    """The population's standard deviation of the rewards."""
+    """The population's standard deviation of the same rewards."""
 
 
 Filter = Callable[[Group], str | None]
 """Returns None to keep a group, or the reason to drop it: snake_case, at most 64 characters."""
 
-FILTERS = {"zero_advantage": f"{__name__}:zero_advantage"}
+FILTERS = {
+    "zero_advantage": f"{__name__}:zero_advantage",
+    "mean_reward": f"{__name__}:MeanReward",
+}
 """The built-in filters by the recipe's name."""
 
 
@@ -47,3 +53,21 @@ def zero_advantage(group: Group) -> str | None:
     DAPO's dynamic sampling (arXiv 2503.14476), section 3.2, filters by the same rule.
     """
     return None if any(group.advantages) else "zero_advantage"
+
+
+class MeanReward(Settings):
+    """Drops a group whose mean reward is below `lowest` or above `highest`: the task is too hard or
+    too easy. The reasons are `reward_too_low` and `reward_too_high`."""
+
+    lowest: float | None = None
+    """The lowest mean reward of a group that is kept. Absent: no limit."""
+    highest: float | None = None
+    """The highest mean reward of a group that is kept. Absent: no limit."""
+
+    def __call__(self, group: Group) -> str | None:
+        """Returns the reason, or None to keep the group."""
+        if self.lowest is not None and group.mean < self.lowest:
+            return "reward_too_low"
+        if self.highest is not None and group.mean > self.highest:
+            return "reward_too_high"
+        return None
