@@ -5,9 +5,11 @@ Dropped groups still count in a batch's mean reward.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.errors import HeadraceError
 from headrace.schemas.recipe.tables import Settings
 
 
@@ -36,6 +38,7 @@ class Group:
     """The population's standard deviation of the same rewards."""
 
 
+REASON = re.compile("[a-z][a-z0-9_]{0,63}")
 Filter = Callable[[Group], str | None]
 """Returns None to keep a group, or the reason to drop it: snake_case, at most 64 characters."""
 
@@ -44,6 +47,22 @@ FILTERS = {
     "mean_reward": f"{__name__}:MeanReward",
 }
 """The built-in filters by the recipe's name."""
+
+
+def reason_of(name: str, drop: Filter, group: Group) -> str | None:
+    """Returns the reason for which a filter drops a group; None if it keeps it.
+
+    `name` is the recipe's name of the filter. Raises HeadraceError if it returns something else.
+    """
+    reason: object = drop(group)
+    if reason is None:
+        return None
+    if not isinstance(reason, str) or REASON.fullmatch(reason) is None:
+        raise HeadraceError(
+            f"filter {name!r} returned {reason!r} for task {group.task}. Make it return None to "
+            "keep a group, or the reason to drop it in snake_case"
+        )
+    return reason
 
 
 def zero_advantage(group: Group) -> str | None:

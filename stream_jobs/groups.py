@@ -16,14 +16,13 @@ sum is the sample's reward: what followed the last turn counts for that turn.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, isnan
 from statistics import fmean
 from typing import Any
 
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import UsageError
 from headrace.schemas.events import (
     EpisodeEnded,
     Exclusion,
@@ -39,7 +38,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import use_and_options
 from headrace.services.base.plugins import load_with_options
 from headrace.stream_jobs.advantages import TurnAdvantage, deviation, estimated
-from headrace.stream_jobs.filters import FILTERS, Filter, Group
+from headrace.stream_jobs.filters import FILTERS, Filter, Group, reason_of
 from headrace.stream_jobs.load_advantage import load_advantage
 from headrace.stream_jobs.selection import NOT_SELECTED, Selector
 
@@ -56,7 +55,6 @@ ROUNDING = 1e-6
 """The rewards of turns are float32, that of the episode is float64. A smaller difference, relative
 to them, is no reward."""
 FLOAT_BYTES = 4
-REASON = re.compile("[a-z][a-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,15 +232,9 @@ class _Scorer:
 
     def _filter(self, group: Group) -> str | None:
         for name, drop in self._filters:
-            reason = drop(group)
-            if reason is None:
-                continue
-            if not isinstance(reason, str) or REASON.fullmatch(reason) is None:
-                raise HeadraceError(
-                    f"filter {name!r} returned {reason!r} for task {group.task}. Make it return "
-                    "None to keep a group, or the reason to drop it in snake_case"
-                )
-            return reason
+            reason = reason_of(name, drop, group)
+            if reason is not None:
+                return reason
         return None
 
     def _group(
