@@ -34,6 +34,7 @@ from headrace.services.tasks.data_sets import BUILTIN as DATA_SETS
 from headrace.services.tasks.task_maker import Item
 from headrace.stream_jobs.filters import FILTERS
 from headrace.stream_jobs.load_advantage import ADVANTAGES
+from headrace.stream_jobs.selection import SELECTIONS
 from headrace.trainer.losses.load_loss import LOSSES
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "recipe.md"
@@ -147,6 +148,7 @@ def _training() -> Iterator[str]:
     for title, key, functions in (
         ("Advantages", "groups.advantage", ADVANTAGES),
         ("Filters", "groups.filters", FILTERS),
+        ("Selections", "groups.select", SELECTIONS),
         ("Losses", "training.loss", LOSSES),
     ):
         yield f"## {title}\n"
