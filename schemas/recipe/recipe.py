@@ -85,6 +85,9 @@ class Tasks(Settings):
     """`evaluate`: no policy is trained on the tasks' trajectories."""
     seed: int = 0
     """The seeds of the tasks are derived from it, unless their items bring seeds of their own."""
+    passing: float = 1.0
+    """A training episode has passed if its reward is at least this. The statistics of items count
+    it."""
 
 
 class WarmStart(Settings):
