@@ -16,8 +16,8 @@ from headrace.schemas.topics import GROUPS
 from headrace.services.kafka.broker import FencedWriter
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
-from headrace.services.tasks.item_statistics import ItemStatistics
-from headrace.services.tasks.read_items import read_items
+from headrace.services.tasks.curation.item_statistics import ItemStatistics
+from headrace.services.tasks.curation.read_items import read_items
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.trained_policy import trained_policy
 

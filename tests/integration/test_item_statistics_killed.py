@@ -14,7 +14,7 @@ from headrace.schemas.events import GroupClosed
 from headrace.schemas.topics import ITEMS
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import apply
-from headrace.services.tasks.read_items import read_items
+from headrace.services.tasks.curation.read_items import read_items
 from headrace.stream_jobs import measure_items
 from tests.integration.test_assemble_jobs import ROOT, a_kafka_context
 from tests.unit.stream_jobs.test_assemble_batches import BOUND_S

@@ -13,8 +13,8 @@ from headrace.schemas.events import GroupClosed
 from headrace.schemas.topics import GROUPS, ITEMS
 from headrace.services.kafka.broker import Outgoing
 from headrace.services.log.event_log import EventLog
-from headrace.services.tasks.item_statistics import ItemRecord, ItemStatistics
-from headrace.services.tasks.read_items import read_items
+from headrace.services.tasks.curation.item_statistics import ItemRecord, ItemStatistics
+from headrace.services.tasks.curation.read_items import read_items
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs import measure_items
 from tests.memory.memory_broker import MemoryBroker

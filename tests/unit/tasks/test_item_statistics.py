@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.schemas.events import GroupClosed, ItemMeasured
-from headrace.services.tasks.item_statistics import CountedTasks, ItemRecord, ItemStatistics
+from headrace.services.tasks.curation import item_statistics
+from headrace.services.tasks.curation.item_statistics import (
+    CountedTasks,
+    ItemRecord,
+    ItemStatistics,
+)
 
 
 def a_closed_group(task: int, item_id: str, *rewards: float, **changes: Any) -> GroupClosed:
@@ -189,3 +194,24 @@ def test_a_set_of_tasks_that_was_read_again_is_the_same(tasks: list[int], at: in
         counted = again.add(a_closed_group(tasks[offset], "a"), offset)
         assert counted == (verdicts[offset] and offset > kept[2])
     assert (again.low_mark, again.groups_read) == (whole.low_mark, whole.groups_read)
+
+
+@given(
+    drawn=st.lists(st.integers(0, 60).filter(lambda task: task % 7 != 3), max_size=80),
+    at=st.integers(0, 60),
+)
+def test_a_number_without_a_group_keeps_nothing_for_ever(drawn: list[int], at: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item_statistics, "WINDOW", 8)
+        whole = CountedTasks()
+        kept = (0, 0, -1)
+        verdicts = []
+        for offset, task in enumerate(drawn):
+            if offset == at:
+                kept = (whole.low_mark, whole.groups_read, whole.newest)
+            verdicts.append(whole.add(a_closed_group(task, "a"), offset))
+            assert offset + 1 - whole.groups_read <= 8 + 1
+        again = CountedTasks(*kept)
+        for offset in range(kept[1], len(drawn)):
+            counted = again.add(a_closed_group(drawn[offset], "a"), offset)
+            assert counted == (verdicts[offset] and offset > kept[2])

@@ -8,7 +8,7 @@ from headrace.schemas.events import ItemMeasured
 from headrace.schemas.topics import ITEMS
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
-from headrace.services.tasks.item_statistics import ItemStatistics
+from headrace.services.tasks.curation.item_statistics import ItemStatistics
 
 
 async def read_items(log: EventLog, policy: str) -> ItemStatistics:

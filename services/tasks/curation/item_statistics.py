@@ -25,6 +25,9 @@ from headrace.schemas.frontier import Frontier
 
 RECENT_WEIGHT = 0.25
 """Weight of the newest group in a recent pass rate, if there are at least 4 groups."""
+WINDOW = 65_536
+"""A group counts only if fewer than about so many groups of later tasks came before it. It bounds
+what is kept and read again: a record of `tasks` that is no event is a number without a group."""
 FIRST_ROWS = 1024
 
 
@@ -60,7 +63,8 @@ _ROW = np.dtype(
 class CountedTasks:
     """Which tasks have a counted group, and where a reader must begin to find this out again.
 
-    Every task has a group in the end, so the set is a low mark and a few numbers above it.
+    Every task has a group in the end, so the set is a low mark and a few numbers above it. Tasks
+    that had none within WINDOW groups count as if they had one.
     """
 
     def __init__(self, low_mark: int = 0, groups_read: int = 0, newest: int = -1) -> None:
@@ -90,6 +94,9 @@ class CountedTasks:
         """Offset of the newest group that was added; -1 before the first."""
         return self._newest
 
+    def __contains__(self, task: int) -> bool:
+        return task in self._frontier
+
     def add(self, group: GroupClosed, offset: int) -> bool:
         """Adds a group. Returns whether it is the first of its task, and later than `newest`."""
         if offset < self._next_offset:
@@ -98,11 +105,20 @@ class CountedTasks:
         first = self._frontier.add(group.task)
         if first:
             self._above.append((offset, group.task))
-            while self._above and self._above[0][1] < self._frontier.low_mark:
-                self._above.popleft()
+        while self._above and self._above[0][1] < self._frontier.low_mark:
+            self._above.popleft()
+        while self._next_offset - self.groups_read > WINDOW:
+            self._give_up_a_gap()
         later = offset > self._newest
         self._newest = max(self._newest, offset)
         return first and later
+
+    def _give_up_a_gap(self) -> None:
+        """Adds the missing tasks below the first run above the low mark."""
+        runs = self._frontier.runs
+        self._frontier = Frontier(runs[0][1] + 1, runs[1:])
+        while self._above and self._above[0][1] < self._frontier.low_mark:
+            self._above.popleft()
 
 
 class ItemStatistics:
