@@ -39,7 +39,8 @@ def _add_replay(tree: dict[str, Any], chance: Random) -> None:
     batches = tree["policies"]["default"]["batches"]
     groups = batches["groups"] = max(2, batches["groups"])
     uses = chance.choice([2, 3, 4])
-    share = min(chance.choice([0.2, 0.34, 0.5]), 1 - 1 / uses, (groups - 1) / groups)
+    most = min(1 - 1 / uses, (groups - 1) / groups)
+    share = chance.choice([0.2, int(100 * most) / 100])
     age = batches["prefetch"] + chance.choice([1, 2, 8])
     weight = chance.choice([1.0, 0.5])
     batches["replay"] = {"share": share, "max_uses": uses, "max_age": age, "weight": weight}
