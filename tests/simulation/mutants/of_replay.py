@@ -13,7 +13,7 @@ OF_REPLAY = (
         old="if len(batches) < self._replay.max_uses:",
         new="if len(batches) <= self._replay.max_uses:",
         caught_by=("is used",),
-        faults=("replay", "batches unusable"),
+        faults=("replay",),
     ),
     Mutant(
         name="replayed_too_old",
@@ -49,7 +49,7 @@ OF_REPLAY = (
         old='changes = {"use": use, "weight": weight**use}',
         new='changes = {"use": 1, "weight": weight}',
         caught_by=(": sample",),
-        faults=("replay", "batches unusable"),
+        faults=("replay",),
     ),
     Mutant(
         name="unselected_samples_not_in_the_mean",
