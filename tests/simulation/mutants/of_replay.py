@@ -7,15 +7,6 @@ SELECTION = "stream_jobs/selection.py"
 
 OF_REPLAY = (
     Mutant(
-        name="replayed_once_too_often",
-        sentence="No sample is in more than max_uses batches.",
-        file=POOL,
-        old="if len(batches) < self._replay.max_uses:",
-        new="if len(batches) <= self._replay.max_uses:",
-        caught_by=("is used",),
-        faults=("replay",),
-    ),
-    Mutant(
         name="replayed_too_old",
         sentence="A replayed sample is at most max_age versions behind.",
         file=POOL,
