@@ -43,6 +43,15 @@ OF_REPLAY = (
         faults=("replay",),
     ),
     Mutant(
+        name="pool_forgotten_by_the_successor",
+        sentence="A new assembler reads as many batches as the pool needs.",
+        file="stream_jobs/assemble_batches.py",
+        old="return [found[version] for version in sorted(found)][-count:]",
+        new="return [found[version] for version in sorted(found)][-1:]",
+        caught_by=("I9: ",),
+        faults=("replay", "kill", "assemble-batches", "aimed"),
+    ),
+    Mutant(
         name="unselected_samples_not_in_the_mean",
         sentence="All samples count in a group's mean, also those that are not selected.",
         file="stream_jobs/groups.py",
