@@ -24,7 +24,7 @@ SETTINGS = (
     f"stop.versions={VERSIONS}",
     "tasks.samples=8",
     "policies.default.batches.groups=4",
-    'policies.default.batches.replay={"share": 0.5, "max_age": 8, "weight": 0.5}',
+    'policies.default.batches.replay={"share": 0.25, "max_age": 8, "weight": 0.5}',
     'policies.default.groups.select={"use": "best_of", "samples": 4}',
     "policies.default.training.checkpoint_every=3",
 )
@@ -64,7 +64,7 @@ def test_replays_survive_the_death_of_batch_assembly_and_trainer(
         harness.end_all_of(tmp_path)
     later = [one for batch in batches[4:VERSIONS] for one in batch.samples]
     replayed = [one for one in later if one.use]
-    assert len(replayed) == len(later) / 2
+    assert len(replayed) == len(later) / 4
     assert {(one.use, one.weight) for one in replayed} == {(1, 0.5)}
     done = subprocess.run(
         [sys.executable, "-m", "headrace", "replay", "batches", "--json"],
