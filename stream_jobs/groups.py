@@ -105,7 +105,7 @@ class GroupAssembler:
         for name, policy in recipe.policies.items():
             if policy.training is not None:
                 try:
-                    self._scorers.append(_Scorer(name, policy.groups))
+                    self._scorers.append(_Scorer(name, policy.groups, recipe.tasks.passing))
                 except UsageError as error:
                     raise UsageError(f"policies.{name}.groups: {error}") from error
 
@@ -123,8 +123,9 @@ class GroupAssembler:
 class _Scorer:
     """Closes the groups of one policy."""
 
-    def __init__(self, policy: str, settings: Groups) -> None:
+    def __init__(self, policy: str, settings: Groups, passing: float) -> None:
         self._policy = policy
+        self._passing = passing
         self._estimator, _ = use_and_options(settings.advantage)
         self._advantage = load_advantage(settings.advantage)
         self._selector = Selector(policy, settings.select)
@@ -201,7 +202,14 @@ class _Scorer:
             ]
             advantages = self._advantages(ended.task, sampled, kept)
             group = self._group(ended, sampled, kept, advantages)
-            fields = {"mean": group.mean, "deviation": group.deviation}
+            fields = {
+                "mean": group.mean,
+                "deviation": group.deviation,
+                "rewarded": len(sampled),
+                "passed": sum(one.reward >= self._passing for one in sampled),
+                "sampled_tokens": sum(one.use.tokens for one in sampled),
+                "newest_version": max(one.use.oldest_version for one in sampled),
+            }
             filtered = self._filter(group)
             learned = [
                 (one, advantage)

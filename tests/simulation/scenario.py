@@ -256,6 +256,7 @@ _PROCESSES = {
     "inference": 2,
     "assemble-groups": 2,
     "assemble-batches": 1,
+    "item-statistics": 1,
     "trainer": 1,
 }
 _MOST = _PROCESSES | {"agent": 3, "env": 3, "inference": 3}
@@ -266,6 +267,7 @@ LIMITS: dict[str, tuple[Any, ...]] = {
     "headrace.services.scheduler.service:STARTS_A_TRANSACTION": (1, 512),
     "headrace.services.scheduler.service:QUEUE_HIGH": (2, 10_000),
     "headrace.stream_jobs.waiting_groups:BATCH_BYTES": (700, 500_000),
+    "headrace.stream_jobs.measure_items:MAX_CHANGED": (1, 1_024),
 }
 """Module constants and what they may be: small enough to be reached, or as they are."""
 
