@@ -15,7 +15,7 @@ from tests.checker.facts import Violations
 from tests.checker.staleness import behind
 
 SMALL = 700
-"""Bytes that fit into any batch, also where a simulation makes batches small."""
+"""Bytes that fit into any batch, even if a simulation makes batches small."""
 
 
 class Replays:
