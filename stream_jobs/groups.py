@@ -273,7 +273,7 @@ class _Scorer:
     ) -> list[tuple[float, ...]]:
         """Returns each kept sample's advantages: one for all its turns, or one for each."""
         compared = sampled if self._selector.compares_all else kept
-        rewards = [sample.reward for sample in compared]
+        rewards = tuple(sample.reward for sample in compared)
         turns = [sample.whole_turn_rewards for sample in compared]
         found = estimated(self._estimator, self._advantage, task, rewards, turns)
         return [one for sample, one in zip(compared, found, strict=True) if sample in kept]
