@@ -11,15 +11,15 @@ If a whole sample was demonstrated, the policy learns it whatever the other samp
 advantage is 1, and estimators and filters see only the samples that the policy sampled itself.
 
 An estimator gets one reward for each sample, and a `TurnAdvantage` also those of its turns. Their
-sum is the sample's reward: what followed the last turn counts for that turn.
+sum is the sample's reward: what followed the last turn counts for that turn. If roles have rewards
+of their own and the policy plays several of them, each of its turns learns from the reward of its
+role (`counted_samples.py`): the estimator compares each role with the same role of the others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import fsum, isnan
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -29,73 +29,36 @@ from headrace.schemas.events import (
     Exclusion,
     GroupClosed,
     GroupSample,
-    PolicyUse,
-    Ref,
     TaskEnded,
 )
-from headrace.schemas.packed import count, pack_f32, unpack_f32
+from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.policy import Groups
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import use_and_options
 from headrace.services.base.plugins import load_with_options
 from headrace.stream_jobs.advantages import TurnAdvantage, deviation
+from headrace.stream_jobs.counted_samples import (
+    REWARD_LIMIT,
+    CountedSample,
+    RewardedTurns,
+    count_sample,
+    named_rewards,
+)
 from headrace.stream_jobs.filters import FILTERS, Filter, Group
 from headrace.stream_jobs.load_advantage import load_advantage
+from headrace.stream_jobs.turn_rewards import TurnRewards
 
-REWARD_LIMIT = 1e30
-"""Samples with a larger reward are excluded. Advantages are float32, and one absurd reward must not
-stop the job."""
 DEMONSTRATED_ADVANTAGE = 1.0
 """The advantage of a demonstrated sample."""
 OVERLONG = "overlong"
 """The reason to exclude a masked sample."""
 EVALUATE = "evaluate"
 """The reason to drop every group of a task whose purpose is evaluation."""
-ROUNDING = 1e-6
-"""The rewards of turns are float32, that of the episode is float64. A smaller difference, relative
-to them, is no reward."""
-FLOAT_BYTES = 4
+SEVERAL_REWARDS = "several_rewards"
+"""The reason to exclude a sample from a policy with a critic, because the policy played roles of
+different rewards. The critic would credit each role with the rewards of the others."""
 FLOAT32_MAX = 3.4028234663852886e38
 REASON = re.compile("[a-z][a-z0-9_]{0,63}")
-
-
-@dataclass(frozen=True, slots=True)
-class _CountedSample:
-    sample: int
-    trajectory: Ref
-    reward: float
-    use: PolicyUse
-    overlong: bool
-    """Whether a limit cut it, and the recipe masks it then."""
-
-    @property
-    def demonstrated(self) -> bool:
-        """Whether the policy sampled no token of it."""
-        return self.use.oldest_version < 0
-
-    @property
-    def masked(self) -> bool:
-        """Whether it only counts, and nothing is learned from it."""
-        return self.overlong and not self.demonstrated
-
-    @property
-    def turn_rewards(self) -> tuple[float, ...]:
-        """The rewards that followed its turns; 0 for a turn without one. Empty if not recorded."""
-        if count(self.use.turn_rewards) * FLOAT_BYTES != len(self.use.turn_rewards):
-            return ()
-        return tuple(0.0 if isnan(one) else one for one in unpack_f32(self.use.turn_rewards))
-
-    @property
-    def whole_turn_rewards(self) -> tuple[float, ...]:
-        """These rewards, the last one changed so that their sum is the sample's reward.
-
-        A judge, a limit or a penalty may have given the rest, after the last turn.
-        """
-        rewards = self.turn_rewards
-        rest = self.reward - fsum(rewards)
-        if not rewards or abs(rest) <= ROUNDING * fsum(map(abs, (self.reward, *rewards))):
-            return rewards
-        return (*rewards[:-1], rewards[-1] + rest)
 
 
 class GroupAssembler:
@@ -155,33 +118,41 @@ class _Scorer:
         counted, excluded = self._count(ended)
         if counted:
             return self._score(ended, counted, excluded)
-        absent = any(exclusion.reason == "policy_absent" for exclusion in excluded)
-        reason = "policy_absent" if absent else "all_failed"
+        reasons = {exclusion.reason for exclusion in excluded}
+        known = [one for one in ("policy_absent", "no_tokens", SEVERAL_REWARDS) if one in reasons]
+        reason = known[0] if known else "all_failed"
         return {"verdict": "dropped", "reason": reason, "excluded": tuple(excluded)}
 
-    def _count(self, ended: TaskEnded) -> tuple[list[_CountedSample], list[Exclusion]]:
-        counted: list[_CountedSample] = []
+    def _count(self, ended: TaskEnded) -> tuple[list[CountedSample], list[Exclusion]]:
+        counted: list[CountedSample] = []
         excluded: list[Exclusion] = []
         first: dict[int, EpisodeEnded] = {}
+        named = named_rewards(ended)
         for outcome in ended.outcomes:
             first.setdefault(outcome.sample, outcome)
         for sample, outcome in sorted(first.items()):
-            verdict = _count_one(outcome, self._policy)
-            if isinstance(verdict, _CountedSample) and self._has_absurd_turns(verdict):
-                verdict = "reward_out_of_range"
+            verdict = count_sample(outcome, self._policy, named)
+            if isinstance(verdict, CountedSample):
+                verdict = self._unusable(verdict) or verdict
             if isinstance(verdict, str):
                 excluded.append(Exclusion(sample=sample, reason=verdict))
             else:
                 counted.append(verdict)
         return counted, excluded
 
-    def _has_absurd_turns(self, sample: _CountedSample) -> bool:
-        """Whether the estimator can't use the rewards of a sample's turns."""
-        by_turn = isinstance(self._advantage, TurnAdvantage)
-        return by_turn and any(abs(one) > REWARD_LIMIT for one in sample.turn_rewards)
+    def _unusable(self, sample: CountedSample) -> str | None:
+        """Returns why the estimator can't use a sample, or None."""
+        if not isinstance(self._advantage, TurnAdvantage):
+            return None
+        rewards = [one for part in sample.parts for one in part.turn_rewards]
+        if any(abs(one) > REWARD_LIMIT for one in rewards):
+            return "reward_out_of_range"
+        if isinstance(self._advantage, TurnRewards) and len(sample.parts) > 1:
+            return SEVERAL_REWARDS
+        return None
 
     def _score(
-        self, ended: TaskEnded, counted: Sequence[_CountedSample], excluded: list[Exclusion]
+        self, ended: TaskEnded, counted: Sequence[CountedSample], excluded: list[Exclusion]
     ) -> dict[str, Any]:
         sampled = [sample for sample in counted if not sample.demonstrated]
         samples = [
@@ -232,7 +203,7 @@ class _Scorer:
     def _group(
         self,
         ended: TaskEnded,
-        sampled: Sequence[_CountedSample],
+        sampled: Sequence[CountedSample],
         advantages: Sequence[Sequence[float]],
     ) -> Group:
         rewards = tuple(sample.reward for sample in sampled)
@@ -246,17 +217,36 @@ class _Scorer:
                 0.0 if sample.masked else max(one, key=abs)
                 for sample, one in zip(sampled, advantages, strict=True)
             ),
-            tokens=tuple(sample.use.tokens for sample in sampled),
+            tokens=tuple(sample.tokens for sample in sampled),
             mean=fmean(rewards),
             deviation=deviation(rewards),
         )
 
-    def _advantages(self, task: int, sampled: Sequence[_CountedSample]) -> list[tuple[float, ...]]:
+    def _advantages(self, task: int, sampled: Sequence[CountedSample]) -> list[tuple[float, ...]]:
         """Returns each sample's advantages: one for all its turns, or one for each."""
-        rewards = tuple(sample.reward for sample in sampled)
+        by_role: dict[str, dict[int, RewardedTurns]] = {}
+        for sample in sampled:
+            for part in sample.parts:
+                if not part.demonstrated:
+                    by_role.setdefault(part.role, {})[sample.sample] = part
+        found = {role: self._estimate(task, parts) for role, parts in by_role.items()}
+        return [
+            # What is demonstrated is learned whatever its advantage is.
+            sample.by_turn(
+                [found.get(part.role, {}).get(sample.sample, (0.0,)) for part in sample.parts]
+            )
+            for sample in sampled
+        ]
+
+    def _estimate(
+        self, task: int, by_sample: Mapping[int, RewardedTurns]
+    ) -> dict[int, tuple[float, ...]]:
+        """Returns the advantages of one role by sample."""
+        parts = list(by_sample.values())
+        rewards = tuple(part.reward for part in parts)
         found: Sequence[Sequence[float]]
         if isinstance(self._advantage, TurnAdvantage):
-            found = self._advantage(rewards, [sample.whole_turn_rewards for sample in sampled])
+            found = self._advantage(rewards, [part.whole_turn_rewards for part in parts])
         else:
             found = [(value,) for value in self._advantage(rewards)]
         advantages = [tuple(float(value) for value in one) for one in found]
@@ -265,12 +255,12 @@ class _Scorer:
                 f"advantage {self._estimator!r} gave {len(advantages)} values for the "
                 f"{len(rewards)} rewards of task {task}. Make it return one for each reward"
             )
-        for sample, one in zip(sampled, advantages, strict=True):
-            if len(one) not in (1, len(sample.turn_rewards)):
+        for (sample, part), one in zip(by_sample.items(), advantages, strict=True):
+            if len(one) not in (1, len(part.turn_rewards)):
                 raise HeadraceError(
                     f"advantage {self._estimator!r} gave {len(one)} values for the "
-                    f"{len(sample.turn_rewards)} turns of task {task} sample {sample.sample}. Make "
-                    "it return one for each turn, or one for all"
+                    f"{len(part.turn_rewards)} turns of task {task} sample {sample}. Make it "
+                    "return one for each turn, or one for all"
                 )
         # This rejects NaN, too.
         if not all(abs(value) <= FLOAT32_MAX for one in advantages for value in one):
@@ -278,54 +268,16 @@ class _Scorer:
                 f"advantage {self._estimator!r} gave {advantages} for rewards {rewards} of "
                 f"task {task}. Make it return finite float32 values"
             )
-        return advantages
+        return dict(zip(by_sample, advantages, strict=True))
 
 
-def _count_one(outcome: EpisodeEnded, policy: str) -> _CountedSample | str:
-    """Returns the sample as it counts for the policy, or the reason to exclude it."""
-    failure = outcome.failure
-    if failure is not None and failure.origin == "infrastructure":
-        return failure.code
-    if outcome.ending in ("failed", "cancelled"):
-        return failure.code if failure is not None else outcome.ending
-    if outcome.reward is None or outcome.trajectory is None:
-        return "no_reward" if outcome.reward is None else "no_trajectory"
-    if not abs(outcome.reward) <= REWARD_LIMIT:  # This rejects NaN, too.
-        return "reward_out_of_range"
-    uses = [use for use in outcome.policies if use.policy == policy]
-    if not uses:
-        return "policy_absent"
-    use = _merge(uses)
-    if use.tokens <= 0:
-        return "no_tokens"
-    return _CountedSample(outcome.sample, outcome.trajectory, outcome.reward, use, outcome.masked)
-
-
-def _group_sample(counted: _CountedSample, advantages: Sequence[float]) -> GroupSample:
+def _group_sample(counted: CountedSample, advantages: Sequence[float]) -> GroupSample:
     return GroupSample(
         sample=counted.sample,
         trajectory=counted.trajectory,
         reward=counted.reward,
         advantages=pack_f32(advantages),
-        tokens=counted.use.tokens,
-        longest=counted.use.longest,
-        oldest_version=counted.use.oldest_version,
-    )
-
-
-def _merge(uses: Sequence[PolicyUse]) -> PolicyUse:
-    """Joins what a policy did in its roles of an episode. Roles without tokens do not count."""
-    if len(uses) == 1:
-        return uses[0]
-    used = [use for use in uses if use.tokens > 0] or list(uses)
-    return used[0].model_copy(
-        update={
-            "tokens": sum(use.tokens for use in used),
-            "longest": max(use.longest for use in used),
-            # The order of turns across roles is not known.
-            "turn_rewards": b"",
-            "oldest_version": min(
-                (use.oldest_version for use in used if use.oldest_version >= 0), default=-1
-            ),
-        }
+        tokens=counted.tokens,
+        longest=counted.longest,
+        oldest_version=counted.oldest_version,
     )

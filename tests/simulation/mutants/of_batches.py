@@ -5,12 +5,13 @@ from tests.simulation.mutants.mutant import Mutant
 CORE = "stream_jobs/batches.py"
 JOB = "stream_jobs/assemble_batches.py"
 GROUPS = "stream_jobs/groups.py"
+COUNTED = "stream_jobs/counted_samples.py"
 
 OF_BATCHES = (
     Mutant(
         name="failed_samples_counted_as_0",
         sentence="A sample that failed is excluded with the reason, and never counted as 0.",
-        file=GROUPS,
+        file=COUNTED,
         old="""\
     if failure is not None and failure.origin == "infrastructure":
         return failure.code
