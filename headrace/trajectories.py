@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.schemas.events import TrajectoryRecorded
 from headrace.schemas.packed import unpack_spans
+from headrace.schemas.turn_paths import paths
 from headrace.services.operate.show.unpacked import Texts
 
 if TYPE_CHECKING:
@@ -89,13 +90,7 @@ class Trajectory:
         """Each path from a first turn to a leaf. A trajectory without branches has one."""
         import numpy as np
 
-        parents = {turn.parent for turn in self.turns}
-        for leaf in (index for index in range(len(self.turns)) if index not in parents):
-            path, index = [], leaf
-            while index >= 0:
-                path.append(index)
-                index = self.turns[index].parent
-            path.reverse()
+        for path in paths(self.turns):
             turns = [self.turns[index] for index in path]
             parts = [(turn, len(turn.context), len(turn.tokens)) for turn in turns]
             yield PathArrays(

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from headrace.infra import local
+
 WHOLE = ("run", "end", "evaluate", "replay", "serve")
 """Commands that do more than ask or tell: they start as their users start them."""
 FORKS = """
@@ -37,6 +39,21 @@ for line in sys.stdin:
         cli.main()
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
+
+
+def cluster_variables(
+    stack: local.LocalStack, namespace: str | None = None, state: Path | None = None
+) -> dict[str, str]:
+    """Returns the variables that name a cluster to a command."""
+    variables = {
+        "HEADRACE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+        "HEADRACE_REGISTRY_URL": stack.registry_url,
+    }
+    if namespace is not None:
+        variables["HEADRACE_NAMESPACE"] = namespace
+    if state is not None:
+        variables["HEADRACE_STATE"] = str(state)
+    return variables
 
 
 def run_command(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headrace.errors import HeadraceError
 from headrace.schemas.events import Sampling, TrajectoryRecorded, Turn
 from headrace.schemas.packed import span_runs
+from headrace.schemas.turn_paths import paths
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -132,7 +133,7 @@ def token_sequences(
         except ValueError as error:
             raise UnusableBatch(f"{name}, turn {index}: {error}") from error
     sequences, trained = [], set[int]()
-    for path in _paths(trajectory.turns):
+    for path in paths(trajectory.turns):
         new = {index for index in path if turns[index].sampling is not None} - trained
         if new:
             # Tokens after the last trained one have no influence on the gradient.
@@ -234,21 +235,6 @@ def _checked_sampling(samplings: Sequence[Sampling], turn: Turn, tokens: Ints) -
         # Its tokens need not follow the schema.
         return sampling.model_copy(update={"json_schema": ""})
     return sampling
-
-
-def _paths(turns: Sequence[Turn]) -> list[list[int]]:
-    """Returns the path from the root to each leaf, as turn indices, in the order of the leaves."""
-    parents = {turn.parent for turn in turns}
-    paths = []
-    for leaf in range(len(turns)):
-        if leaf in parents:
-            continue
-        path, index = [], leaf
-        while index >= 0:
-            path.append(index)
-            index = turns[index].parent
-        paths.append(path[::-1])
-    return paths
 
 
 def _join(turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str) -> TokenSequence:

@@ -21,10 +21,11 @@ from headrace.schemas.events import (
     ScoredTokens,
     Turn,
 )
+from headrace.schemas.turn_paths import paths
 from headrace.services.agent.attempt import Attempt
 from headrace.services.agent.requests import meaning_of
 from headrace.services.agent.stops import AttemptFailed
-from headrace.services.agent.turns import RecordedTurn, arrange, paths
+from headrace.services.agent.turns import RecordedTurn, arrange
 from headrace.services.base.clock import now
 
 

@@ -75,19 +75,6 @@ def arrange(
     return tuple(turns), tuple(samplings)
 
 
-def paths(turns: Sequence[Turn]) -> list[list[int]]:
-    """Returns the path from the root to each leaf, as turn indices, in the order of the leaves."""
-    parents = {turn.parent for turn in turns}
-    found = []
-    for leaf in (index for index in range(len(turns)) if index not in parents):
-        path, index = [], leaf
-        while index >= 0:
-            path.append(index)
-            index = turns[index].parent
-        found.append(path[::-1])
-    return found
-
-
 def policy_uses(recorded: Mapping[str, RecordedTurn]) -> tuple[PolicyUse, ...]:
     """Sums up what each policy did in each role, in the order of the first turns."""
     by_role: dict[tuple[str, str], list[tuple[int, RecordedTurn]]] = {}

@@ -77,7 +77,7 @@ async def find_namespace(
 
     If `name` is None, it takes the newest run for which `preferred` is true; without such a run,
     the newest one that is not a replay; and without that, the newest one. Raises UsageError if
-    there is no namespace of this name, or the broker has no namespace.
+    the broker has no namespace `name`, or has no namespace and `name` is None.
     """
     existing = await connection.broker.list_topics()
     found = []

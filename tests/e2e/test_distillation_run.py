@@ -12,7 +12,7 @@ import pytest
 from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import read_recipe
-from tests.commands import run_command
+from tests.commands import cluster_variables, run_command
 from tests.e2e.harness import RECIPES
 
 ROOT = RECIPES.parents[2]
@@ -26,12 +26,7 @@ RUN_S = 600.0
 def test_a_teacher_saves_four_episodes_of_five(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
-    environment = {
-        **os.environ,
-        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
-        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
-        "HEADRACE_STATE": str(tmp_path),
-    }
+    environment = {**os.environ, **cluster_variables(local_stack, state=tmp_path)}
 
     def learned(recipe: str, name: str, *settings: str) -> int:
         """Runs a recipe until its policy has REWARD. Returns the episodes that it trained on."""

@@ -25,6 +25,7 @@ from headrace.services.log.log_reader import WHOLE, read_records
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.replay.recording import read_topic
+from tests.commands import cluster_variables
 from tests.e2e import harness, notebook
 
 RECIPE = harness.RECIPES / "frozen-lake.toml"
@@ -53,12 +54,7 @@ class Recorded:
         self.cluster = ClusterConfig(
             state, stack.bootstrap_servers, stack.registry_url, namespace=namespace
         )
-        self.environment = {
-            "HEADRACE_STATE": str(state),
-            "HEADRACE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
-            "HEADRACE_REGISTRY_URL": stack.registry_url,
-            "HEADRACE_NAMESPACE": namespace,
-        }
+        self.environment = cluster_variables(stack, namespace, state)
 
     def replay(self, *arguments: str, code: int = 0) -> Any:
         """What `headrace replay … --json` prints."""

@@ -14,6 +14,7 @@ from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from tests.checker import check_namespace
+from tests.commands import cluster_variables
 from tests.integration.test_other_teams import headrace
 
 RECIPE = """
@@ -62,12 +63,7 @@ def test_two_adapters_of_one_base_are_trained_and_served(
 ) -> None:
     recipe = tmp_path / "opposites.toml"
     recipe.write_text(RECIPE + POLICY.format(name="left") + POLICY.format(name="right"))
-    environment = {
-        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
-        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
-        "HEADRACE_NAMESPACE": namespace,
-        "HEADRACE_STATE": str(tmp_path),
-    }
+    environment = cluster_variables(local_stack, namespace, tmp_path)
     summary = json.loads(headrace(("run", str(recipe), "--json", "--quiet"), environment))
     assert (summary["failures"], summary["restarts"]) == (0, 0), summary
 

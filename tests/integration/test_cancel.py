@@ -27,6 +27,7 @@ from headrace.services.scheduler import service as scheduler
 from headrace.services.tasks.task_maker import Item, TaskMaker
 from headrace.services.worker.service_context import ServiceContext
 from tests.checker import examine, read_all
+from tests.commands import cluster_variables
 
 BOUND_S = 60.0
 SETTINGS = (
@@ -115,11 +116,7 @@ async def serving(log: EventLog, recipe: Recipe, state: Path) -> AsyncIterator[W
 def test_tasks_are_cancelled_wherever_they_are(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
-    environment = {
-        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
-        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
-        "HEADRACE_NAMESPACE": namespace,
-    }
+    environment = cluster_variables(local_stack, namespace)
     recipe = read_recipe("null", SETTINGS)
     cluster = ClusterConfig(tmp_path, local_stack.bootstrap_servers, local_stack.registry_url)
 

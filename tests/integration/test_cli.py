@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from headrace.infra import local
 from headrace.services.models.blobs import LocalBlobStore
-from tests.commands import run_command
+from tests.commands import cluster_variables, run_command
 
 HEADRACE = (sys.executable, "-m", "headrace")
 BOUND_S = 120
@@ -61,11 +61,7 @@ class Operator:
 def operator(tmp_path: Path, local_stack: local.LocalStack, namespace: str) -> Iterator[Operator]:
     yield Operator(
         tmp_path,
-        {
-            "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
-            "HEADRACE_REGISTRY_URL": local_stack.registry_url,
-            "HEADRACE_NAMESPACE": namespace,
-        },
+        cluster_variables(local_stack, namespace),
     )
     assert not leftovers(tmp_path)
 

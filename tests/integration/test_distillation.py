@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace import Client
 from headrace.infra import local
+from tests.commands import cluster_variables
 from tests.integration.test_judges import BOUND_S, started
 from tests.integration.test_other_teams import headrace
 
@@ -53,12 +54,7 @@ def test_what_a_teacher_scores_is_recorded_trained_on_and_replayed(
 ) -> None:
     recipe = tmp_path / "taught.toml"
     recipe.write_text(RECIPE)
-    environment = {
-        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
-        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
-        "HEADRACE_NAMESPACE": namespace,
-        "HEADRACE_STATE": str(tmp_path),
-    }
+    environment = cluster_variables(local_stack, namespace, tmp_path)
     run = ("-m", "headrace", "run", str(recipe), "--json", "--quiet")
     with started(*run, **environment) as running:
         summary = json.loads(running.communicate(timeout=BOUND_S)[0])

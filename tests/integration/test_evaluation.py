@@ -9,6 +9,7 @@ from pathlib import Path
 from headrace.infra import local
 from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.checker import check_namespace
+from tests.commands import cluster_variables
 from tests.integration.test_other_teams import headrace
 
 ITEMS, SAMPLES = 3, 4
@@ -25,13 +26,7 @@ def test_versions_are_evaluated_in_the_run_and_after_it(
     servers, registry = local_stack.bootstrap_servers, local_stack.registry_url
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    environment = {
-        "HEADRACE_BOOTSTRAP_SERVERS": servers,
-        "HEADRACE_REGISTRY_URL": registry,
-        "HEADRACE_NAMESPACE": namespace,
-        "HEADRACE_STATE": str(tmp_path),
-        "TMPDIR": str(scratch),
-    }
+    environment = {**cluster_variables(local_stack, namespace, tmp_path), "TMPDIR": str(scratch)}
     summary = json.loads(headrace(("run", "quickstart", *SETTINGS, "--json"), environment))
     measured = summary["evaluations"]["default"]
     assert measured.keys() <= {"0", "2", "4"}

@@ -29,6 +29,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.export.model_export import export_version
 from headrace.services.operate.run_versions import RunVersion, description_of
+from tests.commands import cluster_variables
 from tests.integration.test_other_teams import headrace
 from tests.integration.test_trainer import RECIPE, Bench, on_memory
 from tests.integration.test_trainer_adapters import with_adapters
@@ -155,9 +156,7 @@ def test_a_run_starts_from_a_version_of_another_run(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     environment = {
-        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
-        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
-        "HEADRACE_STATE": str(tmp_path),
+        **cluster_variables(local_stack, state=tmp_path),
         "HEADRACE_MODELS": str(tmp_path / "models"),
     }
     first, second = {"HEADRACE_NAMESPACE": namespace}, {"HEADRACE_NAMESPACE": f"{namespace}-b"}

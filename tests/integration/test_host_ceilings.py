@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from headrace.infra import local
+from tests.commands import cluster_variables
 
 RECIPE = """
 name = "ceilings"
@@ -41,10 +42,7 @@ def test_a_worker_whose_host_is_not_fit_says_so_and_ends(
     recipe.write_text(RECIPE)
     environment = {
         **os.environ,
-        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
-        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
-        "HEADRACE_NAMESPACE": namespace,
-        "HEADRACE_STATE": str(tmp_path / "state"),
+        **cluster_variables(local_stack, namespace, tmp_path / "state"),
         "DOCKER_HOST": f"unix://{tmp_path}/none.sock",
     }
 

@@ -18,6 +18,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from headrace.infra import local
+from tests.commands import cluster_variables
 from tests.integration.judged import said_by
 from tests.integration.test_other_teams import headrace, read_all
 
@@ -75,12 +76,7 @@ def test_a_judge_without_our_code_is_killed_and_every_episode_is_judged(
 ) -> None:
     recipe = tmp_path / "judged.toml"
     recipe.write_text(RECIPE)
-    environment = {
-        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
-        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
-        "HEADRACE_NAMESPACE": namespace,
-        "HEADRACE_STATE": str(tmp_path),
-    }
+    environment = cluster_variables(local_stack, namespace, tmp_path)
     headrace(("apply", str(recipe)), environment)
     where = (local_stack.bootstrap_servers, local_stack.registry_url, namespace)
     judge = ("-I", str(JUDGE), *where)  # isolated: it could not import ours if it would

@@ -15,7 +15,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from headrace.infra import local
 from headrace.schemas.topics import DEAD_LETTERS, INSTANCES, MAX_RECORD_BYTES, TOPICS
 from headrace.schemas.topics import Topic as TopicRow
-from tests.commands import run_command
+from tests.commands import cluster_variables, run_command
 
 RECIPE = (
     *("quickstart", "--set", "stop.versions=3", "--set", "stop.reward=9"),
@@ -136,12 +136,7 @@ def run_among_others(
     registry: SchemaRegistryClient,
 ) -> None:
     servers = local_stack.bootstrap_servers
-    environment = {
-        "HEADRACE_BOOTSTRAP_SERVERS": servers,
-        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
-        "HEADRACE_NAMESPACE": namespace,
-        "HEADRACE_STATE": str(state),
-    }
+    environment = cluster_variables(local_stack, namespace, state)
     headrace(("apply", *RECIPE), environment)
     write_garbage(servers, namespace)
     cancelled = {"source": "team", "task_id": "2", "reason": "by its own team"}

@@ -22,7 +22,7 @@ from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker
 from headrace.trainer import service
-from tests.commands import run_command
+from tests.commands import cluster_variables, run_command
 from tests.integration.test_trainer import Bench, facts
 
 BOUND_S = 60.0
@@ -52,12 +52,7 @@ def on_kafka(servers: str, test: Callable[[Broker], Coroutine[Any, Any, None]]) 
 def headrace(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    environment = {
-        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
-        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
-        "HEADRACE_NAMESPACE": namespace,
-        "HEADRACE_STATE": str(tmp_path),
-    }
+    environment = cluster_variables(local_stack, namespace, tmp_path)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return run_command(arguments, environment, timeout_s=BOUND_S)

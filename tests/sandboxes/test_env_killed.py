@@ -29,6 +29,7 @@ from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from headrace.services.processes.docker.docker_engine import DockerEngine
+from tests.commands import cluster_variables
 
 RECIPE = str(Path(__file__).parent / "recipe.toml")
 EPISODES = 4
@@ -130,14 +131,7 @@ async def kill_again_and_again(
     cluster = ClusterConfig(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
     recipe = read_recipe(RECIPE)
     workers = Workers(
-        {
-            **os.environ,
-            "DOCKER_HOST": host,
-            "HEADRACE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
-            "HEADRACE_REGISTRY_URL": stack.registry_url,
-            "HEADRACE_NAMESPACE": namespace,
-            "HEADRACE_STATE": str(state),
-        },
+        {**os.environ, **cluster_variables(stack, namespace, state), "DOCKER_HOST": host},
         state,
     )
     engine, draw, answered = DockerEngine(host), random.Random(kills), 0

@@ -327,20 +327,26 @@ def test_a_prompt_waits_for_the_version_that_it_asks_for_and_delays_no_other(
     drive(main)
 
 
+async def answered_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minimum: int
+) -> tuple[ServedPolicy, GenerationCompleted]:
+    """Sends a prompt for a version that is never loaded. Returns who answered, and the answer."""
+    monkeypatch.setattr("headrace.services.inference.serving.LOAD_WAIT_S", 0.05)
+    context = FakeContext()
+    policy = await serve(tmp_path)
+    policy.on_published(8)
+    await PromptShard(context, policy).on_event(delivery(request("0", minimum=minimum), 0))
+    await asyncio.gather(*context.spawned)
+    answer = context.sent[-1]
+    assert isinstance(answer, GenerationCompleted), "it is answered all the same"
+    return policy, answer
+
+
 def test_a_version_that_is_not_loaded_is_waited_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.services.inference.serving.LOAD_WAIT_S", 0.05)
-
     async def main() -> None:
-        context = FakeContext()
-        policy = await serve(tmp_path)
-        policy.on_published(8)
-        shard = PromptShard(context, policy)
-        await shard.on_event(delivery(request("0", minimum=8), 0))
-        await asyncio.gather(*context.spawned)
-        answer = context.sent[-1]
-        assert isinstance(answer, GenerationCompleted)
+        policy, answer = await answered_late(tmp_path, monkeypatch, minimum=8)
         assert packed.oldest(answer.versions) == 7, "late is better than never"
         assert not policy.is_behind(request("1", minimum=8))
         assert policy.is_behind(request("1", minimum=9))
@@ -351,15 +357,8 @@ def test_a_version_that_is_not_loaded_is_waited_for_once(
 def test_a_prompt_for_a_version_that_does_not_exist_ends_no_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.services.inference.serving.LOAD_WAIT_S", 0.05)
-
     async def main() -> None:
-        context = FakeContext()
-        policy = await serve(tmp_path)
-        policy.on_published(8)
-        await PromptShard(context, policy).on_event(delivery(request("0", minimum=10**12), 0))
-        await asyncio.gather(*context.spawned)
-        assert isinstance(context.sent[-1], GenerationCompleted), "it is answered all the same"
+        policy, _ = await answered_late(tmp_path, monkeypatch, minimum=10**12)
         assert not policy.is_behind(request("1", minimum=8))
         assert policy.is_behind(request("1", minimum=9)), "once it is published, it is waited for"
 

@@ -1,0 +1,1 @@
+"""Experiments: whole runs of recipes that differ in one thing, compared with intervals."""

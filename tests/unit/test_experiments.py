@@ -1,0 +1,74 @@
+"""Experiments: their recipes can be read, and their reports compare runs as they say."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from headrace.services.namespace.cluster_config import read_recipe
+from tests.experiments.catalogue import EXPERIMENTS
+from tests.experiments.experiment import Arm, Experiment, Measurement, Run, trials_of
+from tests.experiments.report import draw, table
+from tests.experiments.timeline import reached
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_arms_of_an_experiment_are_recipes_that_differ(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    trials = trials_of(experiment, seeds=(0, 1))
+    recipes = [read_recipe(experiment.recipe, trial.settings()).canonical() for trial in trials]
+    assert len(set(recipes)) == len(recipes) == 2 * len(experiment.arms)
+    for recipe in (read_recipe(experiment.recipe, trial.settings()) for trial in trials):
+        assert set(experiment.policies) <= recipe.policies.keys()
+
+
+def run(*rewards: float, seconds: float = 1.0) -> Run:
+    points = [
+        {"version": n, "seconds": n * seconds, "reward": reward, "episodes": 8.0 * n}
+        for n, reward in enumerate(rewards, 1)
+    ]
+    return Run({}, {"default": points})
+
+
+TIMES = Experiment(
+    name="x",
+    question="?",
+    recipe="quickstart",
+    arms=(Arm("slow"), Arm("fast")),
+    measurements=(
+        Measurement("seconds", lambda one: reached(one.points["default"], 0.9, "seconds", 2), 1),
+    ),
+)
+
+
+def test_a_goal_is_reached_by_the_mean_of_versions() -> None:
+    points = run(1.0, 0.0, 0.7, 1.0, 1.0).points["default"]
+    assert reached(points, 0.85, "version", width=2) == 4
+    assert reached(points, 0.85, "episodes", width=1) == 8
+    assert reached(points, 0.95, "version", width=3) is None
+
+
+def test_a_table_has_the_ratio_to_the_first_arm_seed_by_seed() -> None:
+    slow = [run(0, 1, 1, seconds=scale) for scale in (2.0, 4.0)]
+    fast = [run(1, 1, 1, seconds=scale) for scale in (1.0, 4.0)]
+    rows = table(TIMES, {"slow": slow, "fast": fast})[2:]
+    assert rows[0] == "| slow | 9.0 ± 38.1 | 1 |"
+    ratios = (2.0 / 6.0, 8.0 / 12.0)
+    middle = math.sqrt(math.prod(ratios))
+    assert rows[1].startswith(f"| fast | 5.0 ± 38.1 | {middle:.2f} (")
+    never = table(TIMES, {"slow": [run(0, 0)] * 2, "fast": fast})[2:]
+    assert never[0] == "| slow | never, in 2 runs | 1 |"
+    assert never[1].endswith("| - |")
+
+
+def test_a_plot_shows_each_arm_as_far_as_all_its_seeds_went(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = {"slow": [run(0, 1, 1), run(0, 1)], "fast": [run(1, 1), run(1, 1)]}
+    plots = [tmp_path / f"{n}.svg" for n in range(2)]
+    for plot in plots:
+        draw(TIMES, runs, plot)
+    assert all("slow" in plot.read_text() for plot in plots)
+    assert all(a.read_bytes() == b.read_bytes() for a, b in pairwise(plots))
