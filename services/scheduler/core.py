@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from headrace.schemas.barrier import held_at_barrier, others_of
 from headrace.schemas.events import EpisodeStarted, Failure, TaskCancelled, TaskSubmitted
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
@@ -83,6 +84,7 @@ class SchedulerCore:
             for name, policy in recipe.policies.items()
             if policy.training is not None
         }
+        self._others = {name: others_of(recipe, name) for name in self._policies}
         self._lanes: dict[Purpose, _Lane] = {
             "train": _Lane(recipe.live_episodes),
             "evaluate": _Lane(self._limits.evaluation_episodes),
@@ -286,8 +288,18 @@ class SchedulerCore:
     def _may_start(self, submitted: TaskSubmitted) -> bool:
         """Whether there is room for a training group, or a version of each policy to evaluate."""
         if submitted.purpose == "train":
-            return all(policy.room > 0 for policy in self._policies.values())
+            held = self._held()
+            return all(one.room > 0 for name, one in self._policies.items() if name not in held)
         return all(use.policy in self._published for use in submitted.roles.values())
+
+    def _held(self) -> set[str]:
+        """The policies that wait for others at the barrier. Their room does not count."""
+        if self._recipe.barrier is None:
+            return set()
+        batches = {name: policy.batch for name, policy in self._policies.items()}
+        return held_at_barrier(
+            batches, self._published, self._others, self._recipe.barrier.versions
+        )
 
     def _pinned(self, submitted: TaskSubmitted) -> TaskSubmitted:
         """An evaluation task with a version for every role; any other task as it is."""
