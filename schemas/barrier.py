@@ -7,7 +7,7 @@ never held, so one can always go on. A skipped version counts as published.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from headrace.schemas.recipe.recipe import Recipe
 
@@ -25,16 +25,19 @@ def is_ahead(version: int, published: int | None, versions: int) -> bool:
 
 
 def held_at_barrier(
-    batches: Mapping[str, int], published: Mapping[str, int], others: Mapping[str, Sequence[str]],
-    versions: int,
-) -> set[str]:  # fmt: skip
+    recipe: Recipe, batches: Mapping[str, int], published: Mapping[str, int]
+) -> set[str]:
     """Returns the policies whose next batch the barrier holds; none of them if it holds the set.
 
-    `batches` and `published` are the newest versions of both. `others` are those of `others_of`.
+    `batches` and `published` have the newest version of both by policy.
     """
+    if recipe.barrier is None:
+        return set()
+    others = {name: found for name in batches if (found := others_of(recipe, name))}
+    ahead = recipe.barrier.versions
     found = {
         name
-        for name, batch in batches.items()
-        if any(is_ahead(batch + 1, published.get(one), versions) for one in others[name])
+        for name, of_set in others.items()
+        if any(is_ahead(batches[name] + 1, published.get(one), ahead) for one in of_set)
     }
-    return set() if all(name in found for name, one in others.items() if one) else found
+    return set() if len(found) == len(others) else found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
+from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.tables import Positive, Settings
 
 
@@ -18,8 +19,11 @@ class BarrierSettings(Settings):
     """The set: at least two policies that learn. Empty: all that learn."""
 
 
-def check_barrier(barrier: BarrierSettings, learning: Collection[str]) -> None:
+def check_barrier(barrier: BarrierSettings | None, policies: Mapping[str, Policy]) -> None:
     """Raises ValueError if the set is not at least two of the policies that learn."""
+    if barrier is None:
+        return
+    learning = [name for name, policy in policies.items() if policy.training is not None]
     chosen = barrier.policies or tuple(learning)
     if unknown := sorted(set(chosen) - set(learning)):
         raise ValueError(

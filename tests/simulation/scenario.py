@@ -260,7 +260,7 @@ LIMITS: dict[str, tuple[Any, ...]] = {
     "headrace.services.log.log_reader:TAIL": (2, 64),
     "headrace.services.scheduler.service:STARTS_A_TRANSACTION": (1, 512),
     "headrace.services.scheduler.service:QUEUE_HIGH": (2, 10_000),
-    "headrace.stream_jobs.batches:BATCH_BYTES": (700, 500_000),
+    "headrace.stream_jobs.waiting_groups:BATCH_BYTES": (700, 500_000),
 }
 """Module constants and what they may be: small enough to be reached, or as they are."""
 
