@@ -1,10 +1,10 @@
 """What holds the batches of a policy at the version barrier. No I/O, no clock.
 
-`schemas/barrier.py` has the rule. Here is its exception: a policy without work left holds nobody.
-At the end of a run one policy may still have more batches to make than another. A policy has work
-while a task is live, while a batch of it is not published, and while a group of it is undecided. A
-policy at the barrier passes one without work as soon as nothing was started or closed for
-`batch_wait_s`, as for a short batch. If new tasks come later, it waits for the other one again.
+`schemas/version_barrier.py` has the rule. Here is its exception: a policy without work left holds
+nobody. At the end of a run one policy may still have more batches to make than another. A policy
+has work while a task is live, while a batch of it is not published, and while a group of it is
+undecided. A policy at the barrier passes one without work as soon as nothing was started or closed
+for `batch_wait_s`, as for a short batch. If new tasks come later, it waits for the other one again.
 
 While a policy is held, tasks go on starting for the others, so groups pile up. Once they are more
 than `ENOUGH_BATCHES` full batches, the next batch trains on the freshest and drops all others with
@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from headrace.schemas.barrier import is_ahead, others_of
 from headrace.schemas.events import BatchAssembled, EpisodeStarted, GroupClosed, PolicyPublished
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.version_barrier import is_ahead, others_of
 from headrace.stream_jobs.groups import EVALUATE
 from headrace.stream_jobs.live_groups import OVERDUE_S, longest_teacher_s
 

@@ -30,7 +30,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
-from headrace.schemas.barrier import others_of
 from headrace.schemas.events import (
     BatchAssembled,
     BatchSample,
@@ -43,6 +42,7 @@ from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.replay_pool import ReplayPool, TrainedGroup
 from headrace.schemas.staleness import Staleness
+from headrace.schemas.version_barrier import others_of
 from headrace.stream_jobs.barrier import ENOUGH_BATCHES, PASSED_OVER, Barrier
 from headrace.stream_jobs.groups import EVALUATE
 from headrace.stream_jobs.live_groups import LiveGroup, LiveGroups, longest_teacher_s

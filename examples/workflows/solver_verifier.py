@@ -1,14 +1,14 @@
-"""A solver that answers sums, and a verifier that says which answers are right.
+"""A solver that answers sums, and a verifier that says whether an answer is right.
 
-The environment knows the sum, and gives both their rewards. The verifier judges two answers, of
-which exactly one is right: the solver's, and another one. So a verifier that always says the same
-gets 0.5, however good the solver is. The solver gets half a point if its answer is right, and the
-other half if the verifier accepts it, too. A wrong answer gets nothing, even if it is accepted.
+The environment knows the sum, and gives both their rewards. A coin decides whether the verifier
+sees the solver's answer or another one, and of these two exactly one is right. So an answer that it
+sees is right in half of the episodes, however good the solver is, and a verifier that always says
+the same gets 0.5. The solver gets half a point if its answer is right, and the other half if the
+verifier's verdict is right, too. A wrong answer gets nothing, whatever the verifier says.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 
@@ -44,17 +44,14 @@ class Sums(Environment):
         return Observation(str(task.payload["question"]))
 
     async def step(self, action: str) -> Observation:
-        """Takes the solver's answer, and then the verdicts as JSON: on it and on the other one."""
+        """Takes the solver's answer, and then the verdict on the answer that it returned."""
         if self._said is None:
             self._said = action
-            return Observation(data={"other": self._other(action)})
-        own, other = json.loads(action)
+            self._shown = self._random.choice([action, self._other(action)])
+            return Observation(self._shown)
         solved = self._said == self._answer
-        verified = (own == (RIGHT if solved else WRONG)) + (other == (WRONG if solved else RIGHT))
-        rewards = {
-            "solver": solved * (0.5 + 0.5 * (own == RIGHT)),
-            "verifier": 0.5 * verified,
-        }
+        verified = action == (RIGHT if self._shown == self._answer else WRONG)
+        rewards = {"solver": solved * (0.5 + 0.5 * verified), "verifier": float(verified)}
         return Observation(rewards=rewards, terminated=True)
 
     async def aclose(self) -> None:
@@ -70,14 +67,9 @@ class Sums(Environment):
 
 
 async def solve_and_verify(episode: Episode) -> None:
-    """The solver answers. The verifier judges two answers, each without knowing of the other."""
+    """The solver answers, and the verifier judges an answer without knowing whose it is."""
     question = (await episode.reset()).text
-    answer = (await episode.generate(f"{question}=", role="solver")).text
-    graded = await episode.step(answer)
-
-    async def verdict(candidate: str) -> str:
-        asked = episode.new_conversation("verifier")
-        return (await asked.generate(f"{question}={candidate}?")).text
-
-    verdicts = await episode.gather(lambda: verdict(answer), lambda: verdict(graded.data["other"]))
-    await episode.step(json.dumps(verdicts))
+    answer = await episode.generate(f"{question}=", role="solver")
+    shown = await episode.step(answer.text)
+    verdict = await episode.generate(f"{question}={shown.text}?", role="verifier")
+    await episode.step(verdict.text)

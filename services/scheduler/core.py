@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from headrace.schemas.barrier import held_at_barrier
 from headrace.schemas.events import (
     BatchSample,
     EpisodeStarted,
@@ -27,6 +26,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.version_barrier import held_at_barrier
 from headrace.services.scheduler.policy_room import PolicyRoom
 from headrace.services.tasks.admission import refusal, refused
 from headrace.services.tasks.cancellation import CancelledTasks, TaskId, id_of
