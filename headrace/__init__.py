@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RecordsLost,
         UsageError,
     )
+    from headrace.schemas.events import GroupClosed
     from headrace.schemas.recipe.tables import Settings
     from headrace.services.agent.conversation import Conversation, Generation
     from headrace.services.agent.episode import Episode, NoScore
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
         check_prompt,
     )
     from headrace.services.operate.try_episode.play_episode import play_episode
+    from headrace.services.tasks.curation.check_curator import check_curator
+    from headrace.services.tasks.curation.curator import Curator
+    from headrace.services.tasks.curation.item_statistics import ItemRecord
     from headrace.services.tasks.task_maker import Item
     from headrace.stream_jobs.advantages import TurnAdvantage
     from headrace.stream_jobs.filters import Group
@@ -56,6 +60,7 @@ _MODULES = {
         "BlobError", "DependencyError", "EnvironmentFailed", "HeadraceError",
         "InfrastructureError", "RecordsLost", "UsageError",
     ),
+    "headrace.schemas.events": ("GroupClosed",),
     "headrace.schemas.recipe.tables": ("Settings",),
     "headrace.services.agent.conversation": ("Conversation", "Generation"),
     "headrace.services.agent.episode": ("Episode", "NoScore"),
@@ -69,6 +74,9 @@ _MODULES = {
         "Weights", "check_prompt",
     ),
     "headrace.services.operate.try_episode.play_episode": ("play_episode",),
+    "headrace.services.tasks.curation.check_curator": ("check_curator",),
+    "headrace.services.tasks.curation.curator": ("Curator",),
+    "headrace.services.tasks.curation.item_statistics": ("ItemRecord",),
     "headrace.services.tasks.task_maker": ("Item",),
     "headrace.stream_jobs.advantages": ("TurnAdvantage",),
     "headrace.stream_jobs.filters": ("Group",),
@@ -86,6 +94,7 @@ __all__ = [
     "Capacity",
     "Client",
     "Conversation",
+    "Curator",
     "DependencyError",
     "Engine",
     "EngineOutput",
@@ -96,9 +105,11 @@ __all__ = [
     "Episode",
     "Generation",
     "Group",
+    "GroupClosed",
     "HeadraceError",
     "InfrastructureError",
     "Item",
+    "ItemRecord",
     "Judge",
     "Loss",
     "MicroBatch",
@@ -119,6 +130,7 @@ __all__ = [
     "TurnArrays",
     "UsageError",
     "Weights",
+    "check_curator",
     "check_prompt",
     "play_episode",
 ]

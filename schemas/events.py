@@ -248,8 +248,9 @@ class TaskSubmitted(Event):
     """Random seed of the environment, equal for all samples. The episodes' own seeds are derived
     from it."""
     labels: dict[str, str] = {}
-    """The submitter's labels. They stay in the event for those who read the log; Headrace itself
-    does not use them."""
+    """Labels for those who read the log. Headrace's task source writes those that begin with
+    `curation.`, if the recipe has curators or a curriculum: why the item was chosen, and what a
+    restarted source continues with. docs/dataflow.md lists them. Nothing else uses labels."""
 
 
 class TaskCancelled(Event):
@@ -651,6 +652,58 @@ class GroupClosed(TaskEvent):
     """When the task's TaskEnded was recorded, by the broker's clock. `batch_wait` starts then."""
     seconds: float = 0.0
     """Seconds that the longest episode of the task took. 0 if no episode was played."""
+    rewarded: N31 = 0
+    """Number of the samples whose mean reward is `mean`."""
+    passed: N31 = 0
+    """Number of them whose reward is at least the recipe's `tasks.passing`."""
+    sampled_tokens: N63 = 0
+    """Sum of their trainable tokens."""
+    newest_version: I64 = -1
+    """Newest version with which this policy began one of them. -1 if there are no such samples."""
+
+
+class ItemMeasured(Event):
+    """The statistics of one item of a data set for one policy. The newest record of an item counts.
+
+    They are a fold over the groups of the policy, in the order of their offsets. The first group of
+    a task counts if at least one of its samples has a reward. The records are also the checkpoint
+    of the job that writes them.
+    """
+
+    id_fields = ("policy", "item_id", "group")
+    key_fields = ("item_id",)
+
+    policy: str
+    item_id: str
+    group: N63
+    """Offset in `groups` of the newest group that counts for the item."""
+    groups: N63
+    """Number of groups that count."""
+    episodes: N63
+    """Number of their samples that have a reward. Demonstrated samples do not count."""
+    passed: N63
+    """Number of these samples that passed: `passed / episodes` is the pass rate."""
+    mean: float
+    """Mean reward of these samples."""
+    recent: float
+    """Pass rate in which newer groups weigh more. Each group has a weight of 1/4, and at the
+    beginning one over the number of groups, if that is more."""
+    streak: N63
+    """Number of the newest groups in a row whose rewards are all equal. A group with one reward
+    does not change it."""
+    solved: bool
+    """Whether all samples of the newest group passed."""
+    sampled_tokens: N63
+    """Sum of the trainable tokens of these samples."""
+    newest_version: I64
+    """Newest version of the policy with which a sample of the item began."""
+    ended: Millis
+    """When the task of the newest group ended, as in its GroupClosed."""
+    low_mark: N63
+    """Progress of the job: the groups of all tasks with a smaller number have been read."""
+    groups_read: N63
+    """Progress of the job: offset in `groups` of the oldest group whose task is not below the low
+    mark. After a restart, the job reads from there."""
 
 
 class BatchSample(Part):
@@ -846,6 +899,7 @@ EVENTS: tuple[type[Event], ...] = (
     EpisodeEnded,
     TaskEnded,
     GroupClosed,
+    ItemMeasured,
     BatchAssembled,
     PolicyPublished,
     InstanceStateEntered,

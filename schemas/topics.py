@@ -46,6 +46,8 @@ class Topic(Generic[E]):
     namespace."""
     per_policy: bool = False
     """Whether each policy has a topic of its own."""
+    compacted: bool = False
+    """Whether the broker may delete all but the newest record of each key."""
 
     def real_name(self, namespace: str, policy: str | None = None) -> str:
         """Returns the name on the broker.
@@ -73,6 +75,15 @@ RESULTS = Topic("results", events.TaskEnded, "agent", "long")
 GROUPS = Topic(
     "groups", events.GroupClosed, "assemble-groups", "long", single=True, per_policy=True
 )
+ITEMS = Topic(
+    "items",
+    events.ItemMeasured,
+    "item-statistics, fenced",
+    "forever",
+    single=True,
+    per_policy=True,
+    compacted=True,
+)
 BATCHES = Topic(
     "batches",
     events.BatchAssembled,
@@ -98,6 +109,7 @@ TOPICS: tuple[Topic[Event], ...] = (
     OUTCOMES,
     RESULTS,
     GROUPS,
+    ITEMS,
     BATCHES,
     POLICIES,
     INSTANCES,

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import aclosing
 
-from headrace.errors import UsageError
 from headrace.schemas.events import (
     BatchAssembled,
     EpisodeStarted,
@@ -23,7 +22,6 @@ from headrace.schemas.events import (
     GroupClosed,
     PolicyPublished,
 )
-from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import BATCHES, GROUPS, POLICIES
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import FencedWriter, Partition
@@ -35,6 +33,7 @@ from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.barrier import Barrier
 from headrace.stream_jobs.batches import BatchAssembler
 from headrace.stream_jobs.live_groups import REMEMBERED
+from headrace.stream_jobs.trained_policy import trained_policy
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
     DependencyError if the broker is out of reach or it is unknown whether a batch was written. The
     next start finds out.
     """
-    policy = _trained(context.recipe, policy)
+    policy = trained_policy(context.recipe, policy)
     log = context.log
     writer = await log.broker.fenced(f"{context.namespace}.{SERVICE}.{policy}")
     try:
@@ -70,18 +69,6 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
         await _follow(context, policy, assembler, barrier, writer, starts)
     finally:
         await writer.close()
-
-
-def _trained(recipe: Recipe, policy: str | None) -> str:
-    trained = [name for name, settings in recipe.policies.items() if settings.training is not None]
-    if policy in trained:
-        return policy
-    if policy is None and len(trained) == 1:
-        return trained[0]
-    raise UsageError(
-        f"--policy is {policy}, but this job needs one policy that trains: name one of "
-        f"{', '.join(trained) or '(no policy of the recipe trains)'}"
-    )
 
 
 async def _last_batches(log: EventLog, policy: str, count: int) -> list[BatchAssembled]:

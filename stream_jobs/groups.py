@@ -18,12 +18,11 @@ role (`counted_samples.py`): the estimator compares each role with the same role
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import UsageError
 from headrace.schemas.events import (
     EpisodeEnded,
     Exclusion,
@@ -36,7 +35,7 @@ from headrace.schemas.recipe.policy import Groups
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import use_and_options
 from headrace.services.base.plugins import load_with_options
-from headrace.stream_jobs.advantages import TurnAdvantage, deviation
+from headrace.stream_jobs.advantages import TurnAdvantage, deviation, estimated
 from headrace.stream_jobs.counted_samples import (
     REWARD_LIMIT,
     CountedSample,
@@ -44,8 +43,9 @@ from headrace.stream_jobs.counted_samples import (
     count_sample,
     named_rewards,
 )
-from headrace.stream_jobs.filters import FILTERS, Filter, Group
+from headrace.stream_jobs.filters import FILTERS, Filter, Group, reason_of
 from headrace.stream_jobs.load_advantage import load_advantage
+from headrace.stream_jobs.selection import NOT_SELECTED, Selector
 from headrace.stream_jobs.turn_rewards import TurnRewards
 
 DEMONSTRATED_ADVANTAGE = 1.0
@@ -57,8 +57,6 @@ EVALUATE = "evaluate"
 SEVERAL_REWARDS = "several_rewards"
 """The reason to exclude a sample from a policy with a critic, because the policy played roles of
 different rewards. The critic would credit each role with the rewards of the others."""
-FLOAT32_MAX = 3.4028234663852886e38
-REASON = re.compile("[a-z][a-z0-9_]{0,63}")
 
 
 class GroupAssembler:
@@ -70,7 +68,7 @@ class GroupAssembler:
         for name, policy in recipe.policies.items():
             if policy.training is not None:
                 try:
-                    self._scorers.append(_Scorer(name, policy.groups))
+                    self._scorers.append(_Scorer(name, policy.groups, recipe.tasks.passing))
                 except UsageError as error:
                     raise UsageError(f"policies.{name}.groups: {error}") from error
 
@@ -88,10 +86,12 @@ class GroupAssembler:
 class _Scorer:
     """Closes the groups of one policy."""
 
-    def __init__(self, policy: str, settings: Groups) -> None:
+    def __init__(self, policy: str, settings: Groups, passing: float) -> None:
         self._policy = policy
+        self._passing = passing
         self._estimator, _ = use_and_options(settings.advantage)
         self._advantage = load_advantage(settings.advantage)
+        self._selector = Selector(policy, settings.select)
         self._filters: list[tuple[str, Filter]] = [
             (use_and_options(choice)[0], load_with_options("filter", choice, FILTERS))
             for choice in settings.filters
@@ -165,13 +165,26 @@ class _Scorer:
             reason = OVERLONG
         fields: dict[str, Any] = {}
         if sampled:
-            advantages = self._advantages(ended.task, sampled)
-            group = self._group(ended, sampled, advantages)
-            fields = {"mean": group.mean, "deviation": group.deviation}
+            kept = self._kept(ended, sampled)
+            excluded += [
+                Exclusion(sample=one.sample, reason=NOT_SELECTED)
+                for one in sampled
+                if one not in kept
+            ]
+            advantages = self._advantages(ended.task, sampled, kept)
+            group = self._group(ended, sampled, kept, advantages)
+            fields = {
+                "mean": group.mean,
+                "deviation": group.deviation,
+                "rewarded": len(sampled),
+                "passed": sum(one.reward >= self._passing for one in sampled),
+                "sampled_tokens": sum(one.tokens for one in sampled),
+                "newest_version": max(one.oldest_version for one in sampled),
+            }
             filtered = self._filter(group)
             learned = [
                 (one, advantage)
-                for one, advantage in zip(sampled, advantages, strict=True)
+                for one, advantage in zip(kept, advantages, strict=True)
                 if not one.masked
             ]
             if filtered is None:
@@ -187,88 +200,66 @@ class _Scorer:
         samples.sort(key=lambda one: one.sample)
         return {"verdict": "scored", "samples": tuple(samples), **fields}
 
+    def _kept(self, ended: TaskEnded, sampled: Sequence[CountedSample]) -> Sequence[CountedSample]:
+        """Returns the samples that the selection keeps, and the masked ones."""
+        free = [sample for sample in sampled if not sample.masked]
+        rewards, tokens = [one.reward for one in free], [one.tokens for one in free]
+        kept = {free[index].sample for index in self._selector.keep(ended, rewards, tokens)}
+        return [sample for sample in sampled if sample.masked or sample.sample in kept]
+
     def _filter(self, group: Group) -> str | None:
         for name, drop in self._filters:
-            reason = drop(group)
-            if reason is None:
-                continue
-            if not isinstance(reason, str) or REASON.fullmatch(reason) is None:
-                raise HeadraceError(
-                    f"filter {name!r} returned {reason!r} for task {group.task}. Make it return "
-                    "None to keep a group, or the reason to drop it in snake_case"
-                )
-            return reason
+            reason = reason_of(name, drop, group)
+            if reason is not None:
+                return reason
         return None
 
     def _group(
         self,
         ended: TaskEnded,
         sampled: Sequence[CountedSample],
+        kept: Sequence[CountedSample],
         advantages: Sequence[Sequence[float]],
     ) -> Group:
-        rewards = tuple(sample.reward for sample in sampled)
+        rewards = [sample.reward for sample in sampled]
         return Group(
             task=ended.task,
             policy=self._policy,
             item_id=ended.item_id,
             epoch=ended.epoch,
-            rewards=rewards,
+            rewards=tuple(sample.reward for sample in kept),
             advantages=tuple(
                 0.0 if sample.masked else max(one, key=abs)
-                for sample, one in zip(sampled, advantages, strict=True)
+                for sample, one in zip(kept, advantages, strict=True)
             ),
-            tokens=tuple(sample.tokens for sample in sampled),
+            tokens=tuple(sample.tokens for sample in kept),
             mean=fmean(rewards),
             deviation=deviation(rewards),
         )
 
-    def _advantages(self, task: int, sampled: Sequence[CountedSample]) -> list[tuple[float, ...]]:
-        """Returns each sample's advantages: one for all its turns, or one for each."""
+    def _advantages(
+        self, task: int, sampled: Sequence[CountedSample], kept: Sequence[CountedSample]
+    ) -> list[tuple[float, ...]]:
+        """Returns each kept sample's advantages: one for all its turns, or one for each.
+
+        The same role of several samples is compared.
+        """
         by_role: dict[str, dict[int, RewardedTurns]] = {}
-        for sample in sampled:
+        for sample in sampled if self._selector.compares_all else kept:
             for part in sample.parts:
                 if not part.demonstrated:
                     by_role.setdefault(part.role, {})[sample.sample] = part
-        found = {role: self._estimate(task, parts) for role, parts in by_role.items()}
+        found: dict[tuple[str, int], tuple[float, ...]] = {}
+        for role, parts in by_role.items():
+            rewards = [part.reward for part in parts.values()]
+            turns = [part.whole_turn_rewards for part in parts.values()]
+            advantages = estimated(self._estimator, self._advantage, task, rewards, turns)
+            found |= {(role, sample): one for sample, one in zip(parts, advantages, strict=True)}
         return [
             # What is demonstrated is learned whatever its advantage is.
-            sample.by_turn(
-                [found.get(part.role, {}).get(sample.sample, (0.0,)) for part in sample.parts]
-            )
-            for sample in sampled
+            sample.by_turn([found.get((part.role, sample.sample), (0.0,)) for part in sample.parts])
+            for sample in kept
         ]
-
-    def _estimate(
-        self, task: int, by_sample: Mapping[int, RewardedTurns]
-    ) -> dict[int, tuple[float, ...]]:
-        """Returns the advantages of one role by sample."""
-        parts = list(by_sample.values())
-        rewards = tuple(part.reward for part in parts)
-        found: Sequence[Sequence[float]]
-        if isinstance(self._advantage, TurnAdvantage):
-            found = self._advantage(rewards, [part.whole_turn_rewards for part in parts])
-        else:
-            found = [(value,) for value in self._advantage(rewards)]
-        advantages = [tuple(float(value) for value in one) for one in found]
-        if len(advantages) != len(rewards):
-            raise HeadraceError(
-                f"advantage {self._estimator!r} gave {len(advantages)} values for the "
-                f"{len(rewards)} rewards of task {task}. Make it return one for each reward"
-            )
-        for (sample, part), one in zip(by_sample.items(), advantages, strict=True):
-            if len(one) not in (1, len(part.turn_rewards)):
-                raise HeadraceError(
-                    f"advantage {self._estimator!r} gave {len(one)} values for the "
-                    f"{len(part.turn_rewards)} turns of task {task} sample {sample}. Make it "
-                    "return one for each turn, or one for all"
-                )
-        # This rejects NaN, too.
-        if not all(abs(value) <= FLOAT32_MAX for one in advantages for value in one):
-            raise HeadraceError(
-                f"advantage {self._estimator!r} gave {advantages} for rewards {rewards} of "
-                f"task {task}. Make it return finite float32 values"
-            )
-        return dict(zip(by_sample, advantages, strict=True))
 
 
 def _group_sample(counted: CountedSample, advantages: Sequence[float]) -> GroupSample:

@@ -153,8 +153,12 @@ class Groups(Settings):
     options it is a table, `{ use = "turn_returns", discount = 1.0 }`. `rewards` leaves it to
     `training.critic`."""
     filters: tuple[Choice, ...] = ()
-    """Filters that drop groups, in this order: `zero_advantage`, or import paths. One with options
-    is a table, as for `advantage`."""
+    """Filters that drop groups, in this order: `zero_advantage`, `mean_reward`, or import paths.
+    One with options is a table, as for `advantage`."""
+    select: Choice | None = None
+    """Which samples of a group are trained on: `best_of`, or an import path, as a table with its
+    options: `{ use = "best_of", samples = 8 }`. It chooses before the advantages are computed and
+    before the filters. Absent: all."""
 
 
 class Training(Settings):

@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.barrier_settings import BarrierSettings, check_barrier
+from headrace.schemas.recipe.curation_settings import check_curation, curating_policy
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.sync_mode import check_sync, with_sync
 from headrace.schemas.recipe.tables import (
     FALSE_IS_NONE,
+    Choice,
     NotNegative,
     PlugIn,
     Positive,
@@ -87,6 +89,16 @@ class Tasks(Settings):
     """`evaluate`: no policy is trained on the tasks' trajectories."""
     seed: int = 0
     """The seeds of the tasks are derived from it, unless their items bring seeds of their own."""
+    passing: float = 1.0
+    """A training episode has passed if its reward is at least this. The statistics of items count
+    it."""
+    curators: tuple[Choice, ...] = ()
+    """Which items become tasks, by their statistics: `pass_rate`, `greso`, `difficulty`, `uniform`
+    (all items), or import paths. One with options is a table, `{ use = "pass_rate", tries = 2 }`.
+    An item must be accepted by each of them. Absent: every item becomes a task."""
+    curated_by: str | None = None
+    """The policy whose statistics count for `curators` and for the data set `curriculum`. Absent:
+    the only policy in training."""
 
 
 class WarmStart(Settings):
@@ -320,12 +332,22 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
+    def _curation_fits(self) -> Recipe:
+        check_curation(self.tasks, self.policies)
+        return self
+
+    @model_validator(mode="after")
     def _teachers_and_barrier_fit(self) -> Recipe:
         for name, one in self.policies.items():
             if one.training is not None:
                 check_teacher(f"policies.{name}", one, one.training, self.policies)
         check_barrier(self.barrier, self.policies)
         return self
+
+    @property
+    def curating_policy(self) -> str | None:
+        """The policy whose statistics decide about items; None if every item becomes a task."""
+        return curating_policy(self.tasks, self.policies)
 
     @property
     def live_episodes(self) -> int:

@@ -32,6 +32,9 @@ from headrace.services.namespace.run_life import RunLife, differing_keys, read_l
 
 RECORD_OVERHEAD_BYTES = 64 * 1024
 """Bytes that Kafka adds to one record: batch framing, key and headers."""
+COMPACTION_LAG_MS = 3_600_000
+"""How long a compacted topic keeps older records of a key. A reader that needs less time for the
+whole topic sees at least one record of each key."""
 PACKAGES = ("headrace", "confluent-kafka", "fastavro", "faust-streaming", "torch", "transformers")
 """The packages whose versions the start of a run records."""
 
@@ -122,8 +125,9 @@ def require_same(life: RunLife, recipe: Recipe, namespace: str) -> None:
 
 
 def _configuration(topic: Topic[Any]) -> dict[str, str]:
-    return {
-        "cleanup.policy": "delete",
+    compaction = {"min.compaction.lag.ms": str(COMPACTION_LAG_MS)} if topic.compacted else {}
+    return compaction | {
+        "cleanup.policy": "compact" if topic.compacted else "delete",
         "retention.ms": str(RETENTION_MS[topic.kept]),
         # Otherwise a default of the cluster could delete needed records by size.
         "retention.bytes": "-1",

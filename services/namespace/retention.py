@@ -7,8 +7,9 @@ Settings have Kafka's names and units. Nothing here connects to a broker.
   on at its committed offset after an outage.
 - Events that training needs must also be kept while a trainer may go back to its checkpoint.
 - Trajectories must be kept for as long as the batches that refer to them.
-- No topic may be compacted, because records with the same key are different facts. No topic may
-  have a limit by size, because such a limit deletes records that are still needed.
+- Only `items` is compacted: its newest record of a key replaces the older ones. In all other topics
+  records with the same key are different facts. No topic may have a limit by size, because such a
+  limit deletes records that are still needed.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def _needs(
     yield (
         needed_ms(topic.topic.kept, recipe),
         {
-            "forever": "it says what the namespace is",
+            "forever": "it can't be made again from other topics",
             "days": f"an episode takes up to {recipe.tasks.deadline_s} s, an outage up to a day",
             "long": "a trainer may go back a week, and an outage takes up to a day",
         }[topic.topic.kept],
@@ -143,9 +144,12 @@ def _of_topic(
     topic: NamespaceTopic, settings: Mapping[str, str], needs: tuple[int, str]
 ) -> list[Shortcoming]:
     found = []
-    if settings[POLICY] != "delete":
+    needed = "compact" if topic.topic.compacted else "delete"
+    if settings[POLICY] != needed:
         why = "records of one key are different facts, and compaction keeps only the last"
-        found.append(Shortcoming(topic.name, POLICY, settings[POLICY], "delete", why))
+        if topic.topic.compacted:
+            why = "only the newest record of a key counts, and none of these may be deleted"
+        found.append(Shortcoming(topic.name, POLICY, settings[POLICY], needed, why))
     if int(settings[SIZE]) != FOREVER:
         why = "a limit by size deletes the oldest records even if they are needed"
         found.append(Shortcoming(topic.name, SIZE, settings[SIZE], str(FOREVER), why))

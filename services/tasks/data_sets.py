@@ -7,6 +7,7 @@ that starts again skips as many tasks as it has already submitted.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from headrace.errors import UsageError
-from headrace.services.base.plugins import load
+from headrace.services.base.plugins import load, with_options
 from headrace.services.base.reveal import reveal
 from headrace.services.tasks.task_maker import Item
 
@@ -26,8 +29,20 @@ TASKS = Path(str(files("headrace.infra"))) / "tasks"
 
 def items_of(use: str, options: Mapping[str, Any]) -> Iterator[Item]:
     """Yields the items of a data set. Raises UsageError if `use` names none."""
+    data_set = load_data_set(use, options)
+    yield from data_set if isinstance(data_set, Iterator) else data_set.items(items_of)
+
+
+def load_data_set(use: str, options: Mapping[str, Any]) -> Any:
+    """Returns the items of a data set, or its object if it is a class: a `Curriculum`.
+
+    Raises UsageError if `use` names none, and for wrong options of a class.
+    """
     data_set = load("data set", use, BUILTIN)
-    yield from data_set(**reveal(options, f"options of the data set {use!r}"))
+    revealed = reveal(options, f"options of the data set {use!r}")
+    if inspect.isclass(data_set) and issubclass(data_set, BaseModel):
+        return with_options("data set", use, data_set, revealed)
+    return iter(data_set(**revealed))
 
 
 def items_by_epoch(
@@ -184,7 +199,7 @@ def _json(value: Any, column: str) -> Any:
     return json.loads(json.dumps(value, default=as_text))
 
 
-BUILTIN = {
+BUILTIN: dict[str, Any] = {
     "count": count,
     "first": first,
     "coding": coding,
@@ -192,4 +207,6 @@ BUILTIN = {
     "jsonl": jsonl,
     "reasoning_gym": reasoning_gym,
     "hf": hugging_face,
+    "mixture": "headrace.services.tasks.curation.composed_data_sets:Mixture",
+    "curriculum": "headrace.services.tasks.curation.composed_data_sets:Curriculum",
 }

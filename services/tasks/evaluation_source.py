@@ -72,7 +72,7 @@ class _Rounds:
 
     async def follow(self) -> None:
         """Follows without end."""
-        self._submitted = await submitted_by(self._context, SOURCE)
+        self._submitted = (await submitted_by(self._context, SOURCE)).numbers
         rounds = (int(task_id.partition("-")[0]) for task_id in self._submitted)
         self._newest_round = max(rounds, default=-1)
         topics = self._context.log.topics

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from headrace.schemas.events import EpisodeStarted, TaskSubmitted
 from headrace.schemas.topics import EPISODES, TASKS
@@ -26,6 +27,8 @@ from headrace.services.log.log_reader import (
     follow_events,
     read_events,
 )
+from headrace.services.tasks.curation.choose_items import STATE
+from headrace.services.tasks.curation.curated_source import CuratedSource
 from headrace.services.tasks.data_sets import items_by_epoch
 from headrace.services.tasks.task_maker import Item, TaskMaker
 from headrace.services.tasks.warm_start import demonstrating, demonstrations, until_learned
@@ -47,15 +50,27 @@ async def _submit_all(context: ServiceContext) -> None:
     await until_first(source.follow(), source.submit_all())
 
 
-async def submitted_by(context: ServiceContext, source: str) -> dict[str, int]:
-    """Returns the tasks that a source has submitted: task id to number."""
+@dataclass
+class Submitted:
+    """The tasks that a source has submitted."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Task id to number."""
+    newest: TaskSubmitted | None = None
+    """The newest one that was chosen by the statistics of the items."""
+
+
+async def submitted_by(context: ServiceContext, source: str) -> Submitted:
+    """Returns the tasks that a source has submitted."""
     tasks = context.log.topics.partition(TASKS)
-    numbers: dict[str, int] = {}
+    submitted = Submitted()
     async with aclosing(read_events(context.log, {tasks: WHOLE})) as deliveries:
         async for item in deliveries:
             if isinstance(item.event, TaskSubmitted) and item.event.source == source:
-                numbers.setdefault(item.event.task_id, item.offset)
-    return numbers
+                submitted.numbers.setdefault(item.event.task_id, item.offset)
+                if STATE in item.event.labels:
+                    submitted.newest = item.event
+    return submitted
 
 
 class _Source:
@@ -64,11 +79,12 @@ class _Source:
     The scheduler starts the tasks in order.
     """
 
-    def __init__(self, context: ServiceContext, submitted: Mapping[str, int]) -> None:
+    def __init__(self, context: ServiceContext, submitted: Submitted) -> None:
         self._context = context
         self._log = context.log
-        self._submitted = submitted
-        self._waiting = deque(sorted(submitted.values()))
+        self._submitted = submitted.numbers
+        self._newest = submitted.newest
+        self._waiting = deque(sorted(submitted.numbers.values()))
         """Numbers of the tasks that wait to be started."""
         self._moved = asyncio.Event()
         self._caught_up = asyncio.Event()
@@ -89,9 +105,14 @@ class _Source:
             logger.info("submitted %d tasks to demonstrate", len(numbers))
             await until_learned(self._context, numbers)
             logger.info("the policies have learned the demonstrations; now they learn by reward")
-        items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
-        async for _ in self._submit(TaskMaker(recipe, SOURCE), items):
-            pass
+        maker = TaskMaker(recipe, SOURCE)
+        if recipe.curating_policy is not None:
+            curated = CuratedSource(self._context, maker, self._submitted, self._newest)
+            await curated.run(self._room, self._send)
+        else:
+            items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
+            async for _ in self._submit(maker, items):
+                pass
         logger.info("submitted all tasks")
 
     async def _submit(
@@ -101,14 +122,23 @@ class _Source:
         for task_id, epoch, item in items:
             number = self._submitted.get(task_id)
             if number is None:
-                await self._caught_up.wait()
-                while len(self._waiting) >= self._context.recipe.tasks.backlog:
-                    self._moved.clear()
-                    await self._moved.wait()
-                number = (await self._log.send(maker.make(item, task_id, epoch))).offset
-                self._waiting.append(number)
-                self._drop_started()
+                await self._room()
+                number = await self._send(maker.make(item, task_id, epoch))
             yield number
+
+    async def _room(self) -> None:
+        """Waits until fewer tasks than the backlog wait to be started."""
+        await self._caught_up.wait()
+        while len(self._waiting) >= self._context.recipe.tasks.backlog:
+            self._moved.clear()
+            await self._moved.wait()
+
+    async def _send(self, task: TaskSubmitted) -> int:
+        """Submits a task and returns its number."""
+        number = (await self._log.send(task)).offset
+        self._waiting.append(number)
+        self._drop_started()
+        return number
 
     async def follow(self) -> None:
         """Follows `episodes` without end, and removes the tasks that have started."""

@@ -44,7 +44,9 @@ class TaskMaker:
             for role, name in recipe.tasks.roles.items()
         }
 
-    def make(self, item: Item, task_id: str, epoch: int = 0) -> TaskSubmitted:
+    def make(
+        self, item: Item, task_id: str, epoch: int = 0, labels: Mapping[str, str] | None = None
+    ) -> TaskSubmitted:
         """Makes the task of an item. `task_id` must be unique within the source."""
         tasks = self._recipe.tasks
         environment = None
@@ -68,6 +70,7 @@ class TaskMaker:
             deadline_s=tasks.deadline_s,
             attempts=tasks.attempts,
             seed=self._seed(item, epoch),
+            labels=dict(labels or {}),
         )
 
     def _seed(self, item: Item, epoch: int) -> int:

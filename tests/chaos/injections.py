@@ -21,9 +21,9 @@ from tests.chaos.watch import Gap, Watch
 
 SERVICES = (
     "source", "scheduler", "agent", "env", "inference",
-    "assemble-groups", "assemble-batches", "trainer",
+    "assemble-groups", "assemble-batches", "item-statistics", "trainer",
 )  # fmt: skip
-SOLE_WRITERS = ("scheduler", "assemble-batches", "trainer")
+SOLE_WRITERS = ("scheduler", "assemble-batches", "item-statistics", "trainer")
 SCALED = ("agent", "env", "inference")
 """Services of which there may be any number."""
 MOST = 8

@@ -23,6 +23,7 @@ from tests.checker import (
     episodes,
     evaluations,
     groups,
+    items,
     limits,
     publications,
     tasks,
@@ -134,6 +135,7 @@ def violations(
     yield from trajectories.taught(recipe, facts)
     yield from groups.check(facts, recipe, settled=settled)
     yield from batches.check(facts, recipe, settled=settled)
+    yield from items.check(facts)
     yield from evaluations.check(facts)
     yield from publications.check(facts, recipe, settled=settled)
     if one_clock:

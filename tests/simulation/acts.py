@@ -26,6 +26,7 @@ from headrace.schemas.topics import (
     GENERATIONS,
     GROUPS,
     INSTANCES,
+    ITEMS,
     OBSERVATIONS,
     OUTCOMES,
     POLICIES,
@@ -47,15 +48,18 @@ from tests.simulation.scenario import RUIN
 from tests.simulation.virtual_time import loop
 
 GARBAGE = (b"", b"\xffgarbage", b"\0\x7f\xff\xff\xffof a schema that nobody registered", None)
-SOLE_WRITERS = ("scheduler", "assemble-batches", "trainer", "source")
+SOLE_WRITERS = ("scheduler", "assemble-batches", "item-statistics", "trainer", "source")
 SCALED = ("agent", "env", "inference", "assemble-groups")
 NEVER_GARBAGE = (RUNS, TRAJECTORIES, INSTANCES, DEAD_LETTERS)
 """Read by reference alone, by what hosts a service, or by nobody."""
-NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, EPISODES, BATCHES, POLICIES)
+NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, EPISODES, ITEMS, BATCHES, POLICIES)
 """Written by sole writers, who write each record once; and what `submit again` repeats."""
 BUSY_S = 30.0
 """Longest that faults wait for the first episode."""
-AIMS = (EPISODES, GENERATIONS, OBSERVATIONS, TRAJECTORIES, OUTCOMES, RESULTS, GROUPS, BATCHES)
+AIMS = (
+    *(EPISODES, GENERATIONS, OBSERVATIONS, TRAJECTORIES, OUTCOMES, RESULTS, GROUPS),
+    *(ITEMS, BATCHES),
+)
 """Topics whose records an aimed fault waits for: what is written next is another's, or missing."""
 AIM_S = 2.0
 """Longest that it waits."""

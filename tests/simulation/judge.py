@@ -18,7 +18,7 @@ from headrace.schemas.events import (
 from headrace.schemas.topics import DEAD_LETTERS
 from headrace.services.kafka.broker import Partition, Record
 from headrace.services.log.event_log import Delivery, EventLog
-from tests.checker import Facts, Report, examine
+from tests.checker import Facts, Report, examine, items
 from tests.simulation.chronicle import Line
 from tests.simulation.processes import Run, new_learner
 from tests.simulation.scenario import DEADLINE_S, UNSAFE
@@ -105,6 +105,7 @@ async def judge(run: Run, log: EventLog, read_to: Ends, result: Result) -> None:
     moody = "agent moody" in run.scenario.misbehaviour
     result.violations += untrue_stories(facts, moody=moody)
     result.violations += unpublished_weights(facts)
+    result.violations += items.check(facts, complete=True)
     if "weights differ" not in run.scenario.misbehaviour:
         taught = TEACHER in run.recipe.policies
         result.violations += untrue_weights(facts, new_learner(run.scenario), taught=taught)

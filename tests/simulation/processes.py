@@ -28,7 +28,7 @@ from headrace.services.tasks import source
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker
-from headrace.stream_jobs import assemble_batches
+from headrace.stream_jobs import assemble_batches, measure_items
 from headrace.stream_jobs.groups import GroupAssembler
 from headrace.trainer.loop import Trainer
 from headrace.trainer.publish import sole_publisher
@@ -315,6 +315,7 @@ SERVICES: dict[str, Callable[[ServiceContext], Awaitable[None]]] = {
     "inference": inference.run,
     "assemble-groups": assemble_groups,
     "assemble-batches": assemble_batches.run,
+    "item-statistics": measure_items.run,
     "trainer": train,
     TEACHER: keep_teacher,
 }

@@ -26,6 +26,7 @@ from headrace.schemas.topics import (
     BATCHES,
     DEAD_LETTERS,
     EPISODES,
+    ITEMS,
     POLICIES,
     RUNS,
     TRAJECTORIES,
@@ -51,6 +52,7 @@ REFUSED = {
     EPISODES.name: "only the scheduler writes this topic, and it starts each sample once",
     TRAJECTORIES.name: "an outcome refers to a trajectory by its location, and a copy would have "
     "another one. Once the record decodes, readers find it at its old location",
+    ITEMS.name: "only item-statistics writes this topic, and its newest record of an item counts",
     BATCHES.name: "only assemble-batches writes this topic, and its order is the order of training",
     POLICIES.name: "only the trainer writes this topic, in the order of the versions",
 }

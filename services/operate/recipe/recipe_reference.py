@@ -30,10 +30,12 @@ from headrace.services.env.sandbox.pool import TOOLS
 from headrace.services.env.sandbox.sandbox import SandboxSettings
 from headrace.services.operate.recipe.recipe_keys import REQUIRED, Key, about, keys_of, table_of
 from headrace.services.operate.recipe.toml import toml_value
+from headrace.services.tasks.curation.curators import CURATORS
 from headrace.services.tasks.data_sets import BUILTIN as DATA_SETS
 from headrace.services.tasks.task_maker import Item
 from headrace.stream_jobs.filters import FILTERS
 from headrace.stream_jobs.load_advantage import ADVANTAGES
+from headrace.stream_jobs.selection import SELECTIONS
 from headrace.trainer.losses.load_loss import LOSSES
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "recipe.md"
@@ -66,7 +68,7 @@ plug-in.
 
 def reference() -> str:
     """Returns the page as Markdown. Raises UndocumentedOption if an option has no meaning."""
-    parts = (_recipe, _data_sets, _agents, _environments, _engines, _training)
+    parts = (_recipe, _data_sets, _agents, _environments, _engines, _choices)
     lines = [INTRODUCTION, *(line for part in parts for line in part())]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -143,14 +145,16 @@ def _engines() -> Iterator[str]:
         yield from _plug_in("Engine", name, options, keys_of(options))
 
 
-def _training() -> Iterator[str]:
+def _choices() -> Iterator[str]:
     for title, key, functions in (
-        ("Advantages", "groups.advantage", ADVANTAGES),
-        ("Filters", "groups.filters", FILTERS),
-        ("Losses", "training.loss", LOSSES),
+        ("Curators", "tasks.curators", CURATORS),
+        ("Advantages", "policies.NAME.groups.advantage", ADVANTAGES),
+        ("Filters", "policies.NAME.groups.filters", FILTERS),
+        ("Selections", "policies.NAME.groups.select", SELECTIONS),
+        ("Losses", "policies.NAME.training.loss", LOSSES),
     ):
         yield f"## {title}\n"
-        yield f"The values of `policies.NAME.{key}`, or of `use` in a table with options.\n"
+        yield f"The values of `{key}`, or of `use` in a table with options.\n"
         for name in functions:
             plug_in = load(title, name, functions)
             options = keys_of(plug_in) if inspect.isclass(plug_in) else []

@@ -61,8 +61,8 @@ def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
     yield "assemble-groups", "assemble-groups", None
     for name, policy_settings in recipe.policies.items():
         if policy_settings.training is not None:
-            job = "assemble-batches"
-            yield (f"{job}-{name}" if several else job), job, name
+            for job in ("assemble-batches", "item-statistics"):
+                yield (f"{job}-{name}" if several else job), job, name
     yield "scheduler", "scheduler", None
     if recipe.evaluation is not None and recipe.tasks.purpose == "train":
         yield "evaluation", "evaluation", None

@@ -16,8 +16,8 @@ from headrace.services.operate.serve.services import LISTEN, LISTEN_VARIABLE, SE
 @set_option
 @click.option(
     "--policy", metavar="NAME",
-    help="Policy of an assemble-batches, trainer or inference process. [default: the only one, or "
-    "all policies for inference]",
+    help="Policy of an assemble-batches, item-statistics, trainer or inference process. [default: "
+    "the only one, or all policies for inference]",
 )  # fmt: skip
 @click.option(
     "--metrics-port", metavar="PORT", type=click.IntRange(0, 65_535), default=0, show_default=True,

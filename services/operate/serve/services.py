@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 SERVICES = (
     "source", "evaluation", "scheduler", "agent", "gateway", "env", "inference",
-    "assemble-groups", "assemble-batches", "trainer",
+    "assemble-groups", "assemble-batches", "item-statistics", "trainer",
 )  # fmt: skip
 LISTEN, LISTEN_VARIABLE = "127.0.0.1:8100", "HEADRACE_GATEWAY_LISTEN"
 """HOST:PORT of the gateway, and the environment variable that has another one."""
-POLICY_SERVICES = ("inference", "assemble-batches", "trainer")
+POLICY_SERVICES = ("inference", "assemble-batches", "item-statistics", "trainer")
 """Services that take `--policy`. None means all policies for inference, else the only one."""
 
 Serve = Callable[["ServiceContext", "ClusterConfig"], Coroutine[Any, Any, None]]
@@ -59,6 +59,10 @@ def load_service(name: str, recipe: Recipe, policy: str | None = None, listen: s
             from headrace.stream_jobs import assemble_batches
 
             return lambda context, cluster: assemble_batches.run(context, policy)
+        case "item-statistics":
+            from headrace.stream_jobs import measure_items
+
+            return lambda context, cluster: measure_items.run(context, policy)
         case "trainer":
             from headrace.trainer import service as trainer
 

@@ -42,7 +42,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="advantages_without_the_stale",
         sentence="Advantages are computed once over the whole group.",
         file=GROUPS,
-        old="advantages = self._advantages(ended.task, sampled)",
+        old="advantages = self._advantages(ended.task, sampled, kept)",
         new="advantages = self._advantages(ended.task, sampled[:1] * len(sampled))",
         caught_by=("other advantages",),
         faults=(),

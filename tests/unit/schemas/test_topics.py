@@ -22,6 +22,7 @@ trajectories TrajectoryRecorded  task           P -      agent                  
 outcomes     EpisodeEnded        task           P -      agent                    long
 results      TaskEnded           task           P -      agent                    long
 groups       GroupClosed         task           1 policy assemble-groups          long
+items        ItemMeasured        item_id        1 policy item-statistics,fenced   forever
 batches      BatchAssembled      policy         1 policy assemble-batches,fenced  long
 policies     PolicyPublished     policy         1 -      trainer,fenced           long
 instances    InstanceStateEntered instance      1 -      env                      days
@@ -68,6 +69,8 @@ def test_a_namespace_s_topics() -> None:
         ("demo.results.v1", 4),
         ("demo.groups.a.v1", 1),
         ("demo.groups.b.v1", 1),
+        ("demo.items.a.v1", 1),
+        ("demo.items.b.v1", 1),
         ("demo.batches.a.v1", 1),
         ("demo.batches.b.v1", 1),
         ("demo.policies.v1", 1),

@@ -1,0 +1,1 @@
+"""Which items of a data set become tasks: their statistics, curators, mixtures, curricula."""

@@ -1,0 +1,161 @@
+"""Data sets that are made of others: mixtures with weights, and curricula with gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from headrace.errors import UsageError
+from headrace.schemas.events import GroupClosed
+from headrace.schemas.recipe.secret_references import Options
+from headrace.schemas.recipe.tables import Positive, Settings
+from headrace.services.tasks.curation.curator import Share
+from headrace.services.tasks.task_maker import Item
+
+ReadItems = Callable[[str, Mapping[str, Any]], Iterator[Item]]
+"""Reads the items of a data set by its name and its options."""
+STAGE_WEIGHT = 0.05
+"""Weight of the newest group in the recent pass rate of a stage, if there are at least 20."""
+
+
+class DataSetPart(Settings):
+    """A data set within another one."""
+
+    name: str = Field(pattern="^[A-Za-z0-9_.-]+$")
+    """Prefix of the ids of its items, as in `NAME/ITEM`. It is unique."""
+    use: str
+    """The data set: a built-in, or an import path."""
+    options: Options = Field(default_factory=dict)
+    """Options of the data set."""
+
+    def items(self, read: ReadItems) -> Iterator[Item]:
+        """Yields the items of the data set, with the prefix."""
+        for item in read(self.use, self.options):
+            yield replace(item, item_id=f"{self.name}/{item.item_id}")
+
+
+class MixedPart(DataSetPart):
+    """A part of a mixture."""
+
+    weight: float = Field(gt=0)
+    """Its share of the items, relative to the weights of the other parts."""
+
+
+class Stage(DataSetPart):
+    """A stage of a curriculum."""
+
+    pass_rate: Share | None = None
+    """The stage ends once the recent pass rate of its items is at least this. In that rate each
+    group has a weight of 1/20, and at the beginning one over the number of groups."""
+    groups: Positive = 64
+    """Number of groups of the stage before `pass_rate` may end it."""
+    passes: Positive | None = None
+    """The stage ends after so many passes over its data set. Absent: no limit."""
+
+
+class Mixture(Settings):
+    """Items of several data sets, drawn with weights.
+
+    A part whose items are used up begins again. The id of an item is `PART/ITEM`. The order is the
+    same in every epoch.
+    """
+
+    parts: tuple[MixedPart, ...] = Field(min_length=1)
+    """The data sets: tables with `name`, `use`, `weight` and, as they need them, `options`."""
+    seed: int = 0
+    """The seed of the order."""
+    count: Positive | None = None
+    """Number of items of an epoch. Absent: an epoch ends as soon as each part has been used up."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Mixture:
+        _require_names(self.parts)
+        return self
+
+    def items(self, read: ReadItems) -> Iterator[Item]:
+        """Yields the items of an epoch."""
+        random, weights = Random(self.seed), [part.weight for part in self.parts]
+        running = [part.items(read) for part in self.parts]
+        unused = set(range(len(self.parts)))
+        number = 0
+        while unused if self.count is None else number < self.count:
+            (at,) = random.choices(range(len(running)), weights)
+            item = next(running[at], None)
+            if item is None:
+                unused.discard(at)
+                if self.count is None and not unused:
+                    return
+                running[at] = self.parts[at].items(read)
+                item = next(running[at], None)
+            if item is None:
+                raise UsageError(f"mixture: the part {self.parts[at].name!r} has no items")
+            number += 1
+            yield item
+
+
+class Curriculum(Settings):
+    """Stages of data sets, one after another: a stage ends by its pass rate or after some passes.
+
+    Gates look at the statistics of items, so a stage can only end early in training. Elsewhere, for
+    example in an evaluation, the data set is all stages in their order. The id of an item is
+    `STAGE/ITEM`. In training, a pass over a stage is an epoch.
+    """
+
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    """The stages in their order: tables with `name`, `use`, and, as they need them, `options`,
+    `pass_rate`, `groups` and `passes`. The last stage needs no end."""
+
+    _seen: dict[str, tuple[int, float]] = PrivateAttr(default_factory=dict)
+    """Stage to its number of groups and its recent pass rate."""
+
+    @model_validator(mode="after")
+    def _stages_end(self) -> Curriculum:
+        _require_names(self.stages)
+        for stage in self.stages[:-1]:
+            if stage.pass_rate is None and stage.passes is None:
+                raise ValueError(f"stage {stage.name!r} never ends: set pass_rate or passes")
+        return self
+
+    def items(self, read: ReadItems) -> Iterator[Item]:
+        """Yields the items of all stages."""
+        for stage in self.stages:
+            yield from stage.items(read)
+
+    def open_gate(self, stage: int) -> bool:
+        """Whether the recent pass rate of a stage is high enough to end it."""
+        settings = self.stages[stage]
+        groups, recent = self._seen.get(settings.name, (0, 0.0))
+        wanted = settings.pass_rate
+        return wanted is not None and groups >= settings.groups and recent >= wanted
+
+    def on_group(self, group: GroupClosed) -> None:
+        """Notes a group that counts: each task's first one, in the order of the log."""
+        name = group.item_id.partition("/")[0]
+        if name not in self._names:
+            return  # of another source
+        groups, recent = self._seen.get(name, (0, 0.0))
+        groups += 1
+        rate = group.passed / group.rewarded
+        self._seen[name] = groups, recent + (rate - recent) * max(STAGE_WEIGHT, 1 / groups)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what `on_group` has changed, as JSON values."""
+        return {name: list(seen) for name, seen in self._seen.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues with what `state` returned."""
+        self._seen = {name: (groups, recent) for name, (groups, recent) in state.items()}
+
+    @property
+    def _names(self) -> list[str]:
+        return [stage.name for stage in self.stages]
+
+
+def _require_names(parts: Sequence[DataSetPart]) -> None:
+    names = [part.name for part in parts]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the names {names} must differ, because they are prefixes of item ids")
