@@ -179,7 +179,8 @@ class BatchAssembler:
             if live or now_s < quiet_s:
                 return None
         else:
-            if self._passes_over and not chosen[0].shown and len(chosen) > ENOUGH_BATCHES * fresh:
+            piled_up = self._passes_over and 0 < ENOUGH_BATCHES * fresh < len(chosen)
+            if piled_up and not chosen[0].shown:
                 chosen.reverse()
                 fresh = self._pool.full_at([group.tokens for group in chosen])
                 passed_over = [one.without_samples(PASSED_OVER) for one in chosen[fresh:]]

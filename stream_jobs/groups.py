@@ -46,7 +46,7 @@ from headrace.stream_jobs.counted_samples import (
 from headrace.stream_jobs.filters import FILTERS, Filter, Group, reason_of
 from headrace.stream_jobs.load_advantage import load_advantage
 from headrace.stream_jobs.selection import NOT_SELECTED, Selector
-from headrace.stream_jobs.turn_rewards import TurnRewards
+from headrace.stream_jobs.turn_advantages.turn_rewards import TurnRewards
 
 DEMONSTRATED_ADVANTAGE = 1.0
 """The advantage of a demonstrated sample."""
