@@ -33,11 +33,11 @@ def held_at_barrier(
     """
     if recipe.barrier is None:
         return set()
-    others = {name: found for name in batches if (found := others_of(recipe, name))}
+    others = {name: others_of(recipe, name) for name in batches}
     ahead = recipe.barrier.versions
-    found = {
+    held = {
         name
         for name, of_set in others.items()
         if any(is_ahead(batches[name] + 1, published.get(one), ahead) for one in of_set)
     }
-    return set() if len(found) == len(others) else found
+    return held if any(one and name not in held for name, one in others.items()) else set()

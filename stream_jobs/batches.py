@@ -169,14 +169,14 @@ class BatchAssembler:
         """
         if not self._waiting.trainable() or not self._may_assemble():
             return None
-        quiet_s = self._changed_s + self._settings.batch_wait_s
-        if self._barrier is not None and self._barrier.holds(self._version + 1, now_s, quiet_s):
+        version, changed_s = self._version + 1, self._changed_s
+        if self._barrier is not None and self._barrier.holds(version, now_s, changed_s):
             return None
         chosen, passed_over = self._waiting.fresh(), list[WaitingGroup]()
         fresh = self._pool.full_at([group.tokens for group in chosen])
         live = self._live.running(now_s)
         if fresh is None:
-            if live or now_s < quiet_s:
+            if live or now_s < self._changed_s + self._settings.batch_wait_s:
                 return None
         else:
             piled_up = self._passes_over and 0 < ENOUGH_BATCHES * fresh < len(chosen)

@@ -14,6 +14,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from headrace.schemas.events import (
@@ -129,7 +130,7 @@ class Schedule:
             self._publish(learner, 0, "initial")
         for _ in range(self._random.choice([0, 1, 3])):
             learner = self._random.choice(list(self._learners.values()))
-            self._at(self._random.uniform(0.0, 100.0), lambda one=learner: self._die(one))
+            self._at(self._random.uniform(0.0, 100.0), partial(self._die, learner))
         while True:
             self._start()
             for learner in self._learners.values():
@@ -163,7 +164,7 @@ class Schedule:
                 self._core.on_started(start)
                 self._write("episodes", start)
                 seconds = self._random.choice([0.2, 1.0, 1.0, 20.0]) * self._random.random()
-                self._at(seconds, lambda one=start: self._end(one))
+                self._at(seconds, partial(self._end, start))
 
     def _end(self, start: EpisodeStarted) -> None:
         self._core.on_outcome(start.task, start.sample)
@@ -189,7 +190,7 @@ class Schedule:
         self._log.setdefault(partition, []).append((self._now, event))
         for learner in self._learners.values():
             delay_s = self._random.choice([0.0, 0.01, 0.5])
-            self._at(delay_s, lambda one=learner, of=learner.jobs: self._read(one, partition, of))
+            self._at(delay_s, partial(self._read, learner, partition, learner.jobs))
 
     def _read(self, learner: _Learner, partition: str, job: int) -> None:
         """Passes the next record of a partition to a job, unless that one has died."""

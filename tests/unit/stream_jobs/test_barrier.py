@@ -97,32 +97,45 @@ def test_a_batch_waits_for_the_version_of_the_other() -> None:
 
 def test_a_policy_without_work_is_passed_when_nothing_happens_any_more() -> None:
     assembler, barrier = job()
+    assert assembler.next_batch(1.0) is None
     barrier.on_batch(a_batch("b", 1, low_mark=4))
     assert assembler.next_batch(1e9) is None, "its batch is not published"
     barrier.on_policy(a_version("b", 1))
-    last = assembler.next_batch(1.0)
+    last = assembler.next_batch(2.0)
     assert last is not None
     assembler.on_batch(last)
     assembler.on_policy(a_version("a", 2))
     for task in (4, 5):
         assembler.on_group(a_group(task), task)
-    # Of the new tasks it has no groups, and none is live: it decided them before the start.
-    assert assembler.next_batch(1.0) is None, "something has just happened"
-    assert assembler.due_at(1.0) == WAIT_S
-    assert assembler.next_batch(WAIT_S) is not None
+    assert assembler.next_batch(3.0) is None, "it has just made a batch, so tasks may start"
+    assert assembler.due_at(WAIT_S) == 3.0 + WAIT_S
+    assert assembler.next_batch(3.0 + WAIT_S) is not None
 
 
 def test_a_live_task_is_work_until_it_is_overdue() -> None:
     _, barrier = job()
+    barrier.on_start(a_start(9))
     barrier.on_batch(a_batch("b", 1, low_mark=4))
-    barrier.on_policy(a_version("b", 0))
-    for at_s in (WAIT_S, 159.0):
-        barrier.on_start(a_start(9))
-        assert barrier.holds(2, at_s, 0.0)
-    assert list(barrier.moments()) == [160.0]
-    assert barrier.holds(3, 160.0, 0.0), "its batch is not published"
     barrier.on_policy(a_version("b", 1))
+    assert barrier.holds(3, 0.0, 0.0), "it was asked only now"
+    assert barrier.holds(3, 159.0, 0.0)
+    assert 160.0 in barrier.moments()
     assert not barrier.holds(3, 160.0, 0.0)
+    assert barrier.holds(3, 160.0, 150.0), "a task was closed 10 s ago"
+
+
+def test_two_that_wait_for_an_idle_one_do_not_wait_for_each_other() -> None:
+    policies = {name: {"model": "tiny"} for name in ("a", "b", "c")}
+    tree = {"name": "r", "tasks": {"roles": {"a": "a"}}, "policies": policies, "barrier": {}}
+    barrier = Barrier(Recipe.model_validate(tree), "a")
+    for policy, version in (("a", 1), ("b", 0), ("c", 0)):
+        barrier.on_policy(a_version(policy, version))
+    barrier.on_group(a_group(0, "c"))
+    assert barrier.holds(2, 0.0, 0.0)
+    assert barrier.holds(2, 60.0, 0.0), "c can still train on its group"
+    barrier.on_batch(a_batch("c", 1, low_mark=0))
+    barrier.on_policy(a_version("c", 1))
+    assert not barrier.holds(2, 60.0, 0.0), "c has a group, but waits for b as well"
 
 
 def test_groups_that_piled_up_are_dropped_for_the_freshest() -> None:
