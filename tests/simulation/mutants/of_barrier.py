@@ -42,22 +42,4 @@ OF_BARRIER = (
         caught_by=("is at",),
         faults=SCHEDULES,
     ),
-    Mutant(
-        name="passed_while_a_task_is_live",
-        sentence="A policy has work while a task is live.",
-        file=BARRIER,
-        old=" or any(now_s < at for at in self.live.values())",
-        new="",
-        caught_by=("is at",),
-        faults=SCHEDULES,
-    ),
-    Mutant(
-        name="held_policies_hold_back_starts",
-        sentence="Tasks start for the other policies while one waits at the barrier.",
-        file="services/scheduler/core.py",
-        old="for name, one in self._policies.items() if name not in held)",
-        new="for name, one in self._policies.items())",
-        caught_by=("is at", "has decided", "tasks wait"),
-        faults=SCHEDULES,
-    ),
 )
