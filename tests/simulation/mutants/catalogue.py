@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.of_agents import OF_AGENTS
+from tests.simulation.mutants.of_barrier import OF_BARRIER
 from tests.simulation.mutants.of_batches import OF_BATCHES
 from tests.simulation.mutants.of_environments import OF_ENVIRONMENTS
 from tests.simulation.mutants.of_replay import OF_REPLAY
@@ -20,6 +21,7 @@ MUTANTS: dict[str, Mutant] = {
         OF_ENVIRONMENTS,
         OF_BATCHES,
         OF_REPLAY,
+        OF_BARRIER,
         OF_TRAINER,
     )
     for mutant in mutants
