@@ -48,7 +48,7 @@ def next_of(curation: Curation) -> Chosen | Unchosen:
 
 def ids(curation: Curation, most: int) -> list[str]:
     """The ids of the next tasks, as many as there are."""
-    found = []
+    found: list[str] = []
     while len(found) < most and isinstance(chosen := next_of(curation), Chosen):
         found.append(chosen.task_id)
     return found
