@@ -6,6 +6,7 @@ from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.of_agents import OF_AGENTS
 from tests.simulation.mutants.of_batches import OF_BATCHES
 from tests.simulation.mutants.of_environments import OF_ENVIRONMENTS
+from tests.simulation.mutants.of_items import OF_ITEMS
 from tests.simulation.mutants.of_scheduler import OF_SCHEDULER
 from tests.simulation.mutants.of_trainer import OF_TRAINER
 from tests.simulation.mutants.of_workers import OF_WORKERS
@@ -18,6 +19,7 @@ MUTANTS: dict[str, Mutant] = {
         OF_AGENTS,
         OF_ENVIRONMENTS,
         OF_BATCHES,
+        OF_ITEMS,
         OF_TRAINER,
     )
     for mutant in mutants
