@@ -707,7 +707,7 @@ class BatchSample(Part):
     advantages: bytes
     """f32[]: one value for all turns, or one for each turn of this policy."""
     weight: float = 1.0
-    """Factor of the sample's loss. The trainer applies it; Headrace's own batches leave it at 1."""
+    """Factor of the sample's loss. The trainer applies it. 1 for a fresh sample."""
     tokens: N31
     """Number of tokens of this policy that may be trained on."""
     longest: N31
@@ -715,8 +715,8 @@ class BatchSample(Part):
     oldest_version: I64
     """Oldest version among the sampled tokens of this policy. -1 if all were demonstrated."""
     use: N31 = 0
-    """Reserved: number of earlier batches with the same sample, once batches may replay samples.
-    It is always 0, which means fresh."""
+    """Number of earlier batches with the same sample. 0 means fresh. A replayed sample was decided
+    by the first of them, so it does not belong to what this batch decides."""
 
 
 class Dropped(Part):

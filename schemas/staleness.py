@@ -23,6 +23,15 @@ class Staleness:
         if version not in self._skipped:
             insort(self._skipped, version)
 
+    @property
+    def skips(self) -> int:
+        """How many versions are known to be skipped."""
+        return len(self._skipped)
+
+    def skipped(self, version: int) -> bool:
+        """Returns whether a version is known to have the weights of the one before it."""
+        return version in self._skipped
+
     def behind(self, oldest: int, newest: int) -> int:
         """Returns how many versions `oldest` is behind the newest batch's version.
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from math import fsum, sqrt
 from statistics import fmean
 
+from headrace.errors import HeadraceError
 from headrace.schemas.recipe.tables import Settings
 
 Advantage = Callable[[Sequence[float]], Sequence[float]]
 
+FLOAT32_MAX = 3.4028234663852886e38
 GRPO_EPSILON = 1e-6
 """Added to the deviation, so that GRPO never divides by 0."""
 
@@ -77,3 +79,42 @@ def rloo(rewards: Sequence[float]) -> list[float]:
     count = len(rewards)
     scale = count / (count - 1) if count > 1 else 0.0
     return [scale * advantage for advantage in dr_grpo(rewards)]
+
+
+def estimated(
+    name: str,
+    estimator: Advantage | TurnAdvantage,
+    task: int,
+    rewards: Sequence[float],
+    turn_rewards: Sequence[Sequence[float]],
+) -> list[tuple[float, ...]]:
+    """Returns each sample's advantages: one for all its turns, or one for each.
+
+    `name` is the recipe's name of the estimator, and `turn_rewards` has the rewards of each
+    sample's turns. Raises HeadraceError if the estimator returns a wrong number of values, or
+    values that are not finite as float32.
+    """
+    found: Sequence[Sequence[float]]
+    if isinstance(estimator, TurnAdvantage):
+        found = estimator(rewards, turn_rewards)
+    else:
+        found = [(value,) for value in estimator(rewards)]
+    advantages = [tuple(float(value) for value in one) for one in found]
+    if len(advantages) != len(rewards):
+        raise HeadraceError(
+            f"advantage {name!r} gave {len(advantages)} values for the {len(rewards)} rewards of "
+            f"task {task}. Make it return one for each reward"
+        )
+    for index, (one, turns) in enumerate(zip(advantages, turn_rewards, strict=True)):
+        if len(one) not in (1, len(turns)):
+            raise HeadraceError(
+                f"advantage {name!r} gave {len(one)} values for the {len(turns)} turns of reward "
+                f"{index} of task {task}. Make it return one for each turn, or one for all"
+            )
+    # This rejects NaN, too.
+    if not all(abs(value) <= FLOAT32_MAX for one in advantages for value in one):
+        raise HeadraceError(
+            f"advantage {name!r} gave {advantages} for rewards {rewards} of task {task}. Make it "
+            "return finite float32 values"
+        )
+    return advantages

@@ -1,7 +1,8 @@
 """Turns the groups of one policy into the batches that its trainer trains on.
 
 This job is the sole writer of `batches.<policy>`. At its start it fences its predecessor. Only then
-does it read the last batch, which holds the frontier, and follow three topics: `groups.<policy>`,
+does it read the last batch, which holds the frontier, and if groups are replayed, those before it
+that the pool needs. Then it follows three topics: `groups.<policy>`,
 from a little before the offset in that batch, `policies`, and `episodes`, from where the
 scheduler's commit says that open tasks begin. It decides nothing before it has caught up with all
 of them.
@@ -25,7 +26,7 @@ from headrace.schemas.topics import BATCHES, GROUPS, POLICIES
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import FencedWriter, Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.log_reader import CaughtUp, Start, follow_events, require_beginning
+from headrace.services.log.log_reader import Back, CaughtUp, Start, follow_events, require_beginning
 from headrace.services.log.trace import enter_trace
 from headrace.services.worker.open_episodes import SCHEDULER, open_episodes
 from headrace.services.worker.service_context import ServiceContext
@@ -36,6 +37,8 @@ from headrace.stream_jobs.trained_policy import trained_policy
 logger = logging.getLogger(__name__)
 
 SERVICE = "assemble-batches"
+OFFSETS_OF_A_BATCH = 2
+"""Each batch is a transaction, whose end takes an offset, too."""
 MAX_WAIT_S = 5.0
 """The longest wait for a batch that becomes due: the clock may be corrected meanwhile."""
 
@@ -53,9 +56,8 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
     writer = await log.broker.fenced(f"{context.namespace}.{SERVICE}.{policy}")
     try:
         assembler = BatchAssembler(context.recipe, policy)
-        last = await _last_batch(log, policy)
-        if last is not None:
-            assembler.on_batch(last)
+        for batch in await _last_batches(log, policy, assembler.batches_needed):
+            assembler.on_batch(batch)
         logger.info(
             "%s: from batch %d, groups from %d", policy, assembler.version, assembler.groups_read
         )
@@ -65,23 +67,37 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
         await writer.close()
 
 
-async def _last_batch(log: EventLog, policy: str) -> BatchAssembled | None:
-    """Returns the newest batch in the log; None before the first.
+async def _last_batches(log: EventLog, policy: str, count: int) -> list[BatchAssembled]:
+    """Returns the newest `count` batches in their order; fewer if the log has no more.
 
     Raises RecordsLost if there is none and the first records of the topic were deleted.
     """
     batches = log.topics.partition(BATCHES, policy)
-    last: BatchAssembled | None = None
-    async with aclosing(follow_events(log, {batches: "tail"}, include_uncommitted=True)) as items:
+    found = await _batches_from(log, batches, "tail")
+    if not found:
+        await require_beginning(log.broker, batches, f"batch of policy {policy}")
+    ((kept, end),) = (await log.broker.ends([batches])).values()
+    back = OFFSETS_OF_A_BATCH * count
+    while found and min(found) > max(1, max(found) - count + 1):
+        found = await _batches_from(log, batches, Back(back))
+        if end - back <= kept:
+            break
+        back *= 2
+    return [found[version] for version in sorted(found)][-count:]
+
+
+async def _batches_from(
+    log: EventLog, batches: Partition, start: Start
+) -> dict[int, BatchAssembled]:
+    """Returns the batches from `start` to the end by version."""
+    found: dict[int, BatchAssembled] = {}
+    async with aclosing(follow_events(log, {batches: start}, include_uncommitted=True)) as items:
         async for item in items:
             if isinstance(item, CaughtUp):
                 break
             assert isinstance(item.event, BatchAssembled)
-            if last is None or item.event.version > last.version:
-                last = item.event
-    if last is None:
-        await require_beginning(log.broker, batches, f"batch of policy {policy}")
-    return last
+            found.setdefault(item.event.version, item.event)
+    return found
 
 
 async def _follow(

@@ -5,7 +5,8 @@ n changed the weights since the sample's oldest token. A group is trained whole 
 because its advantages belong together. Demonstrated samples are never stale.
 
 Batch n may be assembled when n - 1 is at most `prefetch` ahead of the newest published version. It
-takes the groups that go stale first, and it is due when it is full. It waits, however, for a live
+takes the groups that go stale first, and it is due when it is full: it has enough groups, or enough
+tokens if `tokens` is set. It waits, however, for a live
 group (started, not closed) that could not be trained any more afterwards: until that group is late
 (`live_groups.py`), or for at most `straggler_wait_s` if that is set. Otherwise long episodes would
 be trained on less often than short ones. A batch is short only if nothing more can come: no group
@@ -15,7 +16,10 @@ docs/algorithms.md has the reasons and the simulation.
 
 Every batch states which tasks it and all batches before it decided. So it is result and checkpoint
 in one record: after a crash, `on_batch` with the last batch and `on_group` with all groups from its
-`groups_read` rebuild this state. A group that was decided already is ignored.
+`groups_read` rebuild this state. A group that was decided already is ignored. If groups are
+replayed (`schemas/replay_pool.py`), the last `max_age` batches are needed. Replayed groups are
+decided already, so they count for no wait and do not change the frontier. If there are too few of
+them, a full batch needs more fresh ones.
 """
 
 from __future__ import annotations
@@ -24,48 +28,23 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from headrace.schemas.events import (
     BatchAssembled,
     BatchSample,
-    Dropped,
     EpisodeStarted,
     GroupClosed,
-    GroupSample,
     PolicyPublished,
     Run,
 )
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.replay_pool import ReplayPool, TrainedGroup
 from headrace.schemas.staleness import Staleness
-from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.stream_jobs.groups import EVALUATE
 from headrace.stream_jobs.live_groups import LiveGroup, LiveGroups
-
-BATCH_BYTES = MAX_RECORD_BYTES // 2
-"""Limit for one batch's content. The other half is for the runs decided above the low mark."""
-_SAMPLE_BYTES = 96
-"""Upper bound of a sample's Avro encoding in bytes, without topic name and advantages."""
-_DROPPED_BYTES = 20
-"""Upper bound of a Dropped's Avro encoding in bytes, without its reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class _WaitingGroup:
-    """A group that no batch has decided yet, as the next batch sees it."""
-
-    group: GroupClosed
-    offset: int
-    fresh: tuple[GroupSample, ...]
-    """The samples that the next batch can train on."""
-    dropped: tuple[Dropped, ...]
-    """What the next batch leaves out of the group."""
-    slack: int
-    """In how many batches after the next one it can still be trained."""
-    size: int
-    """The most bytes that the group takes in a batch."""
+from headrace.stream_jobs.waiting_groups import WaitingGroup, WaitingGroups, fitting
 
 
 class BatchAssembler:
@@ -82,7 +61,6 @@ class BatchAssembler:
         the recorded run decided the task, and the versions that the recorded run skipped. With
         them, samples are as stale as they were then."""
         self._policy = policy
-        self._recorded = recorded or {}
         self._digest = recipe.digest
         self._settings = recipe.policies[policy].batches
         trained = [one.training for one in recipe.policies.values() if one.training is not None]
@@ -92,7 +70,8 @@ class BatchAssembler:
         self._published: int | None = None
         self._frontier = Frontier()
         self._staleness = Staleness(self._settings.prefetch, skipped)
-        self._waiting: dict[int, _WaitingGroup] = {}
+        self._waiting = WaitingGroups(self._settings, self._staleness, recorded or {})
+        self._pool = ReplayPool(self._settings, self._staleness)
         self._live = LiveGroups()
         self._changed_s = 0.0
         """When a group was started or closed last, or this job caught up, in epoch seconds."""
@@ -106,15 +85,19 @@ class BatchAssembler:
     @property
     def groups_read(self) -> int:
         """Offset of the oldest open group, or of the next group to read. Recovery reads from it."""
-        offsets = (waiting.offset for waiting in self._waiting.values())
-        return min(offsets, default=self._next_offset)
+        return self._waiting.groups_read(self._next_offset, self._frontier)
+
+    @property
+    def batches_needed(self) -> int:
+        """How many of the last batches `on_batch` must get on recovery."""
+        return self._settings.replay.max_age if self._settings.replay else 1
 
     def due_at(self, now_s: float) -> float | None:
         """Returns when `next_batch` may give another answer although no event came.
 
         In epoch seconds, and later than `now_s`. None if only an event can change the answer.
         """
-        if not self._trainable() or not self._may_assemble():
+        if not self._waiting.trainable() or not self._may_assemble():
             return None
         moments = [self._changed_s + self._settings.batch_wait_s, self._patient_until()]
         moments += self._live.moments()
@@ -149,7 +132,7 @@ class BatchAssembler:
         if group.reason != EVALUATE:
             self._changed_s = max(self._changed_s, group.ended / 1000)
         if group.task not in self._frontier and group.task not in self._waiting:
-            self._waiting[group.task] = self._judge(group, offset)
+            self._waiting.add(group, offset, self._version)
 
     def on_policy(self, published: PolicyPublished) -> None:
         """Notes a published version. Ignores other policies."""
@@ -157,79 +140,85 @@ class BatchAssembler:
             self._published = max(self._published or 0, published.version)
             if published.status == "skipped":
                 self._staleness.skip(published.version)
-                self._judge_again()
+                self._waiting.judge_again(self._version, self._frontier)
 
     def on_batch(self, batch: BatchAssembled) -> None:
-        """Notes what a batch decided: one that was just written, or on recovery the last one.
+        """Notes what a batch decided: one that was just written, or on recovery the last ones.
 
-        Ignores a batch that is not newer than the newest one.
+        Recovery passes the last `batches_needed` of them in their order. Ignores a batch that is
+        not newer than the newest one.
         """
         if batch.policy != self._policy or batch.version <= self._version:
             return
         self._version = batch.version
+        self._pool.on_batch(batch.version, batch.samples)
         self._frontier = batch.frontier()
         self._next_offset = max(self._next_offset, batch.groups_read)
         self._live.forget(self._frontier)
-        self._judge_again()
+        self._waiting.judge_again(self._version, self._frontier)
 
     def next_batch(self, now_s: float) -> BatchAssembled | None:
         """Returns the batch that is due now, or None. The state changes only with `on_batch`.
 
         `now_s` is in epoch seconds. The same inputs give the same batch, byte for byte.
         """
-        if not self._trainable() or not self._may_assemble():
+        if not self._waiting.trainable() or not self._may_assemble():
             return None
-        fresh = sorted((one for one in self._waiting.values() if one.fresh), key=self._order)
-        chosen = fresh[: self._settings.groups]
+        chosen = self._waiting.fresh()
+        fresh = self._pool.full_at([group.tokens for group in chosen])
         live = self._live.running(now_s)
-        if len(chosen) < self._settings.groups:
+        if fresh is None:
             if live or now_s < self._changed_s + self._settings.batch_wait_s:
                 return None
-        elif now_s < self._patient_until() and self._strands(self._awaited(now_s), chosen):
-            return None
-        unfit = [waiting for waiting in self._waiting.values() if not waiting.fresh]
-        unfit.sort(key=lambda waiting: waiting.offset)
-        chosen = list(_fitting(chosen, BATCH_BYTES))
-        room = BATCH_BYTES - sum(waiting.size for waiting in chosen)
-        return self._assemble(chosen, list(_fitting(unfit, room)))
-
-    def _trainable(self) -> bool:
-        """Whether a task waits that makes a batch due."""
-        return any(waiting.group.reason != EVALUATE for waiting in self._waiting.values())
+        else:
+            chosen = chosen[:fresh]
+            if now_s < self._patient_until() and self._strands(self._awaited(now_s), chosen):
+                return None
+        chosen = list(fitting(chosen))
+        taken = sum(waiting.size for waiting in chosen)
+        unfit = list(fitting(self._waiting.unfit(), taken))
+        # After the groups that must be decided: a replay may wait for ever.
+        replayed = fitting(
+            self._pool.chosen(len(chosen)), taken + sum(waiting.size for waiting in unfit)
+        )
+        return self._assemble(chosen, unfit, list(replayed))
 
     def _patient_until(self) -> float:
         """Until when a full batch waits for live groups, in epoch seconds."""
-        ends = sorted(one.group.ended for one in self._waiting.values() if one.fresh)
-        if len(ends) < self._settings.groups:
+        ended = sorted((one.group.ended, one.tokens) for one in self._waiting if one.fresh)
+        full = self._pool.full_at([tokens for _, tokens in ended])
+        if full is None:
             return 0.0
         longest_s = self._settings.straggler_wait_s
-        return math.inf if longest_s is None else ends[self._settings.groups - 1] / 1000 + longest_s
+        return math.inf if longest_s is None else ended[full - 1][0] / 1000 + longest_s
 
     def _awaited(self, now_s: float) -> list[LiveGroup]:
         """The live groups that a full batch may wait for."""
         bounded = self._settings.straggler_wait_s is not None
         return self._live.running(now_s) if bounded else self._live.punctual(now_s)
 
-    def _strands(self, live: Iterable[LiveGroup], chosen: Iterable[_WaitingGroup]) -> bool:
+    def _strands(self, live: Iterable[LiveGroup], chosen: Sequence[WaitingGroup]) -> bool:
         """Whether a live group goes stale because the next batch does not wait for it.
 
         Of the live groups, those that can be trained in at most k batches after the next one have
         room in k batches. If they are more, and the next batch holds groups that could wait longer,
         then it takes the live groups' room.
         """
-        running = Counter(self._slack(group.version) for group in live)
+        running = Counter(self._waiting.slack(group.version, self._version) for group in live)
         taken = Counter(waiting.slack for waiting in chosen)
         live_groups = urgent = 0
         for slack in sorted(slack for slack in {*running, *taken} if slack >= 0):
             live_groups += running[slack]
             urgent += taken[slack]
-            if live_groups > slack * self._settings.groups and urgent < self._settings.groups:
+            if live_groups > self._room_after(slack, len(chosen)) and urgent < len(chosen):
                 return True
         return False
 
-    def _slack(self, version: int) -> int:
-        behind = self._staleness.behind(version, self._version)
-        return self._settings.max_staleness - behind
+    def _room_after(self, batches: int, groups: int) -> int:
+        """How many fresh groups so many batches have after the next one, which has `groups`."""
+        if self._settings.tokens is not None:
+            return batches * groups
+        return self._pool.fresh_groups(batches + 1) - self._pool.fresh_groups(1)
 
     def _may_assemble(self) -> bool:
         return (
@@ -237,54 +226,20 @@ class BatchAssembler:
             and self._version - self._published <= self._settings.prefetch
         )
 
-    def _judge_again(self) -> None:
-        self._waiting = {
-            task: self._judge(waiting.group, waiting.offset)
-            for task, waiting in self._waiting.items()
-            if task not in self._frontier
-        }
-
-    def _judge(self, group: GroupClosed, offset: int) -> _WaitingGroup:
-        """Returns the group as the next batch sees it."""
-        newest = self._recorded.get(group.task, self._version)
-        fresh, dropped = group.samples, list[Dropped]()
-        slack = self._settings.max_staleness - max(
-            (self._staleness.behind(sample.oldest_version, newest) for sample in fresh), default=0
-        )
-        if group.verdict == "dropped":
-            fresh, dropped = (), [Dropped(task=group.task, reason=group.reason)]
-        elif slack < 0:
-            # The advantages of sampled tokens belong together. Demonstrations stand alone.
-            fresh = tuple(sample for sample in group.samples if sample.oldest_version < 0)
-            stale = [sample.sample for sample in group.samples if sample.oldest_version >= 0]
-            dropped = [Dropped(task=group.task, sample=one, reason="stale") for one in stale]
-            if not fresh:
-                dropped = [Dropped(task=group.task, reason="stale")]
-        size = _size(fresh, dropped)
-        if size > BATCH_BYTES:
-            fresh, dropped = (), [Dropped(task=group.task, reason="too_large")]
-            size = _size(fresh, dropped)
-        return _WaitingGroup(group, offset, fresh, tuple(dropped), slack, size)
-
-    def _order(self, waiting: _WaitingGroup) -> tuple[int, int, int]:
-        if self._settings.order == "fifo":
-            return (waiting.offset, 0, 0)
-        # Demonstrations are never stale, and are to be learned first.
-        shown = any(sample.oldest_version < 0 for sample in waiting.fresh)
-        return (-1 if shown else waiting.slack, waiting.group.ended, waiting.offset)
-
     def _assemble(
-        self, chosen: Sequence[_WaitingGroup], unfit: Sequence[_WaitingGroup]
+        self,
+        chosen: Sequence[WaitingGroup],
+        unfit: Sequence[WaitingGroup],
+        replayed: Sequence[TrainedGroup],
     ) -> BatchAssembled:
         version = self._version + 1
         deciding = [*chosen, *unfit]
         frontier = Frontier(self._frontier.low_mark, self._frontier.runs)
         for waiting in deciding:
             frontier.add(waiting.group.task)
-        still_open = [
-            waiting.offset for task, waiting in self._waiting.items() if task not in frontier
-        ]
-        samples = tuple(_batch_samples(chosen))
+        weight = self._settings.replay.weight if self._settings.replay else 1.0
+        again = (sample for group in replayed for sample in group.replayed(weight))
+        samples = (*_batch_samples(chosen), *again)
         means = [
             waiting.group.mean
             for waiting in deciding
@@ -302,15 +257,13 @@ class BatchAssembler:
             reward_mean=fmean(means) if means else None,
             low_mark=frontier.low_mark,
             decided=tuple(Run(first=first, last=last) for first, last in frontier.runs),
-            groups_read=min(still_open, default=self._next_offset),
+            groups_read=self._waiting.groups_read(self._next_offset, frontier),
         )
 
 
-def _batch_samples(chosen: Iterable[_WaitingGroup]) -> Iterator[BatchSample]:
+def _batch_samples(chosen: Iterable[WaitingGroup]) -> Iterator[BatchSample]:
     for waiting in chosen:
         for sample in waiting.fresh:
-            # `weight` (1) and `use` (0: not a replay) keep their defaults. They are for other
-            # writers of batches: the trainer applies `weight`, and `show` prints `use`.
             yield BatchSample(
                 task=waiting.group.task,
                 sample=sample.sample,
@@ -320,21 +273,6 @@ def _batch_samples(chosen: Iterable[_WaitingGroup]) -> Iterator[BatchSample]:
                 longest=sample.longest,
                 oldest_version=sample.oldest_version,
             )
-
-
-def _fitting(waiting: Iterable[_WaitingGroup], room: int) -> Iterator[_WaitingGroup]:
-    """Yields groups in order until one does not fit into `room` bytes any more."""
-    for group in waiting:
-        room -= group.size
-        if room < 0:
-            return
-        yield group
-
-
-def _size(samples: Iterable[GroupSample], dropped: Iterable[Dropped]) -> int:
-    return sum(
-        _SAMPLE_BYTES + len(sample.trajectory.topic) + len(sample.advantages) for sample in samples
-    ) + sum(_DROPPED_BYTES + len(drop.reason.encode()) for drop in dropped)
 
 
 def _seed(digest: bytes, policy: str, version: int) -> int:

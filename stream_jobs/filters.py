@@ -5,13 +5,18 @@ Dropped groups still count in a batch's mean reward.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from headrace.errors import HeadraceError
+from headrace.schemas.recipe.tables import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The samples of one task that count for one policy and that it sampled itself.
+    """The samples of one task that count for one policy and that it sampled itself, without those
+    that a selection left out.
 
     Each tuple has one value for each sample; there is at least one sample.
     """
@@ -28,16 +33,36 @@ class Group:
     tokens: tuple[int, ...]
     """Trainable tokens of this policy."""
     mean: float
-    """Of the rewards."""
+    """Of the rewards, those of left out samples included."""
     deviation: float
-    """The population's standard deviation of the rewards."""
+    """The population's standard deviation of the same rewards."""
 
 
+REASON = re.compile("[a-z][a-z0-9_]{0,63}")
 Filter = Callable[[Group], str | None]
 """Returns None to keep a group, or the reason to drop it: snake_case, at most 64 characters."""
 
-FILTERS = {"zero_advantage": f"{__name__}:zero_advantage"}
+FILTERS = {
+    "zero_advantage": f"{__name__}:zero_advantage",
+    "mean_reward": f"{__name__}:MeanReward",
+}
 """The built-in filters by the recipe's name."""
+
+
+def reason_of(name: str, drop: Filter, group: Group) -> str | None:
+    """Returns the reason for which a filter drops a group; None if it keeps it.
+
+    `name` is the recipe's name of the filter. Raises HeadraceError if it returns something else.
+    """
+    reason: object = drop(group)
+    if reason is None:
+        return None
+    if not isinstance(reason, str) or REASON.fullmatch(reason) is None:
+        raise HeadraceError(
+            f"filter {name!r} returned {reason!r} for task {group.task}. Make it return None to "
+            "keep a group, or the reason to drop it in snake_case"
+        )
+    return reason
 
 
 def zero_advantage(group: Group) -> str | None:
@@ -47,3 +72,21 @@ def zero_advantage(group: Group) -> str | None:
     DAPO's dynamic sampling (arXiv 2503.14476), section 3.2, filters by the same rule.
     """
     return None if any(group.advantages) else "zero_advantage"
+
+
+class MeanReward(Settings):
+    """Drops a group whose mean reward is below `lowest` or above `highest`: the task is too hard or
+    too easy. The reasons are `reward_too_low` and `reward_too_high`."""
+
+    lowest: float | None = None
+    """The lowest mean reward of a group that is kept. Absent: no limit."""
+    highest: float | None = None
+    """The highest mean reward of a group that is kept. Absent: no limit."""
+
+    def __call__(self, group: Group) -> str | None:
+        """Returns the reason, or None to keep the group."""
+        if self.lowest is not None and group.mean < self.lowest:
+            return "reward_too_low"
+        if self.highest is not None and group.mean > self.highest:
+            return "reward_too_high"
+        return None

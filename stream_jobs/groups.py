@@ -16,14 +16,13 @@ sum is the sample's reward: what followed the last turn counts for that turn.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, isnan
 from statistics import fmean
 from typing import Any
 
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import UsageError
 from headrace.schemas.events import (
     EpisodeEnded,
     Exclusion,
@@ -38,9 +37,10 @@ from headrace.schemas.recipe.policy import Groups
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import use_and_options
 from headrace.services.base.plugins import load_with_options
-from headrace.stream_jobs.advantages import TurnAdvantage, deviation
-from headrace.stream_jobs.filters import FILTERS, Filter, Group
+from headrace.stream_jobs.advantages import TurnAdvantage, deviation, estimated
+from headrace.stream_jobs.filters import FILTERS, Filter, Group, reason_of
 from headrace.stream_jobs.load_advantage import load_advantage
+from headrace.stream_jobs.selection import NOT_SELECTED, Selector
 
 REWARD_LIMIT = 1e30
 """Samples with a larger reward are excluded. Advantages are float32, and one absurd reward must not
@@ -55,8 +55,6 @@ ROUNDING = 1e-6
 """The rewards of turns are float32, that of the episode is float64. A smaller difference, relative
 to them, is no reward."""
 FLOAT_BYTES = 4
-FLOAT32_MAX = 3.4028234663852886e38
-REASON = re.compile("[a-z][a-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +128,7 @@ class _Scorer:
         self._passing = passing
         self._estimator, _ = use_and_options(settings.advantage)
         self._advantage = load_advantage(settings.advantage)
+        self._selector = Selector(policy, settings.select)
         self._filters: list[tuple[str, Filter]] = [
             (use_and_options(choice)[0], load_with_options("filter", choice, FILTERS))
             for choice in settings.filters
@@ -195,20 +194,26 @@ class _Scorer:
             reason = OVERLONG
         fields: dict[str, Any] = {}
         if sampled:
-            advantages = self._advantages(ended.task, sampled)
-            group = self._group(ended, sampled, advantages)
+            kept = self._kept(ended, sampled)
+            excluded += [
+                Exclusion(sample=one.sample, reason=NOT_SELECTED)
+                for one in sampled
+                if one not in kept
+            ]
+            advantages = self._advantages(ended.task, sampled, kept)
+            group = self._group(ended, sampled, kept, advantages)
             fields = {
                 "mean": group.mean,
                 "deviation": group.deviation,
                 "rewarded": len(sampled),
                 "passed": sum(one.reward >= self._passing for one in sampled),
-                "sampled_tokens": sum(group.tokens),
+                "sampled_tokens": sum(one.use.tokens for one in sampled),
                 "newest_version": max(one.use.oldest_version for one in sampled),
             }
             filtered = self._filter(group)
             learned = [
                 (one, advantage)
-                for one, advantage in zip(sampled, advantages, strict=True)
+                for one, advantage in zip(kept, advantages, strict=True)
                 if not one.masked
             ]
             if filtered is None:
@@ -224,69 +229,54 @@ class _Scorer:
         samples.sort(key=lambda one: one.sample)
         return {"verdict": "scored", "samples": tuple(samples), **fields}
 
+    def _kept(
+        self, ended: TaskEnded, sampled: Sequence[_CountedSample]
+    ) -> Sequence[_CountedSample]:
+        """Returns the samples that the selection keeps, and the masked ones."""
+        free = [sample for sample in sampled if not sample.masked]
+        rewards, tokens = [one.reward for one in free], [one.use.tokens for one in free]
+        kept = {free[index].sample for index in self._selector.keep(ended, rewards, tokens)}
+        return [sample for sample in sampled if sample.masked or sample.sample in kept]
+
     def _filter(self, group: Group) -> str | None:
         for name, drop in self._filters:
-            reason = drop(group)
-            if reason is None:
-                continue
-            if not isinstance(reason, str) or REASON.fullmatch(reason) is None:
-                raise HeadraceError(
-                    f"filter {name!r} returned {reason!r} for task {group.task}. Make it return "
-                    "None to keep a group, or the reason to drop it in snake_case"
-                )
-            return reason
+            reason = reason_of(name, drop, group)
+            if reason is not None:
+                return reason
         return None
 
     def _group(
         self,
         ended: TaskEnded,
         sampled: Sequence[_CountedSample],
+        kept: Sequence[_CountedSample],
         advantages: Sequence[Sequence[float]],
     ) -> Group:
-        rewards = tuple(sample.reward for sample in sampled)
+        rewards = [sample.reward for sample in sampled]
         return Group(
             task=ended.task,
             policy=self._policy,
             item_id=ended.item_id,
             epoch=ended.epoch,
-            rewards=rewards,
+            rewards=tuple(sample.reward for sample in kept),
             advantages=tuple(
                 0.0 if sample.masked else max(one, key=abs)
-                for sample, one in zip(sampled, advantages, strict=True)
+                for sample, one in zip(kept, advantages, strict=True)
             ),
-            tokens=tuple(sample.use.tokens for sample in sampled),
+            tokens=tuple(sample.use.tokens for sample in kept),
             mean=fmean(rewards),
             deviation=deviation(rewards),
         )
 
-    def _advantages(self, task: int, sampled: Sequence[_CountedSample]) -> list[tuple[float, ...]]:
-        """Returns each sample's advantages: one for all its turns, or one for each."""
-        rewards = tuple(sample.reward for sample in sampled)
-        found: Sequence[Sequence[float]]
-        if isinstance(self._advantage, TurnAdvantage):
-            found = self._advantage(rewards, [sample.whole_turn_rewards for sample in sampled])
-        else:
-            found = [(value,) for value in self._advantage(rewards)]
-        advantages = [tuple(float(value) for value in one) for one in found]
-        if len(advantages) != len(rewards):
-            raise HeadraceError(
-                f"advantage {self._estimator!r} gave {len(advantages)} values for the "
-                f"{len(rewards)} rewards of task {task}. Make it return one for each reward"
-            )
-        for sample, one in zip(sampled, advantages, strict=True):
-            if len(one) not in (1, len(sample.turn_rewards)):
-                raise HeadraceError(
-                    f"advantage {self._estimator!r} gave {len(one)} values for the "
-                    f"{len(sample.turn_rewards)} turns of task {task} sample {sample.sample}. Make "
-                    "it return one for each turn, or one for all"
-                )
-        # This rejects NaN, too.
-        if not all(abs(value) <= FLOAT32_MAX for one in advantages for value in one):
-            raise HeadraceError(
-                f"advantage {self._estimator!r} gave {advantages} for rewards {rewards} of "
-                f"task {task}. Make it return finite float32 values"
-            )
-        return advantages
+    def _advantages(
+        self, task: int, sampled: Sequence[_CountedSample], kept: Sequence[_CountedSample]
+    ) -> list[tuple[float, ...]]:
+        """Returns each kept sample's advantages: one for all its turns, or one for each."""
+        compared = sampled if self._selector.compares_all else kept
+        rewards = [sample.reward for sample in compared]
+        turns = [sample.whole_turn_rewards for sample in compared]
+        found = estimated(self._estimator, self._advantage, task, rewards, turns)
+        return [one for sample, one in zip(compared, found, strict=True) if sample in kept]
 
 
 def _count_one(outcome: EpisodeEnded, policy: str) -> _CountedSample | str:

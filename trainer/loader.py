@@ -119,7 +119,9 @@ def build_updates(
         except (ValueError, UnusableBatch) as error:
             found = []
             dropped.append(f"{name}: {error}")
-        by_sample.append([replace(one, sample=index, group=group, name=name) for one in found])
+        by_sample.append(
+            [replace(one, sample=index, group=group, use=sample.use, name=name) for one in found]
+        )
     if dropped and len(dropped) == len(by_sample):
         raise UnusableBatch(
             f"none of the samples of batch {batch.version} can be trained on. {dropped[0]}"

@@ -77,6 +77,8 @@ class TokenSequence:
     """The index in the batch of the sample that the sequence belongs to."""
     group: int = 0
     """The index in the batch of the sample's group."""
+    use: int = 0
+    """Number of earlier batches with the sample. 0 means fresh."""
     name: str = ""
     """The sample's task and number, for people."""
     turns: tuple[int, ...] = ()

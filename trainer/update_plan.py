@@ -105,6 +105,7 @@ def _all_tokens(update: UpdateBatch, counts: Sequence[int], device: torch.device
         "turns": np.repeat(np.arange(len(turns)), turns),
         "versions": versions,
         "staleness": update.newest - versions,
+        "uses": np.repeat([one.use for one in sequences], counts),
     }
     taught = [one.teacher for one in sequences if one.teacher is not None]
     if taught:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from headrace.schemas.problems import problems_of
+from headrace.schemas.recipe.batch_settings import Batches
 from headrace.schemas.recipe.critic_settings import CriticSettings, check_critic
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.tables import (
@@ -152,33 +153,12 @@ class Groups(Settings):
     options it is a table, `{ use = "turn_returns", discount = 1.0 }`. `rewards` leaves it to
     `training.critic`."""
     filters: tuple[Choice, ...] = ()
-    """Filters that drop groups, in this order: `zero_advantage`, or import paths. One with options
-    is a table, as for `advantage`."""
-
-
-class Batches(Settings):
-    """How groups become batches."""
-
-    groups: Positive = 16
-    """Number of groups in a batch."""
-    max_staleness: NotNegative = 32
-    """How many versions the oldest token of a sample in batch n may be behind version n - 1. A
-    version that did not change the weights is not counted. Only the longest episodes use it, and
-    if it is too small, batches wait for them or lose them. Set it to at least eight times the
-    batches in flight: `scheduler.live_episodes` divided by the episodes of a batch."""
-    prefetch: NotNegative = 1
-    """Number of batches that are assembled ahead of the newest published version."""
-    order: Literal["edf", "fifo"] = "edf"
-    """Which group goes first. `edf`: the one that goes stale first. `fifo`: the one that ended
-    first."""
-    batch_wait_s: PositiveSeconds = 30.0
-    """Seconds without any group that was started, is live or was closed. After them a batch may be
-    short."""
-    straggler_wait_s: float | None = Field(default=None, ge=0)
-    """Most seconds that a full batch waits for live groups that it would make stale. Absent: it
-    waits for each until its deadline, or until it has taken 1.5 times as long as 90 % of the newest
-    64 groups took at most. 0: it waits for none, and long episodes are trained on less often than
-    short ones."""
+    """Filters that drop groups, in this order: `zero_advantage`, `mean_reward`, or import paths.
+    One with options is a table, as for `advantage`."""
+    select: Choice | None = None
+    """Which samples of a group are trained on: `best_of`, or an import path, as a table with its
+    options: `{ use = "best_of", samples = 8 }`. It chooses before the advantages are computed and
+    before the filters. Absent: all."""
 
 
 class Training(Settings):

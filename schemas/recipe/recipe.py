@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.curation_settings import check_curation, curating_policy
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.secret_references import Options
+from headrace.schemas.recipe.sync_mode import check_sync, with_sync
 from headrace.schemas.recipe.tables import (
     FALSE_IS_NONE,
     Choice,
@@ -216,7 +217,8 @@ class Scheduler(Settings):
 
     live_episodes: Positive | None = None
     """Maximum number of training episodes that run at the same time. Absent: as many as a batch
-    has, `batches.groups` times `tasks.samples`; of several policies, the largest batch counts."""
+    has, without those that it replays: `batches.groups` times `tasks.samples`. Of several policies,
+    the largest batch counts."""
     evaluation_episodes: Positive = 128
     """Maximum number of evaluation episodes that run at the same time, in addition to those."""
     starts_per_s: float | None = Field(default=None, gt=0)
@@ -246,6 +248,11 @@ class Recipe(Settings):
     partitions: Positive = 4
     """Number of partitions of every topic that has several. It can't change once the namespace
     exists."""
+    mode: Literal["async", "sync"] = "async"
+    """`async`: episodes run while the trainer works, so samples may be some versions old. `sync`:
+    the episodes of a batch are generated with the newest version, all are waited for, and then the
+    policy is trained. No token is stale, and engines and trainer work by turns. It sets
+    `max_staleness` and `prefetch` of all policies to 0."""
     reads_from: tuple[str, ...] = ()
     """Other namespaces whose trajectories the records of this one may refer to. A record that
     refers to any other namespace is not used and becomes a dead letter."""
@@ -263,6 +270,11 @@ class Recipe(Settings):
     policies: dict[str, Policy]
     """The policies by name. At least one is required."""
     workers: Workers = Workers()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_what_sync_means(cls, tree: Any) -> Any:
+        return with_sync(tree)
 
     @model_validator(mode="after")
     def _check_names(self) -> Recipe:
@@ -305,6 +317,12 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
+    def _sync_is_kept(self) -> Recipe:
+        if self.mode == "sync":
+            check_sync(self.policies, self.live_episodes, self._episodes_of_a_batch)
+        return self
+
+    @model_validator(mode="after")
     def _curation_fits(self) -> Recipe:
         check_curation(self.tasks, self.policies)
         return self
@@ -324,9 +342,13 @@ class Recipe(Settings):
     @property
     def live_episodes(self) -> int:
         """Maximum number of training episodes that run at the same time."""
-        trained = [one.batches.groups for one in self.policies.values() if one.training is not None]
-        batch = max(trained, default=LIVE_UNTRAINED) * self.tasks.samples
-        return self.scheduler.live_episodes or batch
+        return self.scheduler.live_episodes or self._episodes_of_a_batch
+
+    @property
+    def _episodes_of_a_batch(self) -> int:
+        trained = [one.batches for one in self.policies.values() if one.training is not None]
+        groups = max((batches.fresh_groups for batches in trained), default=LIVE_UNTRAINED)
+        return groups * self.tasks.samples
 
     def canonical(self) -> str:
         """Returns the recipe as canonical JSON: equal recipes have equal texts."""

@@ -12,15 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from headrace.schemas.events import EpisodeStarted, Failure, TaskCancelled, TaskSubmitted
+from headrace.schemas.events import (
+    BatchSample,
+    EpisodeStarted,
+    Failure,
+    TaskCancelled,
+    TaskSubmitted,
+)
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.staleness import Staleness
 from headrace.services.scheduler.policy_room import PolicyRoom
 from headrace.services.tasks.admission import refusal, refused
 from headrace.services.tasks.cancellation import CancelledTasks, TaskId, id_of
@@ -74,12 +79,7 @@ class SchedulerCore:
         self._recipe = recipe
         self._limits = recipe.scheduler
         self._policies = {
-            name: PolicyRoom(
-                policy.batches.groups,
-                policy.batches.max_staleness,
-                policy.batches.prefetch,
-                Staleness(policy.batches.prefetch),
-            )
+            name: PolicyRoom(policy.batches, recipe.tasks.samples * recipe.tasks.max_tokens)
             for name, policy in recipe.policies.items()
             if policy.training is not None
         }
@@ -164,8 +164,8 @@ class SchedulerCore:
         self._started[started.task] = _Started(submitted.samples, submitted.purpose, trains)
         self._lanes[submitted.purpose].live += submitted.samples
         for policy in self._policies.values():
-            if trains and started.task not in policy.decided:
-                policy.open[started.task] = None
+            if trains:
+                policy.start(started.task)
 
     def on_outcome(self, number: int, sample: int) -> None:
         """Takes the end of an episode."""
@@ -174,31 +174,32 @@ class SchedulerCore:
             task.ended.add(sample)
             self._lanes[task.purpose].live -= 1
 
-    def on_group(self, policy: str, number: int, *, oldest: int | None) -> None:
-        """Takes a closed group. `oldest` is the version of its oldest token.
+    def on_group(self, policy: str, number: int, *, oldest: int | None, tokens: int = 0) -> None:
+        """Takes a closed group: the version of its oldest token, and its number of tokens.
 
-        It is -1 if a token is demonstrated, and None if the group is dropped. A dropped group frees
-        its room, and so does a stale one.
+        `oldest` is -1 if a token is demonstrated, and None if the group is dropped. A dropped group
+        frees its room, and so does a stale one.
         """
         known = self._policies.get(policy)
         if known is None:
             return
         if oldest is None:
-            known.open.pop(number, None)
+            known.drop(number)
             if number in self._started:
                 self._started[number].dropped.add(policy)
-        elif number in known.open:
-            known.open[number] = oldest
-            known.free_stale()
+        else:
+            known.close(number, oldest, tokens)
 
-    def on_batch(self, policy: str, version: int, decided: Frontier) -> None:
-        """Takes a batch: its version, and the tasks that are decided by then."""
-        known = self._policies.get(policy)
-        if known is not None and version > known.batch:
-            known.batch = version
-            known.decided = decided
-            known.open = {one: oldest for one, oldest in known.open.items() if one not in decided}
-            known.free_stale()
+    def on_batch(
+        self,
+        policy: str,
+        version: int,
+        decided: Frontier,
+        trained: Iterable[BatchSample] = (),
+    ) -> None:
+        """Takes a batch: its version, the tasks that are decided by then, and its samples."""
+        if policy in self._policies:
+            self._policies[policy].on_batch(version, decided, trained)
 
     def on_policy(self, policy: str, version: int, *, skipped: bool = False) -> None:
         """Takes a published version. `skipped`: it has the weights of the version before it."""
@@ -206,7 +207,7 @@ class SchedulerCore:
         if policy in self._policies:
             self._policies[policy].published = self._published[policy]
             if skipped:
-                self._policies[policy].staleness.skip(version)
+                self._policies[policy].skip(version)
 
     def end(self) -> None:
         """Ends the run: cancels the tasks that wait, and all that will come."""
@@ -265,7 +266,7 @@ class SchedulerCore:
             task = self._started.pop(old)
             self._lanes[task.purpose].live -= task.samples - len(task.ended)
             for policy in self._policies.values():
-                policy.open.pop(old, None)
+                policy.drop(old)
 
     def _dequeue(self, number: int) -> TaskSubmitted:
         lane = next(lane for lane in self._lanes.values() if number in lane.waiting)

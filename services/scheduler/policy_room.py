@@ -1,9 +1,14 @@
 """How many new groups may start for a policy in training.
 
-The room for new groups is
-(newest published - newest batch + max_staleness + 1) * groups per batch - open groups, and 0
-before version 0. A group is open from its start until it is dropped, too stale for the next batch,
-or in a batch's frontier. So filtered and stale groups free their room without a batch.
+The next newest published - newest batch + max_staleness + 1 batches may start to sample now. The
+room is what they need, without what they replay, minus the open groups; it is 0 before version 0.
+A group is open from its start until it is dropped, too stale for the next batch, or in a batch's
+frontier. So filtered and stale groups free their room without a batch.
+
+If batches have a number of tokens, the room is the number of groups that are probably missing. A
+live group counts as much as the newest closed ones do on average, and as the longest that the
+recipe allows while few are known. If no group is live and the closed ones do not fill a batch,
+there is room for one more, so the batch becomes full even if that was wrong.
 
 There is no room either while the trainer has its `prefetch` and two full batches of groups wait.
 More groups would only wait and get stale: with a slow trainer, until all are `max_staleness` old.
@@ -11,46 +16,120 @@ More groups would only wait and get stale: with a slow trainer, until all are `m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable
+from statistics import fmean
 
+from headrace.schemas.events import BatchSample
 from headrace.schemas.frontier import Frontier
+from headrace.schemas.recipe.batch_settings import Batches
+from headrace.schemas.replay_pool import ReplayPool
 from headrace.schemas.staleness import Staleness
 
 ENOUGH_BATCHES = 2
 """So many full batches of waiting groups are enough for a trainer that is busy."""
+KNOWN_SIZES = 64
+"""The mean length of a group is that of the newest closed groups: at most so many, …"""
+ENOUGH_SIZES = 16
+"""… and at least so many. The first ones to close are shorter than the rest."""
 
 
-@dataclass(slots=True)
 class PolicyRoom:
     """The state of a policy in training."""
 
-    groups: int
-    max_staleness: int
-    prefetch: int
-    staleness: Staleness
-    published: int | None = None
-    batch: int = 0
-    decided: Frontier = field(default_factory=Frontier)
-    open: dict[int, int | None] = field(default_factory=dict)
-    """Tasks that were started and are not decided. If the group is closed, with the version of the
-    oldest token, or -1 if one is demonstrated."""
+    def __init__(self, settings: Batches, longest: int) -> None:
+        """`longest` is the largest number of tokens of a group."""
+        self._settings = settings
+        self._longest = longest
+        self._staleness = Staleness(settings.prefetch)
+        self._pool = ReplayPool(settings, self._staleness)
+        self._sizes: deque[int] = deque(maxlen=KNOWN_SIZES)
+        self._batch = 0
+        self._closed: dict[int, tuple[int, int]] = {}
+        """Open tasks whose group is closed, to the version of the oldest token, which is -1 if one
+        is demonstrated, and the number of tokens."""
+        self.published: int | None = None
+        self.decided = Frontier()
+        self.open: set[int] = set()
+        """Tasks that were started and are not decided."""
 
     @property
     def room(self) -> int:
         """How many groups may start now."""
         if self.published is None:
             return 0
-        waiting = sum(oldest is not None for oldest in self.open.values())
-        busy = self.batch - self.published >= self.prefetch
-        if busy and waiting >= ENOUGH_BATCHES * self.groups:
+        busy = self._batch - self.published >= self._settings.prefetch
+        if busy and self._enough():
             return 0
-        ahead = self.published - self.batch + self.max_staleness + 1
-        return ahead * self.groups - len(self.open)
+        ahead = self.published - self._batch + self._settings.max_staleness + 1
+        room = self._pool.fresh_groups(ahead) - len(self.open)
+        return room if self._settings.tokens is None else min(room, self._missing(ahead))
 
-    def free_stale(self) -> None:
+    def start(self, number: int) -> None:
+        """Notes that a task was started."""
+        if number not in self.decided:
+            self.open.add(number)
+
+    def close(self, number: int, oldest: int, tokens: int) -> None:
+        """Notes that an open task's group is closed and may be trained on."""
+        if number in self.open and number not in self._closed:
+            self._closed[number] = (oldest, tokens)
+            self._sizes.append(tokens)
+            self._free_stale()
+
+    def drop(self, number: int) -> None:
+        """Frees the room of a task."""
+        self.open.discard(number)
+        self._closed.pop(number, None)
+
+    def on_batch(self, version: int, decided: Frontier, trained: Iterable[BatchSample]) -> None:
+        """Notes a batch: the tasks that are decided by then, and what it trains on."""
+        if version <= self._batch:
+            return
+        self._batch = version
+        self._pool.on_batch(version, trained)
+        self.decided = decided
+        for number in [one for one in self.open if one in decided]:
+            self.drop(number)
+        self._free_stale()
+
+    def skip(self, version: int) -> None:
+        """Notes that a version has the weights of the one before it."""
+        self._staleness.skip(version)
+
+    def _enough(self) -> bool:
+        """Whether two full batches of groups wait."""
+        if self._settings.tokens is None:
+            return len(self._closed) >= self._pool.fresh_groups(ENOUGH_BATCHES)
+        waiting = sum(tokens for _, tokens in self._closed.values())
+        return waiting >= ENOUGH_BATCHES * self._settings.tokens
+
+    def _missing(self, batches: int) -> int:
+        """How many more groups so many batches of `tokens` tokens probably need."""
+        assert self._settings.tokens is not None
+        if batches <= 0:
+            return 0
+        sizes = [tokens for _, tokens in self._closed.values()]
+        live = len(self.open) - len(sizes)
+        known = len(self._sizes) >= ENOUGH_SIZES
+        size = fmean(self._sizes) if known else float(self._longest)
+        needed = batches * self._settings.tokens - self._replayed(batches)
+        missing = (needed - sum(sizes)) / size - live
+        if live == 0 and self._pool.full_at(sizes) is None:
+            return max(1, int(missing) + 1)
+        # A batch ends in the middle of a group, not before it.
+        return int(missing) + 1 if missing > 0 else 0
+
+    def _replayed(self, batches: int) -> float:
+        """How many tokens so many batches replay, if only the first of them may lack some."""
+        if self._settings.replay is None or self._settings.tokens is None:
+            return 0.0
+        usual = self._settings.replay.share * self._settings.tokens
+        found = sum(group.tokens for group in self._pool.candidates())
+        return (batches - 1) * usual + min(usual, found)
+
+    def _free_stale(self) -> None:
         """Frees the room of closed groups that no batch can train any more."""
-        for number, oldest in list(self.open.items()):
-            if oldest is None:
-                continue
-            if self.staleness.behind(oldest, self.batch) > self.max_staleness:
-                del self.open[number]
+        for number, (oldest, _) in list(self._closed.items()):
+            if self._staleness.behind(oldest, self._batch) > self._settings.max_staleness:
+                self.drop(number)

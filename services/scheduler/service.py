@@ -95,7 +95,7 @@ class SchedulerShard:
             else:
                 self._early.append(event)
         elif isinstance(event, BatchAssembled):
-            self._core.on_batch(event.policy, event.version, event.frontier())
+            self._core.on_batch(event.policy, event.version, event.frontier(), event.samples)
             for number in list(self._releases):
                 self._release(number)
         elif isinstance(event, TaskCancelled):
@@ -132,7 +132,8 @@ class SchedulerShard:
         if isinstance(event, EpisodeEnded):
             self._core.on_outcome(event.task, event.sample)
         else:
-            self._core.on_group(event.policy, event.task, oldest=_oldest(event))
+            tokens = sum(sample.tokens for sample in event.samples)
+            self._core.on_group(event.policy, event.task, oldest=_oldest(event), tokens=tokens)
         self._release(event.task)
 
     async def _on_task(self, delivery: Delivery[TaskSubmitted]) -> None:

@@ -170,35 +170,47 @@ class Loop:
         self.result.closed_s = self._now
         oldest = self._oldest.pop(task)
         kept = self._random.random() < self._world.kept and bool(oldest)
-        group = _group(task, oldest, kept, self._now, self._now - self._began.pop(task))
+        seconds = self._now - self._began.pop(task)
+        group = _group(task, oldest, self._lengths[task], kept, self._now, seconds)
+        self.result.closes.append(self._now)
         if kept:
             self.result.generated += [self._lengths[task][sample] for sample in oldest]
         self._assembler.on_group(group, next(self._offsets))
-        self._core.on_group(POLICY, task, oldest=min(oldest.values()) if kept else None)
+        tokens = sum(one.tokens for one in group.samples)
+        first = min(oldest.values()) if kept else None
+        self._core.on_group(POLICY, task, oldest=first, tokens=tokens)
 
     def _assemble(self) -> None:
         while (batch := self._assembler.next_batch(self._now)) is not None:
             self._assembler.on_batch(batch)
-            self._core.on_batch(POLICY, batch.version, batch.frontier())
+            self._core.on_batch(POLICY, batch.version, batch.frontier(), batch.samples)
             self._note(batch)
             self._queue.append(batch.version)
             self._train()
 
     def _note(self, batch: BatchAssembled) -> None:
         self.result.decided_s = self._now
-        decided = {sample.task for sample in batch.samples}
+        fresh = [sample for sample in batch.samples if sample.use == 0]
+        decided = {sample.task for sample in fresh}
+        replayed = {sample.task for sample in batch.samples if sample.use > 0}
         if not self._world.hung:
-            self.result.parts += len(batch.samples) < len(decided) * self._samples
-        self.result.trained += [self._lengths[one.task][one.sample] for one in batch.samples]
+            groups = len(decided) + len(replayed)
+            self.result.parts += len(batch.samples) < groups * self._samples
+        self.result.trained += [self._lengths[one.task][one.sample] for one in fresh]
+        self.result.made.append((self._now, self._published))
         if self._submitted < self._world.tasks:
-            self.result.batches.append(len(decided))
+            self.result.batches.append(len(decided) + len(replayed))
+            self.result.replayed.append(len(replayed))
+            self.result.tokens.append(batch.sampled_tokens)
             self.result.seconds = self._now - BEGAN_S
             for sample in batch.samples:
-                self.result.staleness.append(batch.version - 1 - sample.oldest_version)
+                behind = batch.version - 1 - sample.oldest_version
+                (self.result.ages if sample.use else self.result.staleness).append(behind)
+                self.result.uses[sample.task, sample.sample] = sample.use + 1
             stale = [drop.task for drop in batch.dropped if drop.reason == "stale"]
             self.result.stale += len(stale) * self._samples
             self.result.stale_long += len(self._long.intersection(stale)) * self._samples
-            self.result.trained_long += sum(one.task in self._long for one in batch.samples)
+            self.result.trained_long += sum(one.task in self._long for one in fresh)
         self._decided |= decided | {drop.task for drop in batch.dropped}
 
     def _train(self) -> None:
@@ -240,8 +252,14 @@ def changed(recipe: Recipe, **batches: float) -> Recipe:
 
 
 def _group(
-    task: int, oldest: Mapping[int, int], kept: bool, now_s: float, seconds: float
+    task: int,
+    oldest: Mapping[int, int],
+    lengths: Mapping[int, float],
+    kept: bool,
+    now_s: float,
+    seconds: float,
 ) -> GroupClosed:
+    """A closed group. A second of an episode is a token, so the longest episodes have the most."""
     ended = int(now_s * 1000)
     if not kept:
         return GroupClosed(
@@ -251,7 +269,8 @@ def _group(
     samples = tuple(
         GroupSample(
             sample=sample, trajectory=Ref(topic="t", partition=0, offset=0, digest=bytes(16)),
-            reward=1.0, advantages=pack_f32([1.0]), tokens=1, longest=1, oldest_version=version,
+            reward=1.0, advantages=pack_f32([1.0]), tokens=max(1, round(lengths[sample])),
+            longest=1, oldest_version=version,
         )
         for sample, version in oldest.items()
     )  # fmt: skip

@@ -45,6 +45,18 @@ class LoopResult:
 
     batches: list[int] = field(default_factory=list)
     """Groups in each batch that was made before the tasks were exhausted."""
+    replayed: list[int] = field(default_factory=list)
+    """Those of them that an earlier batch was trained on."""
+    tokens: list[int] = field(default_factory=list)
+    """Trainable tokens in each of these batches: seconds, rounded."""
+    uses: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Task and sample to the number of batches that trained on it."""
+    ages: list[int] = field(default_factory=list)
+    """Of each replayed sample: how many versions its oldest token was behind."""
+    closes: list[float] = field(default_factory=list)
+    """When each group was closed."""
+    made: list[tuple[float, int]] = field(default_factory=list)
+    """When each batch was made, and the newest published version then."""
     stale: int = 0
     """Samples that were kept by the filter and dropped as stale."""
     stale_long: int = 0
@@ -55,7 +67,7 @@ class LoopResult:
     trained: list[float] = field(default_factory=list)
     """Lengths of those of them that were trained on, also after the tasks were exhausted."""
     staleness: list[int] = field(default_factory=list)
-    """Of each trained sample: how many versions its oldest token was behind."""
+    """Of each sample of a batch that is fresh: how many versions its oldest token was behind."""
     seconds: float = 0.0
     """Until the tasks were exhausted."""
     parts: int = 0

@@ -119,7 +119,7 @@ def losses(deliveries: Iterable[Delivery[Event]]) -> tuple[list[str], list[str]]
     # Every record, not only the first of an id: none of a fenced writer may be doubled.
     batches = [*facts.all(BatchAssembled), *facts.again[BatchAssembled]]
     for batch in (one.event for one in batches):
-        for sample in batch.samples:
+        for sample in (one for one in batch.samples if one.use == 0):
             key = (batch.policy, sample.task, sample.sample)
             decided[key] = decided.get(key, 0) + 1
         for drop in batch.dropped:

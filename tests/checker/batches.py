@@ -1,4 +1,7 @@
-"""I3 and I5 for batches: what each decides, what it leaves out and why, and its frontier."""
+"""I3 and I5 for batches: what each decides, what it leaves out and why, and its frontier.
+
+Replayed samples are judged in `replays.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.event_log import Delivery
 from tests.checker.facts import Facts, Violations
+from tests.checker.replays import Replays
 from tests.checker.staleness import behind
 from tests.checker.trajectories import use_of
 
@@ -45,6 +49,7 @@ def _batches(facts: Facts, recipe: Recipe, policy: str, *, settled: bool) -> Vio
     }
     staleness = partial(behind, prefetch=settings.prefetch, skipped=skipped)
     groups = _Groups(facts, policy)
+    replays = Replays(settings, skipped)
     frontier = Frontier()
     batches = [event for event in facts.events(BatchAssembled) if event.policy == policy]
     for number, batch in enumerate(batches, 1):
@@ -54,7 +59,8 @@ def _batches(facts: Facts, recipe: Recipe, policy: str, *, settled: bool) -> Vio
         if batch.recipe != recipe.digest:
             yield f"I3: {name} is of another recipe"
         after = batch.frontier()
-        deciding = {one.task for one in batch.samples} | {one.task for one in batch.dropped}
+        fresh = {one.task for one in batch.samples if one.use == 0}
+        deciding = fresh | {one.task for one in batch.dropped}
         if again := sorted(task for task in deciding if task in frontier):
             yield f"I3: {name} decides {again}, which an earlier batch decided"
         for task in deciding:
@@ -65,6 +71,7 @@ def _batches(facts: Facts, recipe: Recipe, policy: str, *, settled: bool) -> Vio
         yield from groups.read(batch, deciding, frontier, name)
         yield from _content(facts, batch, name, settings.max_staleness, staleness)
         yield from _sums(facts, batch, deciding, settings.groups, name)
+        yield from replays.on_batch(batch, name)
     if settled and recipe.policies[policy].training is not None:
         for ended in facts.events(TaskEnded):
             # One to evaluate is decided by the batch after it, if there is another.
@@ -121,14 +128,14 @@ def _content(
     What the policy sampled of a group is trained whole or dropped whole.
     """
     held: dict[int, list[int]] = defaultdict(list)
-    for sample in batch.samples:
+    for sample in (one for one in batch.samples if one.use == 0):
         held[sample.task].append(sample.sample)
         yield from _sample(facts, batch, sample, f"{name}: {sample.task}/{sample.sample}")
         old = _behind(facts, batch, sample.task, sample.sample, staleness)
         if old is not None and old > max_staleness:
             yield f"I5: {name}: {sample.task}/{sample.sample} is {old} versions behind"
     whole = set()
-    sampled = {sample.task for sample in batch.samples if sample.oldest_version >= 0}
+    sampled = {one.task for one in batch.samples if one.oldest_version >= 0 and one.use == 0}
     for drop in batch.dropped:
         yield from _dropped(facts, batch, drop, max_staleness, name, staleness)
         if drop.task in sampled:
@@ -154,8 +161,8 @@ def _sample(facts: Facts, batch: BatchAssembled, sample: BatchSample, name: str)
         yield f"I3: {name} is not that of its group"
     elif sample.model_dump(include=_SHARED) != one.model_dump(include=_SHARED):
         yield f"I3: {name} differs from its group's"
-    if sample.use != 0:
-        yield f"I3: {name} is a replay, and none is known here"
+    if sample.weight != 1.0:
+        yield f"I3: {name} is fresh, and weighs {sample.weight}"
 
 
 _SHARED = {"advantages", "tokens", "longest", "oldest_version"}

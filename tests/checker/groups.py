@@ -20,6 +20,7 @@ from headrace.schemas.recipe.tables import use_and_options
 from headrace.stream_jobs.advantages import TurnAdvantage
 from headrace.stream_jobs.groups import OVERLONG
 from headrace.stream_jobs.load_advantage import load_advantage
+from headrace.stream_jobs.selection import NOT_SELECTED
 from tests.checker.facts import Facts, Violations
 from tests.checker.trajectories import use_of
 
@@ -47,11 +48,14 @@ def check(facts: Facts, recipe: Recipe, *, settled: bool) -> Violations:
                 found = f"for reason {group.reason!r}, with {len(group.samples)}"
                 yield f"I3: {name} is dropped {found}"
         else:
-            yield from _scored(facts, group, task_ended, name)
+            selects = training[group.policy].groups.select is not None
+            yield from _scored(facts, group, task_ended, selects, name)
             yield from _advantages(group, training[group.policy], task_ended, name)
 
 
-def _scored(facts: Facts, group: GroupClosed, ended: TaskEnded, name: str) -> Violations:
+def _scored(
+    facts: Facts, group: GroupClosed, ended: TaskEnded, selects: bool, name: str
+) -> Violations:
     if ended.purpose == "evaluate" or ended.closed_by != "all":
         yield f"I3: {name} would train on a task that is {ended.purpose}, {ended.closed_by}"
     outcomes = {outcome.sample: outcome for outcome in ended.outcomes}
@@ -59,7 +63,8 @@ def _scored(facts: Facts, group: GroupClosed, ended: TaskEnded, name: str) -> Vi
     excluded = [sample.sample for sample in group.excluded]
     if sorted(samples + excluded) != sorted(outcomes):
         yield f"I3: {name} has samples {samples}, leaves out {excluded}, of {sorted(outcomes)}"
-    if len(samples) < ended.minimum:
+    left = sum(one.reason == NOT_SELECTED for one in group.excluded)
+    if len(samples) + left < ended.minimum:
         yield f"I3: {name} has {len(samples)} samples, fewer than {ended.minimum}"
     for sample in group.samples:
         yield from _sample(facts, group, sample, outcomes.get(sample.sample), name)
@@ -72,6 +77,7 @@ def _scored(facts: Facts, group: GroupClosed, ended: TaskEnded, name: str) -> Vi
         if exclusion.reason == OVERLONG and not (outcome is not None and outcome.masked):
             yield f"I3: {name} leaves out {exclusion.sample} as overlong, and it is not masked"
         known = known or exclusion.reason == OVERLONG
+        known = known or (exclusion.reason == NOT_SELECTED and selects)
         # Beside a demonstration a filter leaves out what was sampled, not the whole group.
         filtered = any(sample.oldest_version < 0 for sample in group.samples)
         if counts and not (known or filtered):
@@ -112,7 +118,11 @@ def _advantages(group: GroupClosed, policy: Policy, ended: TaskEnded, name: str)
     for outcome in ended.outcomes:
         if outcome.sample in out and outcome.reward is not None and outcome.failure is None:
             known.setdefault(outcome.sample, outcome.reward)
-    order = sorted(known)
+    everything = [known[sample] for sample in sorted(known)]
+    unselected = {one.sample for one in group.excluded if one.reason == NOT_SELECTED}
+    if _compares_all(policy):
+        unselected = set()
+    order = sorted(known.keys() - unselected)
     rewards = [known[sample] for sample in order]
     estimator, _ = use_and_options(policy.groups.advantage)
     if group.estimator != estimator:
@@ -130,8 +140,15 @@ def _advantages(group: GroupClosed, policy: Policy, ended: TaskEnded, name: str)
         if sample.oldest_version < 0 and sample.advantages != pack_f32([1.0]):
             yield f"I3: {name}: sample {sample.sample} was demonstrated, its advantage isn't 1"
     stated = nan if group.mean is None else group.mean
-    if (rewards and not isclose(stated, fmean(rewards))) or (not rewards and not isnan(stated)):
-        yield f"I3: {name} states the mean {group.mean} of rewards {rewards}"
+    mean = fmean(everything) if everything else nan
+    if not isclose(stated, mean) and not (isnan(stated) and isnan(mean)):
+        yield f"I3: {name} states the mean {group.mean} of rewards {everything}"
+
+
+def _compares_all(policy: Policy) -> bool:
+    """Whether advantages follow from all rewards, those of unselected samples included."""
+    choice = policy.groups.select
+    return choice is not None and use_and_options(choice)[1].get("advantages") == "all"
 
 
 def _turn_rewards(ended: TaskEnded, group: GroupClosed, sample: int) -> list[float]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from headrace.schemas.recipe.recipe import Recipe
 from tests.memory.memory_faults import Faults
 from tests.simulation.blobs import BlobFaults
+from tests.simulation.data_algorithms import DATA, with_data
 from tests.simulation.teaching import TEACHER, with_teacher
 from tests.simulation.world import LETTERS, TURNS
 
@@ -138,6 +139,8 @@ def draw(seed: int) -> Scenario:
         _add_limits(scenario, later)
     if Random(f"teacher {seed}").random() < 0.15:
         scenario.recipe = with_teacher(scenario.recipe)
+    if (data := Random(f"data {seed}")).random() < 0.3:
+        scenario.recipe = with_data(scenario.recipe, data)
     if not quiet:
         scenario.timing = timing
         _add_faults(scenario, chance)
@@ -148,7 +151,7 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
     """A scenario of a seed with no faults but these kinds of ACTS, MISBEHAVIOUR and WIRE.
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
-    SLOW, DEBATE, CUT, TEACHER and DEMONSTRATIONS are what they are in a swarm's seed.
+    SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS and DATA are what they are in a swarm's seed.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
@@ -165,6 +168,8 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
         _add_limits(scenario, chance)
     if TEACHER in kinds:
         scenario.recipe = with_teacher(scenario.recipe)
+    if drawn := [kind for kind in DATA if kind in kinds]:
+        scenario.recipe = with_data(scenario.recipe, chance, drawn)
     return scenario
 
 
@@ -261,7 +266,7 @@ LIMITS: dict[str, tuple[Any, ...]] = {
     "headrace.services.log.log_reader:TAIL": (2, 64),
     "headrace.services.scheduler.service:STARTS_A_TRANSACTION": (1, 512),
     "headrace.services.scheduler.service:QUEUE_HIGH": (2, 10_000),
-    "headrace.stream_jobs.batches:BATCH_BYTES": (700, 500_000),
+    "headrace.stream_jobs.waiting_groups:BATCH_BYTES": (700, 500_000),
     "headrace.stream_jobs.measure_items:MAX_CHANGED": (1, 1_024),
 }
 """Module constants and what they may be: small enough to be reached, or as they are."""

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.stream_jobs import batches, live_groups
+from headrace.stream_jobs import batches, live_groups, waiting_groups
 from tests.bench import closed_loop
 from tests.bench.closed_loop import POLICY, Loop, changed
 from tests.bench.loop_world import World
@@ -84,29 +84,34 @@ def test_batches_are_full_and_every_task_is_decided() -> None:
 
 MUTANTS = {
     "a batch is short while groups are live": (
+        batches,
         "if live or now_s < self._changed_s",
         "if now_s < self._changed_s",
     ),
     "closed groups stay live": (
+        batches,
         "        self._live.close(group.task, group.seconds if group.mean is not None else 0.0)\n",
         "",
     ),
     "groups are short of stale samples": (
+        waiting_groups,
         "fresh = tuple(sample for sample in group.samples if sample.oldest_version < 0)",
-        "fresh = tuple(one for one in group.samples if self._slack(one.oldest_version) >= 0)",
+        "fresh = tuple(s for s in group.samples if self.slack(s.oldest_version, newest) >= 0)",
     ),
 }
-"""Rules of the loop, each with a text of the code and what takes its place without the rule."""
+"""Rules of the loop: the module, a text of its code and what replaces it without the rule."""
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_loop_without_a_rule_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = MUTANTS[name]
-    source = Path(batches.__file__).read_text()
+    module, old, new = MUTANTS[name]
+    assert module.__file__ is not None
+    source = Path(module.__file__).read_text()
     assert source.count(old) == 1
-    mutant: dict[str, Any] = {"__name__": batches.__name__}
-    exec(compile(source.replace(old, new), batches.__file__, "exec"), mutant)
-    monkeypatch.setattr(closed_loop, "BatchAssembler", mutant["BatchAssembler"])
+    mutant: dict[str, Any] = {"__name__": module.__name__}
+    exec(compile(source.replace(old, new), module.__file__, "exec"), mutant)
+    for user, name in ((closed_loop, "BatchAssembler"), (batches, "WaitingGroups")):
+        monkeypatch.setattr(user, name, mutant.get(name, getattr(user, name)))
     with pytest.raises(AssertionError, match="Recipe"):
         check(*range(SEEDS))
 

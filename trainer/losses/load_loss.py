@@ -83,6 +83,7 @@ def _example(state: Any) -> MicroBatch:
         turns=second,
         versions=1 - first,
         staleness=first,
+        uses=1 - first,
         teacher=torch.full_like(advantages, -0.9),
         state=state,
     )

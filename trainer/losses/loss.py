@@ -54,6 +54,8 @@ class MicroBatch:
     """[N] int64: the policy version that sampled the token."""
     staleness: Tensor
     """[N] int64: how many versions the token is behind the newest one before the batch."""
+    uses: Tensor
+    """[N] int64: in how many earlier batches the token's sample was. 0 means fresh."""
     reference: Tensor | None = None
     """Logprobs by version 0; None unless the recipe has a `kl_coefficient`."""
     teacher: Tensor | None = None

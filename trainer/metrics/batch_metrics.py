@@ -37,7 +37,7 @@ class TrainedEpisode:
 def trained_episodes(
     batch: BatchAssembled, events: Sequence[Event], trained: Collection[int]
 ) -> list[TrainedEpisode]:
-    """Returns the batch's episodes that have a reward and that the policy sampled.
+    """Returns the batch's fresh episodes that have a reward and that the policy sampled.
 
     `events` are the trajectories of its samples. `trained` are the indices of the samples that the
     trainer did not drop.
@@ -45,7 +45,7 @@ def trained_episodes(
     return [
         TrainedEpisode(sample.task, event.reward, sample.tokens, was_cut(event, batch.policy))
         for index, (sample, event) in enumerate(zip(batch.samples, events, strict=True))
-        if index in trained and sample.oldest_version >= 0
+        if index in trained and sample.oldest_version >= 0 and sample.use == 0
         if isinstance(event, TrajectoryRecorded) and event.reward is not None
     ]
 
@@ -118,20 +118,26 @@ def staleness(batch: BatchAssembled, updates: Sequence[UpdateBatch]) -> dict[str
     """Returns how many versions the sampled tokens are behind version n - 1.
 
     n is the version that the batch trains. `staleness_mean` and `staleness_max` are over tokens,
-    and `staleness_oldest` is the mean over samples of their oldest token. Nothing is returned if
-    the batch has no sampled tokens.
+    and `staleness_oldest` is the mean over samples of their oldest token. All three are of fresh
+    samples. `staleness_replayed` is the mean over replayed samples of their oldest token, and
+    `replayed` the share of replayed samples. A metric is absent if there are no such tokens.
     """
-    behind: dict[int, list[Ints]] = {}
+    behind: dict[bool, dict[int, list[Ints]]] = {False: {}, True: {}}
     for one in (one for update in updates for one in update.sequences):
         versions = one.versions[one.versions >= 0]
         if len(versions):
-            behind.setdefault(one.sample, []).append(batch.version - 1 - versions)
-    if not behind:
-        return {}
-    by_sample = [np.concatenate(parts) for parts in behind.values()]
-    tokens = np.concatenate(by_sample)
-    return {
-        "staleness_mean": float(tokens.mean()),
-        "staleness_max": float(tokens.max()),
-        "staleness_oldest": float(np.mean([one.max() for one in by_sample])),
-    }
+            found = behind[one.use > 0].setdefault(one.sample, [])
+            found.append(batch.version - 1 - versions)
+    fresh, replayed = (
+        [np.concatenate(parts) for parts in behind[again].values()] for again in (False, True)
+    )
+    metrics: dict[str, float] = {}
+    if fresh:
+        tokens = np.concatenate(fresh)
+        metrics["staleness_mean"] = float(tokens.mean())
+        metrics["staleness_max"] = float(tokens.max())
+        metrics["staleness_oldest"] = float(np.mean([one.max() for one in fresh]))
+    if replayed:
+        metrics["staleness_replayed"] = float(np.mean([one.max() for one in replayed]))
+        metrics["replayed"] = len(replayed) / (len(fresh) + len(replayed))
+    return metrics

@@ -8,6 +8,8 @@ from torch import Tensor
 from headrace.trainer.losses.loss import Loss, MicroBatch
 from headrace.trainer.losses.objective import Objective
 
+EFFECTIVE_SAMPLE_SIZES = ("effective_sample_size", "effective_sample_size_replayed")
+"""The metrics of the tokens of fresh samples, and of replayed ones."""
 MAX_LAG = 20.0
 """Importance weights above exp(20) are taken for exp(20) in metrics, so that sums stay finite."""
 
@@ -32,7 +34,10 @@ class Totals:
         self._sums: dict[str, Tensor] = {}
         self.known: dict[str, float] = {}
         """Metrics that are known before the first update: those of the critic's estimates."""
-        self._squares = torch.zeros((), dtype=torch.float64)
+        self._weights = {
+            name: torch.zeros(3, dtype=torch.float64) for name in EFFECTIVE_SAMPLE_SIZES
+        }
+        """Number, sum and sum of squares of the importance weights before they are truncated."""
         self._importance_max = torch.zeros(())
         self._engine_gaps: list[Tensor] = []
         """By micro-batch: trainer's minus engine's logprobs of the tokens of staleness 0."""
@@ -57,7 +62,6 @@ class Totals:
             "clip_low_fraction": (clipped & below).sum(),
             "clip_high_fraction": (clipped & ~below).sum(),
             "importance_mean": weights.sum(),
-            "effective_sample_size": raw.sum(),
         }
         if objective.divergence is not None:
             sums["reference_kl"] = objective.divergence.sum()
@@ -67,7 +71,11 @@ class Totals:
             sums["importance_truncated"] = (raw > self._cap).sum()
         for name, value in sums.items():
             self._sums[name] = self._sums.get(name, 0) + value.cpu()
-        self._squares = self._squares + raw.square().sum().cpu()
+        kinds = (batch.uses == 0, batch.uses > 0)
+        for name, chosen in zip(EFFECTIVE_SAMPLE_SIZES, kinds, strict=True):
+            part = raw[chosen]
+            sums_of = (torch.tensor(len(part)), part.sum().cpu(), part.square().sum().cpu())
+            self._weights[name] = self._weights[name] + torch.stack(sums_of)
         self._importance_max = torch.maximum(self._importance_max, weights.max().float().cpu())
         self._engine_gaps.append(lag[batch.staleness == 0].cpu())
         self._loss = self._loss + objective.value.cpu()
@@ -115,8 +123,9 @@ class Totals:
         `critic_grad_norm`. The others are means over sampled tokens (`kl`, `reference_kl`,
         `teacher_kl` and `entropy` in nats), but `cross_entropy`, in nats, is a mean over
         demonstrated tokens, and `effective_sample_size` is (sum of w)^2 / (N * sum of w^2) with the
-        importance weights w before they are truncated. `teacher_kl` is an estimate of the
-        divergence of the policy that sampled from its teacher. Means over tokens are absent if
+        importance weights w of the N tokens of fresh samples, before they are truncated;
+        `effective_sample_size_replayed` is that of replayed samples. `teacher_kl` is an estimate of
+        the divergence of the policy that sampled from its teacher. Means over tokens are absent if
         there are no such tokens.
         """
         metrics = {
@@ -132,8 +141,9 @@ class Totals:
         if self._rate is not None:
             metrics["learning_rate"] = self._rate
         if self._sampled:
-            mean, squares = metrics["effective_sample_size"], float(self._squares) / self._sampled
-            metrics["effective_sample_size"] = mean * mean / squares if squares else 0.0
+            for name, (count, total, squares) in self._weights.items():
+                if count:
+                    metrics[name] = float(total * total / (count * squares)) if squares else 0.0
             metrics |= self._engine_metrics() | {"masked_updates": float(self._masked)}
         if self._demonstrated:
             metrics["demonstrated_tokens"] = float(self._demonstrated)

@@ -35,6 +35,7 @@ from headrace.services.tasks.data_sets import BUILTIN as DATA_SETS
 from headrace.services.tasks.task_maker import Item
 from headrace.stream_jobs.filters import FILTERS
 from headrace.stream_jobs.load_advantage import ADVANTAGES
+from headrace.stream_jobs.selection import SELECTIONS
 from headrace.trainer.losses.load_loss import LOSSES
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "recipe.md"
@@ -149,6 +150,7 @@ def _choices() -> Iterator[str]:
         ("Curators", "tasks.curators", CURATORS),
         ("Advantages", "policies.NAME.groups.advantage", ADVANTAGES),
         ("Filters", "policies.NAME.groups.filters", FILTERS),
+        ("Selections", "policies.NAME.groups.select", SELECTIONS),
         ("Losses", "policies.NAME.training.loss", LOSSES),
     ):
         yield f"## {title}\n"

@@ -67,8 +67,8 @@ class Rebuilder:
 
 
 def decided_by(batch: BatchAssembled) -> set[int]:
-    """Returns the tasks that a batch decides: it trains on a sample of each, or drops it."""
-    return {one.task for one in batch.samples} | {one.task for one in batch.dropped}
+    """Returns the tasks that a batch decides: it trains on a fresh sample of each, or drops it."""
+    return {one.task for one in batch.samples if one.use == 0} | {one.task for one in batch.dropped}
 
 
 def as_published(policy: str, version: int) -> PolicyPublished:

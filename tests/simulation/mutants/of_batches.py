@@ -3,6 +3,7 @@
 from tests.simulation.mutants.mutant import Mutant
 
 CORE = "stream_jobs/batches.py"
+WAITING = "stream_jobs/waiting_groups.py"
 JOB = "stream_jobs/assemble_batches.py"
 GROUPS = "stream_jobs/groups.py"
 
@@ -40,7 +41,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="advantages_without_the_stale",
         sentence="Advantages are computed once over the whole group.",
         file=GROUPS,
-        old="advantages = self._advantages(ended.task, sampled)",
+        old="advantages = self._advantages(ended.task, sampled, kept)",
         new="advantages = self._advantages(ended.task, sampled[:1] * len(sampled))",
         caught_by=("other advantages",),
         faults=(),
@@ -85,7 +86,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="groups_read_beyond_the_open",
         sentence="groups_read is the offset of the oldest open group.",
         file=CORE,
-        old="groups_read=min(still_open, default=self._next_offset)",
+        old="groups_read=self._waiting.groups_read(self._next_offset, frontier)",
         new="groups_read=self._next_offset",
         caught_by=("I3: ",),
         faults=(),
@@ -111,7 +112,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
     Mutant(
         name="staleness_bound_too_wide",
         sentence="Samples more than max_staleness behind n - 1 are dropped.",
-        file=CORE,
+        file=WAITING,
         old="        elif slack < 0:\n",
         new="        elif slack < -1:\n",
         caught_by=("versions behind",),
@@ -120,7 +121,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
     Mutant(
         name="staleness_bound_too_narrow",
         sentence="Samples that are max_staleness behind n - 1 are trained on.",
-        file=CORE,
+        file=WAITING,
         old="        elif slack < 0:\n",
         new="        elif slack < 1:\n",
         caught_by=("is dropped as stale",),
@@ -129,17 +130,17 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
     Mutant(
         name="stale_samples_cut_out_of_their_group",
         sentence="What the policy sampled of a group is trained whole or dropped whole.",
-        file=CORE,
+        file=WAITING,
         old="fresh = tuple(sample for sample in group.samples if sample.oldest_version < 0)",
-        new="fresh = tuple(one for one in group.samples if self._slack(one.oldest_version) >= 0)",
+        new="fresh = tuple(s for s in group.samples if self.slack(s.oldest_version, newest) >= 0)",
         caught_by=("is trained in part", "it holds"),
         faults=(),
     ),
     Mutant(
         name="staleness_judged_once",
         sentence="Staleness is that of the batch which trains a sample.",
-        file=CORE,
-        old="            task: self._judge(waiting.group, waiting.offset)\n",
+        file=WAITING,
+        old="            task: self._judge(waiting.group, waiting.offset, newest)\n",
         new="            task: waiting\n",
         caught_by=("versions behind",),
         faults=(),
@@ -148,8 +149,8 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="dropped_groups_left_open",
         sentence="A batch decides dropped groups too, so that they give their room back.",
         file=CORE,
-        old="return self._assemble(chosen, list(_fitting(unfit, room)))",
-        new="return self._assemble(chosen, [])",
+        old="        unfit = list(fitting(self._waiting.unfit(), taken))\n",
+        new="        unfit = list[WaitingGroup]()\n",
         caught_by=("I3: ", "I8: "),
         faults=(),
     ),
@@ -175,8 +176,8 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="last_batch_unread",
         sentence="A new assembler reads its predecessor's last batch before it decides.",
         file=JOB,
-        old="        if last is not None:\n            assembler.on_batch(last)\n",
-        new="",
+        old="            assembler.on_batch(batch)\n        logger",
+        new="            pass\n        logger",
         caught_by=("I3: ", "I5: ", "I8: "),
         faults=("kill", "assemble-batches"),
     ),
@@ -203,11 +204,11 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         sentence="One record is both batch and frontier: neither is there without the other.",
         file=JOB,
         old="""\
-            assembler.on_batch(last)
+            assembler.on_batch(batch)
         logger""",
         new="""\
             loop = asyncio.get_running_loop()
-            assembler.on_batch(last.model_copy(update=getattr(loop, "frontier_apart", {})))
+            assembler.on_batch(batch.model_copy(update=getattr(loop, "frontier_apart", {})))
         original = assembler.on_batch
 
         def on_batch(batch: BatchAssembled) -> None:

@@ -170,7 +170,7 @@ BATCHES: list[Case] = [
     (lambda log: log.change(BatchAssembled, samples=(), dropped=(STALE,)), "0 versions behind"),
     (lambda log: sample_changed(log, sample=5), "task 0 has samples [0, 1], it holds [0, 5]"),
     (lambda log: sample_changed(log, tokens=7), "differs from its group's"),
-    (lambda log: sample_changed(log, use=1), "is a replay"),
+    (lambda log: sample_changed(log, use=1), "the recipe has no replay"),
     (lambda log: log.without(BatchAssembled), "no batch of default decides it"),
 ]
 

@@ -24,7 +24,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.stream_jobs import batches, live_groups
+from headrace.stream_jobs import live_groups, waiting_groups
 from headrace.stream_jobs.batches import BatchAssembler
 
 ENDED_S = 1_000.0
@@ -432,7 +432,7 @@ def test_of_two_groups_of_one_task_the_first_counts_and_a_decided_task_is_ignore
 
 
 def test_a_batch_stays_below_the_largest_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "BATCH_BYTES", 280)
+    monkeypatch.setattr(waiting_groups, "BATCH_BYTES", 280)
     assembler = an_assembler(groups=3, prefetch=9)
     assembler.on_policy(a_publication(0))
     assembler.on_group(a_group(0, 0), 0)

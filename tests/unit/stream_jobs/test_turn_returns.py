@@ -135,7 +135,7 @@ def test_a_filter_sees_the_advantage_of_each_samples_most_telling_turn() -> None
 
 
 def test_a_wrong_number_of_turns_is_named() -> None:
-    with pytest.raises(HeadraceError, match="gave 3 values for the 2 turns of task 7 sample 0"):
+    with pytest.raises(HeadraceError, match="gave 3 values for the 2 turns of reward 0 of task 7"):
         close(a_task([played(0, [0.0, 1.0])]), advantage=f"{HERE}:Wrong")
 
 

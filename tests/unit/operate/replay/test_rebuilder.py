@@ -14,7 +14,7 @@ from headrace.services.operate.replay.rebuilder import Rebuilder
 from headrace.services.operate.replay.recording import change_recorded
 from headrace.services.operate.replay.replay_episodes import CHANGEABLE as OF_EPISODES
 from headrace.services.operate.replay.replay_trajectories import CHANGEABLE as OF_TRAJECTORIES
-from headrace.stream_jobs import batches
+from headrace.stream_jobs import waiting_groups
 from headrace.stream_jobs.batches import BatchAssembler
 from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
 
@@ -101,12 +101,12 @@ def test_every_batch_is_made_again(
 @settings(max_examples=100, deadline=None)
 @given(history=a_history())
 def test_also_where_a_record_is_full(history: tuple[list[GroupClosed], list[str]]) -> None:
-    whole, batches.BATCH_BYTES = batches.BATCH_BYTES, 700
+    whole, waiting_groups.BATCH_BYTES = waiting_groups.BATCH_BYTES, 700
     try:
         log, made = record(*history)
         assert verdicts(log, made) == ["same"] * len(made)
     finally:
-        batches.BATCH_BYTES = whole
+        waiting_groups.BATCH_BYTES = whole
 
 
 def test_a_batch_that_is_another_differs_and_the_next_is_judged_by_itself() -> None:

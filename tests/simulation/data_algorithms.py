@@ -1,0 +1,45 @@
+"""What a seed draws of data algorithms: replay, batches by tokens, selections, synchronous runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from random import Random
+from typing import Any
+
+from headrace.schemas.recipe.recipe import Recipe
+
+REPLAY, TOKENS, BEST_OF, SYNC = "replay", "tokens", "best_of", "sync"
+DATA = (REPLAY, TOKENS, BEST_OF, SYNC)
+"""No misbehaviour, and no excuse: what is asked of batch assembly."""
+
+
+def with_data(recipe: Recipe, chance: Random, kinds: Collection[str] = ()) -> Recipe:
+    """The recipe with these kinds of DATA, or if there are none, with some."""
+    kinds = kinds or {kind for kind in DATA if chance.random() < 0.5}
+    tree = recipe.model_dump(mode="json")
+    policy = tree["policies"]["default"]
+    batches = policy["batches"]
+    if SYNC in kinds:
+        tree["mode"] = "sync"
+        batches |= {"max_staleness": 0, "prefetch": 0}
+    if REPLAY in kinds:
+        _add_replay(tree, chance)
+    if TOKENS in kinds:
+        batches["tokens"] = chance.choice([4, 20, 60])
+    if BEST_OF in kinds:
+        by: dict[str, Any] = chance.choice([{}, {"by": "tokens", "max_tokens": 12}])
+        by |= {"advantages": chance.choice(["selected", "all"])}
+        policy["groups"]["select"] = {"use": "best_of", "samples": chance.choice([1, 2]), **by}
+    if SYNC in kinds:
+        tree["scheduler"]["live_episodes"] = None
+    return Recipe.model_validate(tree)
+
+
+def _add_replay(tree: dict[str, Any], chance: Random) -> None:
+    batches = tree["policies"]["default"]["batches"]
+    groups = batches["groups"] = max(2, batches["groups"])
+    uses = chance.choice([2, 3, 4])
+    share = min(chance.choice([0.2, 0.34, 0.5]), 1 - 1 / uses, (groups - 1) / groups)
+    age = batches["prefetch"] + chance.choice([1, 2, 8])
+    weight = chance.choice([1.0, 0.5])
+    batches["replay"] = {"share": share, "max_uses": uses, "max_age": age, "weight": weight}
