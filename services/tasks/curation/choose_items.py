@@ -147,20 +147,23 @@ class Curation:
             if self._is_over(at):
                 yield Unchosen(exhausted=True)
                 return
-            whole, hopeless, begun = at.position == 0, True, seen
+            position = at.position
+            whole, hopeless, begun = position == 0, True, seen
             for item in self._items(at):
                 if item is None:
                     yield None
                     continue
-                at = replace(at, position=at.position + 1)
+                task_id = f"{at.epoch}-{position}"
+                position += 1
                 seen += 1
                 if seen % CHUNK == 0:
                     yield None
-                task_id = f"{at.epoch}-{at.position - 1}"
                 if task_id in self._submitted:
+                    hopeless = False
                     continue
                 reason, chances = self._judge(task_id, at.epoch, item)
                 if reason is None:
+                    at = replace(at, position=position)
                     self._open = self._open and (at, self._open[1])
                     labels = self._labels(self.cursor, at, chances, skipped)
                     yield Chosen(task_id, at.epoch, item, labels, at)
