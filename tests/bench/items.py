@@ -42,7 +42,7 @@ async def item_statistics(cluster: ClusterConfig, scale: float) -> list[Figure]:
 def _search(statistics: ItemStatistics, count: int) -> tuple[Chosen | None, float, float]:
     """Returns what was found, the seconds of a whole search, and those of its longest step."""
     tasks = {"options": {"items": count}, "curators": ["greso", "pass_rate"]}
-    tree = {"name": "bench", "tasks": tasks, "policies": {"default": {"model": "tiny-chars"}}}
+    tree = {"name": "bench", "tasks": tasks, "policies": {"default": {"model": "tiny-llama"}}}
     search = Curation(Recipe.model_validate(tree), statistics).search()
     begun = step = time.perf_counter()
     longest_s, found = 0.0, None

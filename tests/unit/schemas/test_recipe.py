@@ -212,3 +212,43 @@ def test_a_namespace_that_references_may_lead_into_has_a_valid_name(shipped: Pat
     assert named.reads_from == ("run-1",)
     with pytest.raises(RecipeError, match=r"'a\.b' can't be a name"):
         load_recipe("demo", shipped=shipped, settings=['reads_from=["a.b"]'])
+
+
+TWO = {"a": {"model": "tiny-llama"}, "b": {"model": "tiny-llama"}}
+FROZEN = {"a": {"model": "tiny-llama"}, "b": {"model": "tiny-llama", "training": False}}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "policies", "chosen"),
+    [
+        ({}, FROZEN, None),
+        ({"curators": ["greso"]}, FROZEN, "a"),
+        ({"curators": ["greso"], "curated_by": "b"}, TWO, "b"),
+        ({"use": "curriculum"}, FROZEN, "a"),
+        ({"use": "curriculum", "purpose": "evaluate"}, TWO, None),
+    ],
+)
+def test_the_statistics_of_one_policy_choose_items(
+    tasks: dict[str, Any], policies: dict[str, Any], chosen: str | None
+) -> None:
+    tasks = {"roles": {"policy": "a"}, **tasks}
+    recipe = Recipe.model_validate({"name": "r", "tasks": tasks, "policies": policies})
+    assert recipe.curating_policy == chosen
+
+
+@pytest.mark.parametrize(
+    ("tasks", "policies", "message"),
+    [
+        ({"curators": ["greso"]}, TWO, "needs the policy whose statistics count. Choose from a, b"),
+        ({"use": "curriculum"}, TWO, "the data set 'curriculum' needs the policy"),
+        ({"curators": ["greso"], "curated_by": "b"}, FROZEN, "'b' is not a policy that trains"),
+        ({"curators": ["greso"], "purpose": "evaluate"}, FROZEN, "so it has no statistics"),
+        ({"curators": [{"tries": 2}]}, FROZEN, "a table must name what it chooses"),
+    ],
+)
+def test_items_that_no_statistics_can_choose_are_refused(
+    tasks: dict[str, Any], policies: dict[str, Any], message: str
+) -> None:
+    tasks = {"roles": {"policy": "a"}, **tasks}
+    with pytest.raises(ValueError, match=message):
+        Recipe.model_validate({"name": "r", "tasks": tasks, "policies": policies})

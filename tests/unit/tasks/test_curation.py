@@ -29,7 +29,7 @@ SEED = 7
 def curated(*curators: Any, **tasks: Any) -> Recipe:
     """A recipe with these curators, over four items unless `tasks` says otherwise."""
     keys = {"use": "count", "options": {"items": 4}, "seed": SEED, "curators": curators, **tasks}
-    policy = {"model": "tiny-chars"}
+    policy = {"model": "tiny-llama"}
     return Recipe.model_validate({"name": "r", "tasks": keys, "policies": {"default": policy}})
 
 
