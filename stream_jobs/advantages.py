@@ -96,9 +96,9 @@ def estimated(
     """
     found: Sequence[Sequence[float]]
     if isinstance(estimator, TurnAdvantage):
-        found = estimator(rewards, turn_rewards)
+        found = estimator(tuple(rewards), turn_rewards)
     else:
-        found = [(value,) for value in estimator(rewards)]
+        found = [(value,) for value in estimator(tuple(rewards))]
     advantages = [tuple(float(value) for value in one) for one in found]
     if len(advantages) != len(rewards):
         raise HeadraceError(

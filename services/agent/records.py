@@ -17,7 +17,7 @@ from headrace.schemas.events import (
     TaskSubmitted,
     TrajectoryRecorded,
 )
-from headrace.schemas.recipe.recipe import Agent as AgentSettings
+from headrace.schemas.recipe.agent_settings import Agent as AgentSettings
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.requests import following
 from headrace.services.agent.teacher_scores import Teacher

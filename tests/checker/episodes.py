@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headrace.schemas.events import EpisodeEnded, EpisodeStarted, ObservationRecorded
-from headrace.schemas.recipe.recipe import Agent, Recipe
+from headrace.schemas.recipe.agent_settings import Agent
+from headrace.schemas.recipe.recipe import Recipe
 from tests.checker.facts import Facts, Violations
 
 NO_REWARD = ("failed", "cancelled")

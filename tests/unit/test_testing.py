@@ -66,7 +66,7 @@ def the_solved(candidates: Candidates) -> list[int]:
         (check_advantage, divides, "it raised ZeroDivisionError"),
         (check_advantage, infinite, "finite float32"),
         (check_advantage, counts, "for the same group"),
-        (check_advantage, sorts, "were changed"),
+        (check_advantage, sorts, "no attribute .sort"),
         (check_filter, says_why, "snake_case"),
         (check_filter, alternates, "for the same group"),
         (check_selection, the_solved, "at least one"),

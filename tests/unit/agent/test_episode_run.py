@@ -30,7 +30,7 @@ from headrace.schemas.events import (
     TrajectoryRecorded,
     Use,
 )
-from headrace.schemas.recipe.recipe import Agent as AgentSettings
+from headrace.schemas.recipe.agent_settings import Agent as AgentSettings
 from headrace.services.agent.agents import chat, multi_turn
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.episode_run import EpisodeRun

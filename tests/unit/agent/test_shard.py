@@ -18,7 +18,7 @@ from headrace.schemas.events import (
     TaskEnded,
     TaskSubmitted,
 )
-from headrace.schemas.recipe.recipe import Agent as AgentSettings
+from headrace.schemas.recipe.agent_settings import Agent as AgentSettings
 from headrace.services.agent.crash_isolation.isolation import Isolation
 from headrace.services.agent.early_answers import EARLY
 from headrace.services.agent.episode import Episode

@@ -152,7 +152,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"policies__default__groups": {"advantage": ":few"}}, "gave 1 values for the 4 rewards"),
     ({"policies__default__groups": {"advantage": ":infinite"}}, "Make it return finite float32"),
     ({"policies__default__groups": {"advantage": ":advantage_raises"}}, "AttributeError: 'tuple' "),
-    ({"policies__default__groups": {"filters": ["zero"]}}, "no filter 'zero'. Use zero_advantage"),
+    (
+        {"policies__default__groups": {"filters": ["zero"]}},
+        "no filter 'zero'. Use mean_reward, zero_advantage",
+    ),
     ({"policies__default__groups": {"filters": [":filter"]}}, "has no 'filter'|no filter"),
     ({"policies__default__groups": {"filters": [":filter_of_bool"]}}, "bool' returned True for"),
     ({"policies__default__training__loss": ":few"}, r"TypeError: few\(\) takes 1 .* were given$"),

@@ -14,7 +14,7 @@ from headrace.schemas.events import (
     GenerationRequested,
     Sampling,
 )
-from headrace.schemas.recipe.recipe import Agent as AgentSettings
+from headrace.schemas.recipe.agent_settings import Agent as AgentSettings
 from headrace.services.agent.agents import multi_turn
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.records import AgentSetup
