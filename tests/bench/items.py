@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import psutil
 
@@ -21,7 +22,13 @@ async def item_statistics(cluster: ClusterConfig, scale: float) -> list[Figure]:
     count = round(ITEMS * scale)
     process, statistics = psutil.Process(), ItemStatistics("default")
     before, begun = process.memory_info().rss, time.perf_counter()
-    solved = {"verdict": "dropped", "mean": 1.0, "deviation": 0.0, "rewarded": 8, "passed": 8}
+    solved: dict[str, Any] = {
+        "verdict": "dropped",
+        "mean": 1.0,
+        "deviation": 0.0,
+        "rewarded": 8,
+        "passed": 8,
+    }
     group = GroupClosed(task=0, policy="default", item_id="", sampled_tokens=8_000, **solved)
     for task in range(count):
         one = group.model_copy(update={"task": task, "item_id": str(task)})
