@@ -22,14 +22,8 @@ async def item_statistics(cluster: ClusterConfig, scale: float) -> list[Figure]:
     count = round(ITEMS * scale)
     process, statistics = psutil.Process(), ItemStatistics("default")
     before, begun = process.memory_info().rss, time.perf_counter()
-    solved: dict[str, Any] = {
-        "verdict": "dropped",
-        "mean": 1.0,
-        "deviation": 0.0,
-        "rewarded": 8,
-        "passed": 8,
-    }
-    group = GroupClosed(task=0, policy="default", item_id="", sampled_tokens=8_000, **solved)
+    solved: dict[str, Any] = {"mean": 1.0, "deviation": 0.0, "rewarded": 8, "passed": 8}
+    group = GroupClosed(task=0, policy="default", item_id="", verdict="dropped", **solved)
     for task in range(count):
         one = group.model_copy(update={"task": task, "item_id": str(task)})
         statistics.on_group(one, task)
