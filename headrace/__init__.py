@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         check_prompt,
     )
     from headrace.services.operate.try_episode.play_episode import play_episode
-    from headrace.services.tasks.curation.check_curator import check_curator
     from headrace.services.tasks.curation.curator import Curator
     from headrace.services.tasks.curation.item_statistics import ItemRecord
     from headrace.services.tasks.task_maker import Item
@@ -75,7 +74,6 @@ _MODULES = {
         "Weights", "check_prompt",
     ),
     "headrace.services.operate.try_episode.play_episode": ("play_episode",),
-    "headrace.services.tasks.curation.check_curator": ("check_curator",),
     "headrace.services.tasks.curation.curator": ("Curator",),
     "headrace.services.tasks.curation.item_statistics": ("ItemRecord",),
     "headrace.services.tasks.task_maker": ("Item",),
@@ -133,7 +131,6 @@ __all__ = [
     "TurnArrays",
     "UsageError",
     "Weights",
-    "check_curator",
     "check_prompt",
     "play_episode",
 ]

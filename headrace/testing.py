@@ -1,4 +1,4 @@
-"""Checks that your own advantage, filter or selection keeps its contract.
+"""Checks that your own advantage, filter, selection or curator keeps its contract.
 
 They need no test framework, no broker and no GPU. Each calls your function or object with many
 groups and raises AssertionError, which says for which of them it broke what:
@@ -21,6 +21,8 @@ from statistics import fmean
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.services.tasks.curation.check_curator import check_contract
+from headrace.services.tasks.curation.curator import Curator
 from headrace.stream_jobs.advantages import (
     Advantage,
     TurnAdvantage,
@@ -91,6 +93,22 @@ def check_selection(selection: Selection) -> None:
             partial(selected, _name(selection), selection, candidates),
             f"selection {_name(selection)}, rewards {rewards}",
         )
+
+
+def check_curator(curator: Curator) -> None:
+    """Checks a curator. Raises AssertionError if it breaks its contract.
+
+    A chance is a number from 0 to 1. It follows from the statistics of the item, the epoch, the
+    options and the state. A copy that restores the state continues with the same chances.
+    """
+    try:
+        check_contract(curator)
+    except HeadraceError as error:
+        raise AssertionError(str(error)) from error
+    except Exception as error:  # a user's own code may raise anything
+        raise AssertionError(
+            f"{_name(curator)}: it raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def _groups() -> Iterator[tuple[tuple[float, ...], list[tuple[float, ...]]]]:

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.agent_settings import Agent, EnvironmentSettings
 from headrace.schemas.recipe.barrier_settings import BarrierSettings, check_barrier
-from headrace.schemas.recipe.curation_settings import check_curation, curating_policy
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.sync_mode import check_sync, with_sync
 from headrace.schemas.recipe.tables import (
-    FALSE_IS_NONE,
-    Choice,
     NotNegative,
     Positive,
     PositiveSeconds,
     Settings,
 )
+from headrace.schemas.recipe.task_settings import Tasks, check_curation, curating_policy
 from headrace.schemas.recipe.teacher import check_teacher
 from headrace.schemas.topics import NAME
 
@@ -46,57 +44,6 @@ class Stop(Settings):
     seconds: PositiveSeconds | None = None
     """The run has gone on for this many seconds. If `run` continues it after a pause, whole ten
     minutes in which nothing was recorded don't count."""
-
-
-class Tasks(Settings):
-    """The data set of the tasks, and what each task requires."""
-
-    use: str = "count"
-    """The data set: a built-in (`count`, `jsonl`, `hf`, `reasoning_gym` and others), or the import
-    path of a generator of items."""
-    options: Options = {}
-    """Keyword arguments that are given to the data set."""
-    epochs: Positive | None = None
-    """Number of passes over the data set. Absent: without end."""
-    backlog: Positive = 64
-    """Maximum number of tasks that are submitted but not yet started."""
-    agent: str = "default"
-    """Key of `agents`."""
-    environment: Annotated[str | None, FALSE_IS_NONE] = "default"
-    """Key of `environments`. Absent (`environment = false` in TOML): agents have none."""
-    mode: Literal["ephemeral", "persistent"] = "ephemeral"
-    """`ephemeral`: an environment is created for each attempt and destroyed. `persistent`: it is
-    pooled and reset."""
-    roles: dict[str, str] = {"policy": "default"}
-    """Role of the agent to the policy that plays it."""
-    samples: Positive = 8
-    """Number of episodes of a task, which is the size of its group."""
-    minimum: Positive = 1
-    """Minimum number of usable samples. With fewer, the group is dropped."""
-    max_turns: Positive = 20
-    """Maximum number of turns of an episode."""
-    max_tokens: Positive = 1024
-    """Maximum number of sampled tokens of an episode."""
-    deadline_s: Positive = 300
-    """Seconds from the start of an episode to its deadline."""
-    attempts: Positive = 3
-    """Maximum number of attempts of an episode. Only retryable failures lead to another one."""
-    tenant: str = "default"
-    """Reserved: it is copied into the events of the task; no quota uses it yet."""
-    purpose: Literal["train", "evaluate"] = "train"
-    """`evaluate`: no policy is trained on the tasks' trajectories."""
-    seed: int = 0
-    """The seeds of the tasks are derived from it, unless their items bring seeds of their own."""
-    passing: float = 1.0
-    """A training episode has passed if its reward is at least this. The statistics of items count
-    it."""
-    curators: tuple[Choice, ...] = ()
-    """Which items become tasks, by their statistics: `pass_rate`, `greso`, `difficulty`, `uniform`
-    (all items), or import paths. One with options is a table, `{ use = "pass_rate", tries = 2 }`.
-    An item must be accepted by each of them. Absent: every item becomes a task."""
-    curated_by: str | None = None
-    """The policy whose statistics count for `curators` and for the data set `curriculum`. Absent:
-    the only policy in training."""
 
 
 class WarmStart(Settings):

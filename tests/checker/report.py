@@ -20,6 +20,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from tests.checker import (
     batches,
+    choices,
     episodes,
     evaluations,
     groups,
@@ -136,6 +137,7 @@ def violations(
     yield from groups.check(facts, recipe, settled=settled)
     yield from batches.check(facts, recipe, settled=settled)
     yield from items.check(facts)
+    yield from choices.check(facts, recipe)
     yield from evaluations.check(facts)
     yield from publications.check(facts, recipe, settled=settled)
     if one_clock:

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
-from headrace.schemas.recipe.recipe import Recipe, Tasks
+from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import PlugIn
+from headrace.schemas.recipe.task_settings import Tasks
 from headrace.services.agent.agents import BUILTIN as AGENTS
 from headrace.services.base.plugins import load
 from headrace.services.env.libraries.libraries_child import LIBRARIES

@@ -201,10 +201,12 @@ class _Progress:
                 except DecodeError:
                     continue
         recipe = self._run.recipe
-        expected = recipe.tasks.options["items"]
+        expected = recipe.tasks.options.get("items", 0)
         if recipe.warm_start is not None:
             expected += recipe.warm_start.tasks
         submitted = self._run.ending.is_set() or len(self._own) >= expected
+        if recipe.curating_policy is not None:  # Only the source knows when it is done.
+            submitted = all(one.done() for one in self._run.processes if one.service == "source")
         done = self._tasks == self._ended and self._decided == len(self._to_train)
         return submitted and done and self._published and self._batch == self._version
 

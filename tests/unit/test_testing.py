@@ -8,13 +8,16 @@ from itertools import count
 from typing import Any
 
 import pytest
+from pydantic import PrivateAttr
 
+from headrace import Curator, GroupClosed, ItemRecord
+from headrace.services.tasks.curation.curators import CURATORS, load_curator
 from headrace.stream_jobs.advantages import dr_grpo, grpo, rloo
 from headrace.stream_jobs.filters import Group, MeanReward, zero_advantage
 from headrace.stream_jobs.selection import BestOf, Candidates
 from headrace.stream_jobs.turn_advantages.turn_returns import TurnReturns
 from headrace.stream_jobs.turn_advantages.turn_rewards import TurnRewards
-from headrace.testing import check_advantage, check_filter, check_selection
+from headrace.testing import check_advantage, check_curator, check_filter, check_selection
 
 NUMBERS = count()
 
@@ -74,3 +77,31 @@ def test_what_breaks_a_contract_is_found(
 ) -> None:
     with pytest.raises(AssertionError, match=problem):
         check(broken)
+
+
+class Stubborn(Curator):
+    """Its state is not what it changes."""
+
+    _groups: int = PrivateAttr(default=0)
+
+    def chance(self, item: ItemRecord | None, epoch: int) -> float:
+        return 1 / (1 + self._groups)
+
+    def on_group(self, group: GroupClosed) -> None:
+        self._groups += 1
+
+
+class Raising(Curator):
+    """Has a mistake in it."""
+
+    def chance(self, item: ItemRecord | None, epoch: int) -> float:
+        return 1 / 0
+
+
+def test_curators_are_checked() -> None:
+    for choice in CURATORS:
+        check_curator(load_curator(choice))
+    with pytest.raises(AssertionError, match=r"restored from Stubborn\.state"):
+        check_curator(Stubborn())
+    with pytest.raises(AssertionError, match="Raising: it raised ZeroDivisionError"):
+        check_curator(Raising())

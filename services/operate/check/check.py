@@ -42,7 +42,7 @@ from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
 from headrace.services.operate.check.checking import TRYING
 from headrace.services.operate.serve.loop_watch import LoopWatch
-from headrace.services.tasks.curation.check_curator import check_curator
+from headrace.services.tasks.curation.check_curator import check_contract
 from headrace.services.tasks.curation.curators import load_curator
 from headrace.services.tasks.data_sets import items_by_epoch, items_of
 from headrace.services.tasks.evaluation_source import data_set_of
@@ -111,7 +111,7 @@ class _Trial:
                 TaskMaker(self.recipe, SOURCE).make(found[2], "check")
         for choice in tasks.curators:
             with self._trying(f"tasks.curators {use_and_options(choice)[0]!r}"):
-                check_curator(load_curator(choice))
+                check_contract(load_curator(choice))
         if (warm := self.recipe.warm_start) is not None:
             with self._trying("warm_start.use"):
                 next(demonstrations(self.recipe, warm), None)

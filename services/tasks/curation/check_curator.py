@@ -15,7 +15,7 @@ from headrace.services.tasks.curation.item_statistics import ItemStatistics
 GROUPS, ITEMS, SAMPLES, EPOCHS = 400, 20, 4, 4
 
 
-def check_curator(curator: Curator, seed: int = 0) -> None:
+def check_contract(curator: Curator, seed: int = 0) -> None:
     """Plays groups of items of all kinds, and checks all that a curator must keep.
 
     A chance is a number from 0 to 1. It follows from the statistics, the epoch, the options and the

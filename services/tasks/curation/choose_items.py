@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import GroupClosed, TaskSubmitted
@@ -147,22 +147,26 @@ class Curation:
             if self._is_over(at):
                 yield Unchosen(exhausted=True)
                 return
-            whole, hopeless, begun = at.position == 0, True, seen
+            position = at.position
+            whole, hopeless, begun = position == 0, True, seen
             for item in self._items(at):
                 if item is None:
                     yield None
                     continue
-                at = replace(at, position=at.position + 1)
+                task_id = f"{at.epoch}-{position}"
+                position += 1
                 seen += 1
                 if seen % CHUNK == 0:
                     yield None
-                task_id = f"{at.epoch}-{at.position - 1}"
                 if task_id in self._submitted:
+                    hopeless = False
                     continue
                 reason, chances = self._judge(task_id, at.epoch, item)
                 if reason is None:
+                    at = replace(at, position=position)
                     self._open = self._open and (at, self._open[1])
-                    yield Chosen(task_id, at.epoch, item, self._labels(at, chances, skipped), at)
+                    labels = self._labels(self.cursor, at, chances, skipped)
+                    yield Chosen(task_id, at.epoch, item, labels, at)
                     return
                 skipped[reason] += 1
                 hopeless = hopeless and chances[reason] == 0
@@ -195,11 +199,16 @@ class Curation:
         return None, chances
 
     def _labels(
-        self, after: Cursor, chances: Mapping[str, float], skipped: Mapping[str, int]
+        self,
+        begun: Cursor,
+        after: Cursor,
+        chances: Mapping[str, float],
+        skipped: Mapping[str, int],
     ) -> dict[str, str]:
         tasks = self._tasks
         state = {
-            "cursor": [after.epoch, after.position, after.stage, after.since],
+            "from": astuple(begun),
+            "cursor": astuple(after),
             "groups": [tasks.low_mark, tasks.groups_read, tasks.newest],
             "folds": {name: fold.state() for name, fold in self._folds},
         }

@@ -7,6 +7,7 @@ from tests.simulation.mutants.of_agents import OF_AGENTS
 from tests.simulation.mutants.of_barrier import OF_BARRIER
 from tests.simulation.mutants.of_batches import OF_BATCHES
 from tests.simulation.mutants.of_environments import OF_ENVIRONMENTS
+from tests.simulation.mutants.of_items import OF_ITEMS
 from tests.simulation.mutants.of_replay import OF_REPLAY
 from tests.simulation.mutants.of_scheduler import OF_SCHEDULER
 from tests.simulation.mutants.of_trainer import OF_TRAINER
@@ -22,6 +23,7 @@ MUTANTS: dict[str, Mutant] = {
         OF_BATCHES,
         OF_REPLAY,
         OF_BARRIER,
+        OF_ITEMS,
         OF_TRAINER,
     )
     for mutant in mutants

@@ -63,6 +63,8 @@ def test_topics_that_are_not_there_yet_are_not_judged() -> None:
         ("policies", "cleanup.policy", "compact", "delete"),
         ("tasks", "cleanup.policy", "compact,delete", "delete"),
         ("prompts__a", "retention.bytes", "1000000", "-1"),
+        ("items__a", "cleanup.policy", "delete", "compact"),
+        ("items__a", "retention.ms", str(90 * DAY), "-1"),
         # Long enough by itself, but batches refer to it for longer.
         ("trajectories", "retention.ms", str(30 * DAY), str(90 * DAY)),
         ("batches__b", "retention.ms", "-1", "-1"),

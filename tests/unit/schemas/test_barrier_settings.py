@@ -12,7 +12,7 @@ from headrace.schemas.version_barrier import held_at_barrier, others_of
 
 
 def a_recipe(barrier: dict[str, Any] | None, **changes: Any) -> Recipe:
-    policies = {name: {"model": "tiny"} for name in ("a", "b", "c")}
+    policies: dict[str, Any] = {name: {"model": "tiny"} for name in ("a", "b", "c")}
     policies["frozen"] = {"model": "tiny", "training": False}
     tree = {"name": "r", "tasks": {"roles": {"a": "a"}}, "policies": policies, "barrier": barrier}
     return Recipe.model_validate(tree | changes)
@@ -41,7 +41,7 @@ def test_a_barrier_that_can_not_be_is_refused(barrier: dict[str, Any], why: str)
 
 
 def test_a_role_is_not_named_like_a_judge() -> None:
-    judge = {"environments": {"default": {}, "judge": {}}}
+    judge: dict[str, Any] = {"environments": {"default": {}, "judge": {}}}
     a_recipe(None, **judge)
     with pytest.raises(ValidationError, match=r"tasks.roles.judge: an environment has this name"):
         a_recipe(None, tasks={"roles": {"judge": "a"}}, **judge)

@@ -258,3 +258,43 @@ def test_a_teacher_is_not_weighed_by_replays() -> None:
     teacher = {"model": "tiny", "training": False}
     with pytest.raises(ValueError, match="does not weigh"):
         Recipe.model_validate({"name": "r", "policies": {"default": tree, "teacher": teacher}})
+
+
+TWO = {"a": {"model": "tiny-llama"}, "b": {"model": "tiny-llama"}}
+FROZEN = {"a": {"model": "tiny-llama"}, "b": {"model": "tiny-llama", "training": False}}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "policies", "chosen"),
+    [
+        ({}, FROZEN, None),
+        ({"curators": ["greso"]}, FROZEN, "a"),
+        ({"curators": ["greso"], "curated_by": "b"}, TWO, "b"),
+        ({"use": "curriculum"}, FROZEN, "a"),
+        ({"use": "curriculum", "purpose": "evaluate"}, TWO, None),
+    ],
+)
+def test_the_statistics_of_one_policy_choose_items(
+    tasks: dict[str, Any], policies: dict[str, Any], chosen: str | None
+) -> None:
+    tasks = {"roles": {"policy": "a"}, **tasks}
+    recipe = Recipe.model_validate({"name": "r", "tasks": tasks, "policies": policies})
+    assert recipe.curating_policy == chosen
+
+
+@pytest.mark.parametrize(
+    ("tasks", "policies", "message"),
+    [
+        ({"curators": ["greso"]}, TWO, "needs the policy whose statistics count. Choose from a, b"),
+        ({"use": "curriculum"}, TWO, "the data set 'curriculum' needs the policy"),
+        ({"curators": ["greso"], "curated_by": "b"}, FROZEN, "'b' is not a policy that trains"),
+        ({"curators": ["greso"], "purpose": "evaluate"}, FROZEN, "so it has no statistics"),
+        ({"curators": [{"tries": 2}]}, FROZEN, "a table must name what it chooses"),
+    ],
+)
+def test_items_that_no_statistics_can_choose_are_refused(
+    tasks: dict[str, Any], policies: dict[str, Any], message: str
+) -> None:
+    tasks = {"roles": {"policy": "a"}, **tasks}
+    with pytest.raises(ValueError, match=message):
+        Recipe.model_validate({"name": "r", "tasks": tasks, "policies": policies})

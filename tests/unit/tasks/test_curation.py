@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import GroupClosed, TaskSubmitted
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.tasks.curation import choose_items
-from headrace.services.tasks.curation.check_curator import check_curator
+from headrace.services.tasks.curation.check_curator import check_contract
 from headrace.services.tasks.curation.choose_items import Chosen, Curation, Cursor, Unchosen
 from headrace.services.tasks.curation.curator import Curator
 from headrace.services.tasks.curation.curators import CURATORS, load_curator
@@ -29,7 +29,7 @@ SEED = 7
 def curated(*curators: Any, **tasks: Any) -> Recipe:
     """A recipe with these curators, over four items unless `tasks` says otherwise."""
     keys = {"use": "count", "options": {"items": 4}, "seed": SEED, "curators": curators, **tasks}
-    policy = {"model": "tiny-chars"}
+    policy = {"model": "tiny-llama"}
     return Recipe.model_validate({"name": "r", "tasks": keys, "policies": {"default": policy}})
 
 
@@ -392,7 +392,7 @@ def test_a_task_without_labels_can_not_be_continued() -> None:
 
 @pytest.mark.parametrize("choice", [*CURATORS, f"{__name__}:Whims", EVERYTHING[0], EVERYTHING[2]])
 def test_every_curator_keeps_the_contract(choice: Any) -> None:
-    check_curator(load_curator(choice))
+    check_contract(load_curator(choice))
 
 
 class Drawing(Curator):
@@ -429,4 +429,4 @@ class Opaque(Whims):
 )
 def test_what_breaks_the_contract_is_named(curator: Curator, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check_curator(curator)
+        check_contract(curator)

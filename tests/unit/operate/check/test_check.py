@@ -146,6 +146,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"environments__default__use": ":RewardOfText"}, "reward is a str, not a float"),
     ({"environments__default__use": ":RewardNotFinite"}, "reward is nan, not finite"),
     ({"environments__default__use": ":DataNotJson"}, "`data` is not JSON: .*object"),
+    ({"tasks__curators": ["gresso"]}, "tasks.curators 'gresso': no curator 'gresso'. Use "),
+    ({"tasks__curators": [{"use": "greso", "windw": 1}]}, "windw: no such key. Its options are"),
     ({"policies__default__groups": {"advantage": "grp"}}, "no advantage 'grp'. Use .*grpo"),
     ({"policies__default__groups": {"advantage": ":few"}}, "gave 1 values for the 4 rewards"),
     ({"policies__default__groups": {"advantage": ":infinite"}}, "Make it return finite float32"),

@@ -1,0 +1,94 @@
+"""The table `[tasks]` of a recipe, and which policy's statistics choose the items of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.secret_references import Options
+from headrace.schemas.recipe.tables import FALSE_IS_NONE, Choice, Positive, Settings
+
+CURRICULUM = "curriculum"
+"""The data set whose stages end by statistics."""
+
+
+class Tasks(Settings):
+    """The data set of the tasks, and what each task requires."""
+
+    use: str = "count"
+    """The data set: a built-in (`count`, `jsonl`, `hf`, `reasoning_gym` and others), or the import
+    path of a generator of items."""
+    options: Options = {}
+    """Keyword arguments that are given to the data set."""
+    epochs: Positive | None = None
+    """Number of passes over the data set. Absent: without end."""
+    backlog: Positive = 64
+    """Maximum number of tasks that are submitted but not yet started."""
+    agent: str = "default"
+    """Key of `agents`."""
+    environment: Annotated[str | None, FALSE_IS_NONE] = "default"
+    """Key of `environments`. Absent (`environment = false` in TOML): agents have none."""
+    mode: Literal["ephemeral", "persistent"] = "ephemeral"
+    """`ephemeral`: an environment is created for each attempt and destroyed. `persistent`: it is
+    pooled and reset."""
+    roles: dict[str, str] = {"policy": "default"}
+    """Role of the agent to the policy that plays it."""
+    samples: Positive = 8
+    """Number of episodes of a task, which is the size of its group."""
+    minimum: Positive = 1
+    """Minimum number of usable samples. With fewer, the group is dropped."""
+    max_turns: Positive = 20
+    """Maximum number of turns of an episode."""
+    max_tokens: Positive = 1024
+    """Maximum number of sampled tokens of an episode."""
+    deadline_s: Positive = 300
+    """Seconds from the start of an episode to its deadline."""
+    attempts: Positive = 3
+    """Maximum number of attempts of an episode. Only retryable failures lead to another one."""
+    tenant: str = "default"
+    """Reserved: it is copied into the events of the task; no quota uses it yet."""
+    purpose: Literal["train", "evaluate"] = "train"
+    """`evaluate`: no policy is trained on the tasks' trajectories."""
+    seed: int = 0
+    """The seeds of the tasks are derived from it, unless their items bring seeds of their own."""
+    passing: float = 1.0
+    """A training episode has passed if its reward is at least this. The statistics of items count
+    it."""
+    curators: tuple[Choice, ...] = ()
+    """Which items become tasks, by their statistics: `pass_rate`, `greso`, `difficulty`, `uniform`
+    (all items), or import paths. One with options is a table, `{ use = "pass_rate", tries = 2 }`.
+    An item must be accepted by each of them. Absent: every item becomes a task."""
+    curated_by: str | None = None
+    """The policy whose statistics count for `curators` and for the data set `curriculum`. Absent:
+    the only policy in training."""
+
+
+def curating_policy(tasks: Tasks, policies: Mapping[str, Policy]) -> str | None:
+    """Returns the policy whose statistics count; None if the recipe uses no statistics."""
+    if tasks.purpose != "train" or not (tasks.curators or tasks.use == CURRICULUM):
+        return None
+    trained = [name for name, policy in policies.items() if policy.training is not None]
+    return tasks.curated_by or (trained[0] if len(trained) == 1 else None)
+
+
+def check_curation(tasks: Tasks, policies: Mapping[str, Policy]) -> None:
+    """Raises ValueError if items can't be chosen by the statistics of a policy."""
+    trained = [name for name, policy in policies.items() if policy.training is not None]
+    names = ", ".join(trained) or "(no policy trains)"
+    if tasks.curated_by is not None and tasks.curated_by not in trained:
+        raise ValueError(
+            f"tasks.curated_by: {tasks.curated_by!r} is not a policy that trains. Choose from "
+            f"{names}"
+        )
+    if tasks.curators and tasks.purpose == "evaluate":
+        raise ValueError(
+            "tasks.curators: a run with tasks.purpose = 'evaluate' trains nothing, so it has no "
+            "statistics. Remove one"
+        )
+    uses = "tasks.curators" if tasks.curators else f"the data set {CURRICULUM!r}"
+    wanted = tasks.purpose == "train" and (tasks.curators or tasks.use == CURRICULUM)
+    if wanted and tasks.curated_by is None and len(trained) != 1:
+        raise ValueError(
+            f"tasks.curated_by: {uses} needs the policy whose statistics count. Choose from {names}"
+        )
