@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from headrace.services.tasks.task_maker import Item
     from headrace.stream_jobs.advantages import TurnAdvantage
     from headrace.stream_jobs.filters import Group
+    from headrace.stream_jobs.selection import Candidates
     from headrace.trainer.losses.loss import Loss, MicroBatch
     from headrace.trajectories import PathArrays, Trajectory, TurnArrays
 
@@ -78,6 +79,7 @@ _MODULES = {
     "headrace.services.tasks.task_maker": ("Item",),
     "headrace.stream_jobs.advantages": ("TurnAdvantage",),
     "headrace.stream_jobs.filters": ("Group",),
+    "headrace.stream_jobs.selection": ("Candidates",),
     "headrace.trainer.losses.loss": ("Loss", "MicroBatch"),
     "headrace.trajectories": ("PathArrays", "Trajectory", "TurnArrays"),
 }  # fmt: skip
@@ -89,6 +91,7 @@ __all__ = [
     "AsyncClient",
     "BadArgument",
     "BlobError",
+    "Candidates",
     "Capacity",
     "Client",
     "Conversation",

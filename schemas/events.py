@@ -509,6 +509,7 @@ class TrajectoryRecorded(TaskEvent):
     reward: float | None = None
     """Reward of the whole episode. Null if nothing may be learned from it."""
     rewards: dict[str, float] = {}
+    """As in EpisodeEnded."""
     ending: Ending
     failures: tuple[Failure, ...] = ()
     """The failures of this attempt and of earlier ones."""
@@ -523,20 +524,25 @@ class TrajectoryRecorded(TaskEvent):
 
 
 class PolicyUse(Part):
-    """What one policy did in an episode: all that grouping and staleness need."""
+    """What one policy did in one role of an episode: all that grouping and staleness need."""
 
     policy: str
     role: str = "policy"
-    """The agent's role that the policy played first."""
+    """The agent's role that the policy played. Older records have one entry for all roles of a
+    policy, with the role that it played first."""
     tokens: N31
-    """Number of sampled and demonstrated tokens that may be trained on."""
+    """Number of sampled and demonstrated tokens that may be trained on. 0 if the task names the
+    version that plays the role."""
     longest: N31
     """Length of its longest sequence in tokens, including the context."""
     oldest_version: I64
     """Oldest version among its sampled tokens. -1 if it sampled none."""
     turn_rewards: bytes = b""
-    """f32[]: one reward for each turn of this policy, NaN if the turn has none. Estimators of
-    advantages of turns read it."""
+    """f32[]: one reward for each of these turns, NaN if the turn has none. Estimators of advantages
+    of turns read it."""
+    turns: bytes = b""
+    """i32[]: the index of each of these turns in the trajectory. Empty if the policy has turns in
+    one role only."""
 
 
 class EpisodeEnded(TaskEvent):
@@ -559,8 +565,10 @@ class EpisodeEnded(TaskEvent):
     reward: float | None = None
     """Reward of the whole episode. Null if nothing may be learned from it."""
     rewards: dict[str, float] = {}
+    """Named parts of the reward. The one with a role's name is what that role learns from, instead
+    of the episode's reward."""
     policies: tuple[PolicyUse, ...] = ()
-    """One entry for each policy that has a turn."""
+    """One entry for each policy and role that have a turn."""
     attempts: N31 = 1
     """Number of attempts that were made."""
     seconds: float = 0.0
@@ -606,7 +614,7 @@ class GroupSample(Part):
     sample: N31
     trajectory: Ref
     reward: float
-    """The episode's reward."""
+    """The policy's reward: the mean of its roles'."""
     advantages: bytes
     """f32[]: one value for all turns, or one for each turn of this policy."""
     tokens: N31

@@ -39,16 +39,13 @@ class TrainedGroup:
     samples: tuple[BatchSample, ...]
     batches: tuple[int, ...]
     """The versions of the batches that trained on it."""
+    tokens: int
+    """Number of trainable tokens."""
 
     @property
     def task(self) -> int:
         """Number of the task."""
         return self.samples[0].task
-
-    @property
-    def tokens(self) -> int:
-        """Number of trainable tokens."""
-        return sum(sample.tokens for sample in self.samples)
 
     @property
     def rank(self) -> tuple[int, int, bytes]:
@@ -92,7 +89,8 @@ class ReplayPool:
                 continue  # Its first batch is too long ago.
             batches = (*(known.batches if known else ()), version)
             if len(batches) < self._replay.max_uses:
-                self._groups[task] = TrainedGroup(tuple(samples), batches)
+                tokens = sum(sample.tokens for sample in samples)
+                self._groups[task] = TrainedGroup(tuple(samples), batches, tokens)
         oldest = version + 1 - self._replay.max_age
         self._groups = {task: one for task, one in self._groups.items() if one.batches[0] >= oldest}
 

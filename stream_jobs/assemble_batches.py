@@ -30,6 +30,7 @@ from headrace.services.log.log_reader import Back, CaughtUp, Start, follow_event
 from headrace.services.log.trace import enter_trace
 from headrace.services.worker.open_episodes import SCHEDULER, open_episodes
 from headrace.services.worker.service_context import ServiceContext
+from headrace.stream_jobs.barrier import Barrier
 from headrace.stream_jobs.batches import BatchAssembler
 from headrace.stream_jobs.live_groups import REMEMBERED
 from headrace.stream_jobs.trained_policy import trained_policy
@@ -55,14 +56,17 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
     log = context.log
     writer = await log.broker.fenced(f"{context.namespace}.{SERVICE}.{policy}")
     try:
-        assembler = BatchAssembler(context.recipe, policy)
+        barrier = Barrier(context.recipe, policy)
+        assembler = BatchAssembler(context.recipe, policy, barrier=barrier)
         for batch in await _last_batches(log, policy, assembler.batches_needed):
             assembler.on_batch(batch)
         logger.info(
             "%s: from batch %d, groups from %d", policy, assembler.version, assembler.groups_read
         )
         starts = await open_episodes(log, context.consumer_group(SCHEDULER))
-        await _follow(context, policy, assembler, writer, starts)
+        for other in barrier.others:
+            starts |= await _starts_of_other(log, other)
+        await _follow(context, policy, assembler, barrier, writer, starts)
     finally:
         await writer.close()
 
@@ -104,6 +108,7 @@ async def _follow(
     context: ServiceContext,
     policy: str,
     assembler: BatchAssembler,
+    barrier: Barrier,
     writer: FencedWriter,
     starts: Mapping[Partition, Start],
 ) -> None:
@@ -127,7 +132,7 @@ async def _follow(
             if upcoming.done():
                 item = upcoming.result()
                 caught_up = caught_up or isinstance(item, CaughtUp)
-                _add(assembler, item)
+                _add(assembler, barrier, item)
                 upcoming = asyncio.ensure_future(anext(reader))
             if caught_up and not stopped.done():
                 await _write_due(log, assembler, writer)
@@ -147,17 +152,33 @@ async def _first_group(log: EventLog, groups: Partition, read: int) -> int:
     return min(read, max(kept, read - REMEMBERED))
 
 
-def _add(assembler: BatchAssembler, item: Delivery[Event] | CaughtUp) -> None:
+async def _starts_of_other(log: EventLog, policy: str) -> dict[Partition, Start]:
+    """Returns where to read the batches and the undecided groups of another policy of the set."""
+    last = await _last_batches(log, policy, 1)
+    groups = log.topics.partition(GROUPS, policy)
+    ((kept, _),) = (await log.broker.ends([groups])).values()
+    first = max(kept, last[0].groups_read if last else 0)
+    return {groups: first, log.topics.partition(BATCHES, policy): "tail"}
+
+
+def _add(assembler: BatchAssembler, barrier: Barrier, item: Delivery[Event] | CaughtUp) -> None:
     if isinstance(item, CaughtUp):
         assembler.on_caught_up(now())
         return
     enter_trace(item.traceparent)
-    if isinstance(item.event, GroupClosed):
-        assembler.on_group(item.event, item.offset)
-    elif isinstance(item.event, PolicyPublished):
-        assembler.on_policy(item.event)
-    elif isinstance(item.event, EpisodeStarted):
-        assembler.on_start(item.event, item.recorded_at)
+    event = item.event
+    if isinstance(event, GroupClosed) and event.policy in barrier.others:
+        barrier.on_group(event)
+    elif isinstance(event, GroupClosed):
+        assembler.on_group(event, item.offset)
+    elif isinstance(event, PolicyPublished):
+        barrier.on_policy(event)
+        assembler.on_policy(event)
+    elif isinstance(event, EpisodeStarted):
+        barrier.on_start(event)
+        assembler.on_start(event, item.recorded_at)
+    elif isinstance(event, BatchAssembled):
+        barrier.on_batch(event)
 
 
 async def _write_due(log: EventLog, assembler: BatchAssembler, writer: FencedWriter) -> None:

@@ -42,8 +42,10 @@ from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.replay_pool import ReplayPool, TrainedGroup
 from headrace.schemas.staleness import Staleness
+from headrace.schemas.version_barrier import others_of
+from headrace.stream_jobs.barrier import ENOUGH_BATCHES, PASSED_OVER, Barrier
 from headrace.stream_jobs.groups import EVALUATE
-from headrace.stream_jobs.live_groups import LiveGroup, LiveGroups
+from headrace.stream_jobs.live_groups import LiveGroup, LiveGroups, longest_teacher_s
 from headrace.stream_jobs.waiting_groups import WaitingGroup, WaitingGroups, fitting
 
 
@@ -56,16 +58,18 @@ class BatchAssembler:
         policy: str,
         recorded: Mapping[int, int] | None = None,
         skipped: Collection[int] = (),
+        barrier: Barrier | None = None,
     ) -> None:
         """`recorded` and `skipped` are for a replay: for each task, the newest batch's version when
         the recorded run decided the task, and the versions that the recorded run skipped. With
-        them, samples are as stale as they were then."""
+        them, samples are as stale as they were then. A replay has no `barrier`: it does not wait
+        for other policies."""
         self._policy = policy
         self._digest = recipe.digest
         self._settings = recipe.policies[policy].batches
-        trained = [one.training for one in recipe.policies.values() if one.training is not None]
-        self._teacher_s = max((one.teacher_s for one in trained if one.teacher), default=0.0)
-        """Most seconds that an episode waits for a teacher, maybe after its deadline."""
+        self._teacher_s = longest_teacher_s(recipe)
+        self._barrier = barrier
+        self._passes_over = bool(others_of(recipe, policy))
         self._version = 0
         self._published: int | None = None
         self._frontier = Frontier()
@@ -101,6 +105,7 @@ class BatchAssembler:
             return None
         moments = [self._changed_s + self._settings.batch_wait_s, self._patient_until()]
         moments += self._live.moments()
+        moments += self._barrier.moments() if self._barrier is not None else ()
         return min((moment for moment in moments if moment > now_s), default=None)
 
     def on_caught_up(self, now_s: float) -> None:
@@ -164,19 +169,27 @@ class BatchAssembler:
         """
         if not self._waiting.trainable() or not self._may_assemble():
             return None
-        chosen = self._waiting.fresh()
+        version, changed_s = self._version + 1, self._changed_s
+        if self._barrier is not None and self._barrier.holds(version, now_s, changed_s):
+            return None
+        chosen, passed_over = self._waiting.fresh(), list[WaitingGroup]()
         fresh = self._pool.full_at([group.tokens for group in chosen])
         live = self._live.running(now_s)
         if fresh is None:
             if live or now_s < self._changed_s + self._settings.batch_wait_s:
                 return None
         else:
+            piled_up = self._passes_over and 0 < ENOUGH_BATCHES * fresh < len(chosen)
+            if piled_up and not chosen[0].shown:
+                chosen.reverse()
+                fresh = self._pool.full_at([group.tokens for group in chosen])
+                passed_over = [one.without_samples(PASSED_OVER) for one in chosen[fresh:]]
             chosen = chosen[:fresh]
             if now_s < self._patient_until() and self._strands(self._awaited(now_s), chosen):
                 return None
         chosen = list(fitting(chosen))
         taken = sum(waiting.size for waiting in chosen)
-        unfit = list(fitting(self._waiting.unfit(), taken))
+        unfit = list(fitting([*self._waiting.unfit(), *passed_over], taken))
         # After the groups that must be decided: a replay may wait for ever.
         replayed = fitting(
             self._pool.chosen(len(chosen)), taken + sum(waiting.size for waiting in unfit)

@@ -11,14 +11,14 @@ If a whole sample was demonstrated, the policy learns it whatever the other samp
 advantage is 1, and estimators and filters see only the samples that the policy sampled itself.
 
 An estimator gets one reward for each sample, and a `TurnAdvantage` also those of its turns. Their
-sum is the sample's reward: what followed the last turn counts for that turn.
+sum is the sample's reward: what followed the last turn counts for that turn. If roles have rewards
+of their own and the policy plays several of them, each of its turns learns from the reward of its
+role (`counted_samples.py`): the estimator compares each role with the same role of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import fsum, isnan
 from statistics import fmean
 from typing import Any
 
@@ -28,72 +28,35 @@ from headrace.schemas.events import (
     Exclusion,
     GroupClosed,
     GroupSample,
-    PolicyUse,
-    Ref,
     TaskEnded,
 )
-from headrace.schemas.packed import count, pack_f32, unpack_f32
+from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.policy import Groups
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import use_and_options
 from headrace.services.base.plugins import load_with_options
 from headrace.stream_jobs.advantages import TurnAdvantage, deviation, estimated
+from headrace.stream_jobs.counted_samples import (
+    REWARD_LIMIT,
+    CountedSample,
+    RewardedTurns,
+    count_sample,
+    named_rewards,
+)
 from headrace.stream_jobs.filters import FILTERS, Filter, Group, reason_of
 from headrace.stream_jobs.load_advantage import load_advantage
 from headrace.stream_jobs.selection import NOT_SELECTED, Selector
+from headrace.stream_jobs.turn_advantages.turn_rewards import TurnRewards
 
-REWARD_LIMIT = 1e30
-"""Samples with a larger reward are excluded. Advantages are float32, and one absurd reward must not
-stop the job."""
 DEMONSTRATED_ADVANTAGE = 1.0
 """The advantage of a demonstrated sample."""
 OVERLONG = "overlong"
 """The reason to exclude a masked sample."""
 EVALUATE = "evaluate"
 """The reason to drop every group of a task whose purpose is evaluation."""
-ROUNDING = 1e-6
-"""The rewards of turns are float32, that of the episode is float64. A smaller difference, relative
-to them, is no reward."""
-FLOAT_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _CountedSample:
-    sample: int
-    trajectory: Ref
-    reward: float
-    use: PolicyUse
-    overlong: bool
-    """Whether a limit cut it, and the recipe masks it then."""
-
-    @property
-    def demonstrated(self) -> bool:
-        """Whether the policy sampled no token of it."""
-        return self.use.oldest_version < 0
-
-    @property
-    def masked(self) -> bool:
-        """Whether it only counts, and nothing is learned from it."""
-        return self.overlong and not self.demonstrated
-
-    @property
-    def turn_rewards(self) -> tuple[float, ...]:
-        """The rewards that followed its turns; 0 for a turn without one. Empty if not recorded."""
-        if count(self.use.turn_rewards) * FLOAT_BYTES != len(self.use.turn_rewards):
-            return ()
-        return tuple(0.0 if isnan(one) else one for one in unpack_f32(self.use.turn_rewards))
-
-    @property
-    def whole_turn_rewards(self) -> tuple[float, ...]:
-        """These rewards, the last one changed so that their sum is the sample's reward.
-
-        A judge, a limit or a penalty may have given the rest, after the last turn.
-        """
-        rewards = self.turn_rewards
-        rest = self.reward - fsum(rewards)
-        if not rewards or abs(rest) <= ROUNDING * fsum(map(abs, (self.reward, *rewards))):
-            return rewards
-        return (*rewards[:-1], rewards[-1] + rest)
+SEVERAL_REWARDS = "several_rewards"
+"""The reason to exclude a sample from a policy with a critic, because the policy played roles of
+different rewards. The critic would credit each role with the rewards of the others."""
 
 
 class GroupAssembler:
@@ -155,33 +118,41 @@ class _Scorer:
         counted, excluded = self._count(ended)
         if counted:
             return self._score(ended, counted, excluded)
-        absent = any(exclusion.reason == "policy_absent" for exclusion in excluded)
-        reason = "policy_absent" if absent else "all_failed"
+        reasons = {exclusion.reason for exclusion in excluded}
+        known = [one for one in ("policy_absent", "no_tokens", SEVERAL_REWARDS) if one in reasons]
+        reason = known[0] if known else "all_failed"
         return {"verdict": "dropped", "reason": reason, "excluded": tuple(excluded)}
 
-    def _count(self, ended: TaskEnded) -> tuple[list[_CountedSample], list[Exclusion]]:
-        counted: list[_CountedSample] = []
+    def _count(self, ended: TaskEnded) -> tuple[list[CountedSample], list[Exclusion]]:
+        counted: list[CountedSample] = []
         excluded: list[Exclusion] = []
         first: dict[int, EpisodeEnded] = {}
+        named = named_rewards(ended)
         for outcome in ended.outcomes:
             first.setdefault(outcome.sample, outcome)
         for sample, outcome in sorted(first.items()):
-            verdict = _count_one(outcome, self._policy)
-            if isinstance(verdict, _CountedSample) and self._has_absurd_turns(verdict):
-                verdict = "reward_out_of_range"
+            verdict = count_sample(outcome, self._policy, named)
+            if isinstance(verdict, CountedSample):
+                verdict = self._unusable(verdict) or verdict
             if isinstance(verdict, str):
                 excluded.append(Exclusion(sample=sample, reason=verdict))
             else:
                 counted.append(verdict)
         return counted, excluded
 
-    def _has_absurd_turns(self, sample: _CountedSample) -> bool:
-        """Whether the estimator can't use the rewards of a sample's turns."""
-        by_turn = isinstance(self._advantage, TurnAdvantage)
-        return by_turn and any(abs(one) > REWARD_LIMIT for one in sample.turn_rewards)
+    def _unusable(self, sample: CountedSample) -> str | None:
+        """Returns why the estimator can't use a sample, or None."""
+        if not isinstance(self._advantage, TurnAdvantage):
+            return None
+        rewards = [one for part in sample.parts for one in part.turn_rewards]
+        if any(abs(one) > REWARD_LIMIT for one in rewards):
+            return "reward_out_of_range"
+        if isinstance(self._advantage, TurnRewards) and len(sample.parts) > 1:
+            return SEVERAL_REWARDS
+        return None
 
     def _score(
-        self, ended: TaskEnded, counted: Sequence[_CountedSample], excluded: list[Exclusion]
+        self, ended: TaskEnded, counted: Sequence[CountedSample], excluded: list[Exclusion]
     ) -> dict[str, Any]:
         sampled = [sample for sample in counted if not sample.demonstrated]
         samples = [
@@ -207,8 +178,8 @@ class _Scorer:
                 "deviation": group.deviation,
                 "rewarded": len(sampled),
                 "passed": sum(one.reward >= self._passing for one in sampled),
-                "sampled_tokens": sum(one.use.tokens for one in sampled),
-                "newest_version": max(one.use.oldest_version for one in sampled),
+                "sampled_tokens": sum(one.tokens for one in sampled),
+                "newest_version": max(one.oldest_version for one in sampled),
             }
             filtered = self._filter(group)
             learned = [
@@ -229,12 +200,10 @@ class _Scorer:
         samples.sort(key=lambda one: one.sample)
         return {"verdict": "scored", "samples": tuple(samples), **fields}
 
-    def _kept(
-        self, ended: TaskEnded, sampled: Sequence[_CountedSample]
-    ) -> Sequence[_CountedSample]:
+    def _kept(self, ended: TaskEnded, sampled: Sequence[CountedSample]) -> Sequence[CountedSample]:
         """Returns the samples that the selection keeps, and the masked ones."""
         free = [sample for sample in sampled if not sample.masked]
-        rewards, tokens = [one.reward for one in free], [one.use.tokens for one in free]
+        rewards, tokens = [one.reward for one in free], [one.tokens for one in free]
         kept = {free[index].sample for index in self._selector.keep(ended, rewards, tokens)}
         return [sample for sample in sampled if sample.masked or sample.sample in kept]
 
@@ -248,8 +217,8 @@ class _Scorer:
     def _group(
         self,
         ended: TaskEnded,
-        sampled: Sequence[_CountedSample],
-        kept: Sequence[_CountedSample],
+        sampled: Sequence[CountedSample],
+        kept: Sequence[CountedSample],
         advantages: Sequence[Sequence[float]],
     ) -> Group:
         rewards = [sample.reward for sample in sampled]
@@ -263,67 +232,43 @@ class _Scorer:
                 0.0 if sample.masked else max(one, key=abs)
                 for sample, one in zip(kept, advantages, strict=True)
             ),
-            tokens=tuple(sample.use.tokens for sample in kept),
+            tokens=tuple(sample.tokens for sample in kept),
             mean=fmean(rewards),
             deviation=deviation(rewards),
         )
 
     def _advantages(
-        self, task: int, sampled: Sequence[_CountedSample], kept: Sequence[_CountedSample]
+        self, task: int, sampled: Sequence[CountedSample], kept: Sequence[CountedSample]
     ) -> list[tuple[float, ...]]:
-        """Returns each kept sample's advantages: one for all its turns, or one for each."""
-        compared = sampled if self._selector.compares_all else kept
-        rewards = [sample.reward for sample in compared]
-        turns = [sample.whole_turn_rewards for sample in compared]
-        found = estimated(self._estimator, self._advantage, task, rewards, turns)
-        return [one for sample, one in zip(compared, found, strict=True) if sample in kept]
+        """Returns each kept sample's advantages: one for all its turns, or one for each.
+
+        The same role of several samples is compared.
+        """
+        by_role: dict[str, dict[int, RewardedTurns]] = {}
+        for sample in sampled if self._selector.compares_all else kept:
+            for part in sample.parts:
+                if not part.demonstrated:
+                    by_role.setdefault(part.role, {})[sample.sample] = part
+        found: dict[tuple[str, int], tuple[float, ...]] = {}
+        for role, parts in by_role.items():
+            rewards = [part.reward for part in parts.values()]
+            turns = [part.whole_turn_rewards for part in parts.values()]
+            advantages = estimated(self._estimator, self._advantage, task, rewards, turns)
+            found |= {(role, sample): one for sample, one in zip(parts, advantages, strict=True)}
+        return [
+            # What is demonstrated is learned whatever its advantage is.
+            sample.by_turn([found.get((part.role, sample.sample), (0.0,)) for part in sample.parts])
+            for sample in kept
+        ]
 
 
-def _count_one(outcome: EpisodeEnded, policy: str) -> _CountedSample | str:
-    """Returns the sample as it counts for the policy, or the reason to exclude it."""
-    failure = outcome.failure
-    if failure is not None and failure.origin == "infrastructure":
-        return failure.code
-    if outcome.ending in ("failed", "cancelled"):
-        return failure.code if failure is not None else outcome.ending
-    if outcome.reward is None or outcome.trajectory is None:
-        return "no_reward" if outcome.reward is None else "no_trajectory"
-    if not abs(outcome.reward) <= REWARD_LIMIT:  # This rejects NaN, too.
-        return "reward_out_of_range"
-    uses = [use for use in outcome.policies if use.policy == policy]
-    if not uses:
-        return "policy_absent"
-    use = _merge(uses)
-    if use.tokens <= 0:
-        return "no_tokens"
-    return _CountedSample(outcome.sample, outcome.trajectory, outcome.reward, use, outcome.masked)
-
-
-def _group_sample(counted: _CountedSample, advantages: Sequence[float]) -> GroupSample:
+def _group_sample(counted: CountedSample, advantages: Sequence[float]) -> GroupSample:
     return GroupSample(
         sample=counted.sample,
         trajectory=counted.trajectory,
         reward=counted.reward,
         advantages=pack_f32(advantages),
-        tokens=counted.use.tokens,
-        longest=counted.use.longest,
-        oldest_version=counted.use.oldest_version,
-    )
-
-
-def _merge(uses: Sequence[PolicyUse]) -> PolicyUse:
-    """Joins what a policy did in its roles of an episode. Roles without tokens do not count."""
-    if len(uses) == 1:
-        return uses[0]
-    used = [use for use in uses if use.tokens > 0] or list(uses)
-    return used[0].model_copy(
-        update={
-            "tokens": sum(use.tokens for use in used),
-            "longest": max(use.longest for use in used),
-            # The order of turns across roles is not known.
-            "turn_rewards": b"",
-            "oldest_version": min(
-                (use.oldest_version for use in used if use.oldest_version >= 0), default=-1
-            ),
-        }
+        tokens=counted.tokens,
+        longest=counted.longest,
+        oldest_version=counted.oldest_version,
     )

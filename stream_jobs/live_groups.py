@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.schemas.frontier import Frontier
+from headrace.schemas.recipe.recipe import Recipe
 
 OVERDUE_S = 60.0
 """Seconds after a group's deadline, and the time of its teachers, when nothing waits for it any
@@ -22,6 +23,12 @@ ENOUGH = 16
 USUAL, LATE = 0.9, 1.5
 """A group is late when it has taken LATE times as long as the share USUAL of the known groups
 did at most. Probably it hangs. tests/bench/closed_loop.py compares other values."""
+
+
+def longest_teacher_s(recipe: Recipe) -> float:
+    """Returns the most seconds that an episode waits for a teacher, maybe after its deadline."""
+    trained = [one.training for one in recipe.policies.values() if one.training is not None]
+    return max((one.teacher_s for one in trained if one.teacher), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)

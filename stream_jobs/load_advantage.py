@@ -8,8 +8,8 @@ from headrace.stream_jobs.advantages import Advantage, TurnAdvantage
 
 ADVANTAGES = {
     **{name: f"headrace.stream_jobs.advantages:{name}" for name in ("grpo", "dr_grpo", "rloo")},
-    "turn_returns": "headrace.stream_jobs.turn_returns:TurnReturns",
-    "rewards": "headrace.stream_jobs.turn_rewards:TurnRewards",
+    "turn_returns": "headrace.stream_jobs.turn_advantages.turn_returns:TurnReturns",
+    "rewards": "headrace.stream_jobs.turn_advantages.turn_rewards:TurnRewards",
 }
 """The built-in estimators by the recipe's name."""
 

@@ -7,7 +7,7 @@ samples stand alone, and are never stale.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headrace.schemas.events import BatchSample, Dropped, GroupClosed, GroupSample
@@ -48,6 +48,16 @@ class WaitingGroup:
     def tokens(self) -> int:
         """Number of tokens that the next batch can train on."""
         return sum(sample.tokens for sample in self.fresh)
+
+    @property
+    def shown(self) -> bool:
+        """Whether the next batch can train on a demonstration of it."""
+        return any(sample.oldest_version < 0 for sample in self.fresh)
+
+    def without_samples(self, reason: str) -> WaitingGroup:
+        """Returns the group as one that the next batch drops."""
+        dropped = (Dropped(task=self.group.task, reason=reason),)
+        return replace(self, fresh=(), dropped=dropped, size=size_of((), dropped))
 
 
 class WaitingGroups:
@@ -127,8 +137,7 @@ class WaitingGroups:
         if self._settings.order == "fifo":
             return (waiting.offset, 0, 0)
         # Demonstrations are never stale, and are to be learned first.
-        shown = any(sample.oldest_version < 0 for sample in waiting.fresh)
-        return (-1 if shown else waiting.slack, waiting.group.ended, waiting.offset)
+        return (-1 if waiting.shown else waiting.slack, waiting.group.ended, waiting.offset)
 
 
 def fitting(groups: Iterable[Sized], taken: int = 0) -> Iterator[Sized]:

@@ -19,6 +19,7 @@ from headrace.schemas.recipe.tables import (
     PositiveSeconds,
     RecipeError,
     Settings,
+    use_and_options,
 )
 
 Chosen = TypeVar("Chosen", bound=Settings)
@@ -312,6 +313,17 @@ class Policy(Settings):
     batches: Batches = Batches()
     training: Annotated[Training | None, FALSE_IS_NONE] = Training()
     """Absent (`training = false` in TOML): the policy keeps version 0."""
+
+    @model_validator(mode="after")
+    def _replays_are_weighed(self) -> Policy:
+        replay = self.batches.replay
+        distills = self.training is not None and use_and_options(self.training.loss)[0] == DISTILL
+        if replay is not None and replay.weight != 1 and distills:
+            raise ValueError(
+                "batches.replay.weight: the loss `distill` does not weigh what it learns from a "
+                "teacher. Set it to 1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _critic_gets_rewards(self) -> Policy:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.agent_settings import Agent, EnvironmentSettings
+from headrace.schemas.recipe.barrier_settings import BarrierSettings, check_barrier
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.sync_mode import check_sync, with_sync
@@ -146,6 +147,8 @@ class Recipe(Settings):
     scheduler: Scheduler = Scheduler()
     policies: dict[str, Policy]
     """The policies by name. At least one is required."""
+    barrier: BarrierSettings | None = None
+    """Absent: policies don't wait for one another."""
     workers: Workers = Workers()
 
     @model_validator(mode="before")
@@ -187,6 +190,12 @@ class Recipe(Settings):
         for role, policy in tasks.roles.items():
             if policy not in self.policies:
                 raise ValueError(f"tasks.roles.{role}: no policy {policy!r}")
+            if role in self.environments and role != tasks.environment:
+                raise ValueError(
+                    f"tasks.roles.{role}: an environment has this name, too. Its scores as a judge "
+                    f"are recorded in episode.rewards[{role!r}], which is the reward of the role. "
+                    "Rename one of them"
+                )
         if tasks.minimum > tasks.samples:
             raise ValueError(
                 f"tasks.minimum: {tasks.minimum} is more than tasks.samples, {tasks.samples}"
@@ -205,10 +214,11 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
-    def _teachers_fit(self) -> Recipe:
+    def _teachers_and_barrier_fit(self) -> Recipe:
         for name, one in self.policies.items():
             if one.training is not None:
                 check_teacher(f"policies.{name}", one, one.training, self.policies)
+        check_barrier(self.barrier, self.policies)
         return self
 
     @property

@@ -20,6 +20,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from random import Random
+from statistics import fmean
 from typing import Any, Literal, Protocol
 
 from headrace.schemas import packed
@@ -72,7 +73,8 @@ class Episode:
     metrics: dict[str, float]
     """Numbers for reports. The agent sets them; they are recorded with the trajectory."""
     rewards: dict[str, float]
-    """Named parts of the reward, for reports: summed over the steps, with the judges' scores."""
+    """Named parts of the reward, for reports: summed over the steps, with the judges' scores. The
+    one with a role's name is what this role learns from, instead of the episode's reward."""
     turns: dict[str, RecordedTurn]
     """The turns so far, by call path."""
 
@@ -109,11 +111,15 @@ class Episode:
     def reward(self) -> float | None:
         """The episode's reward, which the agent may set.
 
-        Until then it is the sum of the steps' rewards, or None if no step gave a reward.
+        Until then it is the sum of the steps' rewards. If no step gave one, it is the mean of the
+        roles' own rewards, or None if there are none.
         """
         if self._reward is not None:
             return self._reward
-        return sum(self._rewards) if self._rewards else None
+        if self._rewards:
+            return sum(self._rewards)
+        own = [self.rewards[role] for role in self.roles if role in self.rewards]
+        return fmean(own) if own else None
 
     @reward.setter
     def reward(self, value: float) -> None:
@@ -327,6 +333,9 @@ class Episode:
         sampled = packed.unpack_i32(answer.tokens)
         turn = self.turns[request.call] = conversation.append(request, answer, sampled)
         most = min(left, self.sampling(conversation.role).max_tokens)
+        if request.pinned is not None and self._started.submitted.purpose == "train":
+            # Its tokens are as old as the version that the task names.
+            turn.turn = turn.turn.model_copy(update={"trainable": False})
         turn.cut = answer.finish == "length" and request.sampling.max_tokens == most
         self._token_count += len(sampled)
         here.last_turn = request.call

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from headrace.errors import TooLarge
@@ -226,8 +227,8 @@ class EpisodeRun:
 
     def _ending_of(self, agent: asyncio.Future[None]) -> Ending:
         error = error_of(agent)
-        if error is None and self._episode is not None:
-            error = _names_error(self._episode)
+        if self._episode is not None and (error is None or isinstance(error, EpisodeStopped)):
+            error = _names_error(self._episode) or error
         if error is None:
             return "finished"
         if isinstance(error, EpisodeStopped):
@@ -302,6 +303,13 @@ async def _first_of(tasks: set[asyncio.Task[Any]], timeout_s: float) -> None:
 
 
 def _names_error(episode: Episode) -> ValueError | None:
+    """Returns what is wrong with the named rewards or metrics. Clears those that are no numbers."""
+    for kind, values in (("rewards", episode.rewards), ("metrics", episode.metrics)):
+        wrong = [name for name, value in values.items() if not isinstance(value, Real)]
+        if wrong:
+            given = type(values[wrong[0]]).__name__
+            values.clear()
+            return ValueError(f"episode.{kind}[{wrong[0]!r}] is a {given}, not a number")
     try:
         check_names(episode.rewards)
         check_names(episode.metrics)

@@ -63,7 +63,7 @@ class EarnedReward:
     reward: float | None = None
     """None if nothing may be learned from the episode."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """The named parts of the reward, for reports."""
+    """The named parts of the reward, with the roles' own rewards."""
     masked: bool = False
     """Whether the reward counts in the group, but nothing is learned from the tokens."""
 
@@ -146,13 +146,15 @@ def outcome_of(
 def without_details(outcome: EpisodeEnded) -> EpisodeEnded:
     """Returns an outcome without what only reports need, if the whole is too large for a record.
 
-    Its ending, its reward and what grouping needs stay.
+    Its ending, its rewards and what grouping needs stay.
     """
     failure = outcome.failure
     if failure is not None:
         failure = failure.model_copy(update={"message": failure.message[:100]})
     uses = tuple(use.model_copy(update={"turn_rewards": b""}) for use in outcome.policies)
-    return outcome.model_copy(update={"rewards": {}, "policies": uses, "failure": failure})
+    roles = {use.role for use in outcome.policies}
+    rewards = {role: value for role, value in outcome.rewards.items() if role in roles}
+    return outcome.model_copy(update={"rewards": rewards, "policies": uses, "failure": failure})
 
 
 def earned_reward(
@@ -167,20 +169,31 @@ def earned_reward(
         return EarnedReward()
     if failure is not None or ending in UNREWARDED:
         return EarnedReward(parts=episode.rewards)
+    submitted, highest = started.submitted, setup.settings.unfinished_reward
     reward, parts = episode.reward, dict(episode.rewards)
-    highest = setup.settings.unfinished_reward
+    own = {role: parts[role] for role in submitted.roles if role in parts}
     if ending in UNFINISHED | COUNTED and highest is not None:
         # With a higher reward than it has, a policy would gain by running into the limit.
         reward = highest if reward is None else min(reward, highest)
-    own = {
-        call: one for call, one in episode.turns.items() if one.turn.policy not in setup.untrained
+        own = {role: min(value, highest) for role, value in own.items()}
+    learning = {
+        call: one
+        for call, one in episode.turns.items()
+        if one.turn.policy not in setup.untrained and not _is_pinned(submitted, one.turn.role)
     }
-    sampled = sum(packed.count(one.turn.tokens) for one in own.values())
-    penalty = _length_penalty(started.submitted, setup.settings, sampled, ending)
+    sampled = sum(packed.count(one.turn.tokens) for one in learning.values())
+    penalty = _length_penalty(submitted, setup.settings, sampled, ending)
     if reward is not None and penalty:
         reward, parts[OVERLONG] = reward - penalty, -penalty
-    cut = ending in UNFINISHED or (ending == "finished" and is_cut(own))
+        own = {role: value - penalty for role, value in own.items()}
+    cut = ending in UNFINISHED or (ending == "finished" and is_cut(learning))
+    parts |= own
     return EarnedReward(reward, parts, masked=cut and setup.settings.overlong == "mask")
+
+
+def _is_pinned(submitted: TaskSubmitted, role: str) -> bool:
+    """Whether no policy learns in a role, because the task names the version that plays it."""
+    return submitted.purpose == "train" and submitted.roles[role].version is not None
 
 
 def _length_penalty(

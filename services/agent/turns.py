@@ -8,6 +8,7 @@ whatever order the branches make them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -75,25 +76,34 @@ def arrange(
 
 
 def policy_uses(recorded: Mapping[str, RecordedTurn]) -> tuple[PolicyUse, ...]:
-    """Sums up what each policy did, in the order of its first turn."""
-    by_policy: dict[str, list[RecordedTurn]] = {}
-    for call in sorted(recorded, key=_path):
-        by_policy.setdefault(recorded[call].turn.policy, []).append(recorded[call])
-    return tuple(_policy_use(policy, turns) for policy, turns in by_policy.items())
+    """Sums up what each policy did in each role, in the order of the first turns."""
+    by_role: dict[tuple[str, str], list[tuple[int, RecordedTurn]]] = {}
+    for index, call in enumerate(sorted(recorded, key=_path)):
+        turn = recorded[call].turn
+        by_role.setdefault((turn.policy, turn.role), []).append((index, recorded[call]))
+    roles = Counter(policy for policy, _ in by_role)
+    return tuple(
+        _policy_use(policy, role, turns, several=roles[policy] > 1)
+        for (policy, role), turns in by_role.items()
+    )
 
 
-def _policy_use(policy: str, turns: Sequence[RecordedTurn]) -> PolicyUse:
+def _policy_use(
+    policy: str, role: str, indexed: Sequence[tuple[int, RecordedTurn]], *, several: bool
+) -> PolicyUse:
+    turns = [one for _, one in indexed]
     spoken = [one for one in turns if one.turn.tokens]
     rewards = [float("nan") if one.turn.reward is None else one.turn.reward for one in turns]
     return PolicyUse(
         policy=policy,
-        role=turns[0].turn.role,
+        role=role,
         tokens=sum(packed.count(one.turn.tokens) for one in spoken if one.turn.trainable),
         longest=max(one.length for one in turns),
         oldest_version=min(
             (one.oldest_version for one in spoken if not one.turn.demonstrated), default=-1
         ),
         turn_rewards=packed.pack_f32(rewards),
+        turns=packed.pack_i32(index for index, _ in indexed) if several else b"",
     )
 
 

@@ -18,6 +18,8 @@ nothing: then avg@k has Wilson's interval, too.
 A sample is left out if it failed because of anything but the policy, or if it has no reward: it
 says nothing about the policy. But a sample that ended at a limit or at its deadline without a
 reward counts with reward 0. If these were left out, the samples of hard items would be missing.
+
+Each policy is measured by its own reward: the mean of its roles' rewards.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 
 from headrace.schemas.events import EpisodeEnded, TaskEnded
+from headrace.schemas.role_rewards import policy_reward
 
 Z = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
@@ -117,6 +120,8 @@ class EvaluationResult:
 
     passing: float = 1.0
     """The lowest reward with which a sample passes."""
+    policy: str = ""
+    """The policy whose own reward counts. Empty: the episode's reward counts."""
     rewards: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
     """The rewards of each item's samples that count, by the source and the id of its task."""
     asked: int = 0
@@ -126,7 +131,7 @@ class EvaluationResult:
 
     def add(self, ended: TaskEnded) -> None:
         """Adds a task that has ended."""
-        rewards = [reward_of(outcome) for outcome in ended.outcomes]
+        rewards = [reward_of(outcome, self.policy) for outcome in ended.outcomes]
         counted = tuple(reward for reward in rewards if reward is not None)
         self.asked = max(self.asked, len(rewards))
         self.failed += len(rewards) - len(counted)
@@ -204,15 +209,14 @@ class EvaluationResult:
         }
 
 
-def reward_of(outcome: EpisodeEnded) -> float | None:
-    """Returns the reward with which a sample counts, or None if it is left out."""
+def reward_of(outcome: EpisodeEnded, policy: str) -> float | None:
+    """Returns the policy's reward with which a sample counts, or None if it is left out."""
     if outcome.ending in LIMITS and outcome.reward is None:
         return 0.0
     if outcome.failure is not None and outcome.failure.origin != "policy":
         return None
-    if outcome.reward is not None and math.isfinite(outcome.reward):
-        return outcome.reward
-    return None
+    reward = policy_reward(outcome, policy)
+    return reward if reward is not None and math.isfinite(reward) else None
 
 
 class Evaluations:
@@ -242,13 +246,13 @@ class Evaluations:
         }
         for policy, version in versions.items():
             known = self._measured.setdefault(policy, {})
-            known.setdefault(version, EvaluationResult(self._passing)).add(ended)
+            known.setdefault(version, EvaluationResult(self._passing, policy)).add(ended)
 
     def of(self, policy: str) -> dict[int, EvaluationResult]:
         """Returns one policy's results by version, sorted by version."""
         known = self._measured.get(policy, {})
         if policy in self._fixed:
-            known.setdefault(0, EvaluationResult(self._passing))
+            known.setdefault(0, EvaluationResult(self._passing, policy))
         return {version: known[version] for version in sorted(known)}
 
     def to_tree(self) -> dict[str, object]:

@@ -44,7 +44,7 @@ class PolicyRoom:
         self._staleness = Staleness(settings.prefetch)
         self._pool = ReplayPool(settings, self._staleness)
         self._sizes: deque[int] = deque(maxlen=KNOWN_SIZES)
-        self._batch = 0
+        self.batch = 0
         self._closed: dict[int, tuple[int, int]] = {}
         """Open tasks whose group is closed, to the version of the oldest token, which is -1 if one
         is demonstrated, and the number of tokens."""
@@ -58,10 +58,10 @@ class PolicyRoom:
         """How many groups may start now."""
         if self.published is None:
             return 0
-        busy = self._batch - self.published >= self._settings.prefetch
+        busy = self.batch - self.published >= self._settings.prefetch
         if busy and self._enough():
             return 0
-        ahead = self.published - self._batch + self._settings.max_staleness + 1
+        ahead = self.published - self.batch + self._settings.max_staleness + 1
         room = self._pool.fresh_groups(ahead) - len(self.open)
         return room if self._settings.tokens is None else min(room, self._missing(ahead))
 
@@ -84,9 +84,9 @@ class PolicyRoom:
 
     def on_batch(self, version: int, decided: Frontier, trained: Iterable[BatchSample]) -> None:
         """Notes a batch: the tasks that are decided by then, and what it trains on."""
-        if version <= self._batch:
+        if version <= self.batch:
             return
-        self._batch = version
+        self.batch = version
         self._pool.on_batch(version, trained)
         self.decided = decided
         for number in [one for one in self.open if one in decided]:
@@ -131,5 +131,5 @@ class PolicyRoom:
     def _free_stale(self) -> None:
         """Frees the room of closed groups that no batch can train any more."""
         for number, (oldest, _) in list(self._closed.items()):
-            if self._staleness.behind(oldest, self._batch) > self._settings.max_staleness:
+            if self._staleness.behind(oldest, self.batch) > self._settings.max_staleness:
                 self.drop(number)

@@ -99,76 +99,102 @@ class Curve:
         return [*ALGORITHMS[self.algorithm], *seeds]
 
 
+class _Learning:
+    """A policy that is sampled and trained."""
+
+    def __init__(self, recipe: Recipe, name: str, scratch: Path) -> None:
+        self.name = name
+        self.settings = recipe.policies[name]
+        self._scratch = scratch
+        self.learner = Learner(model_folder(self.settings.model), self.settings)
+        [(self.engine, _)] = make_engines(recipe, [name])
+        tokenizer = Tokenizer(model_folder(self.settings.model))
+        self.served = ServedPolicy(name, self.engine, Slots(self.engine), tokenizer, NAME)
+
+    async def serve(self, newest: int, sampled_by: int) -> None:
+        """Keeps the weights of the newest version, and loads those of the version that samples."""
+        self._path(newest).write_bytes(self.learner.weights())
+        await self.engine.load(Weights(self.name, sampled_by, self._path(sampled_by)))
+        self.served.version = sampled_by
+        self._path(sampled_by - 1).unlink(missing_ok=True)
+
+    def train(self, batch: BatchAssembled, trajectories: Sequence[Event]) -> None:
+        settings = self.settings.training
+        assert settings is not None
+        if not batch.samples:
+            return
+        vocabulary = self.learner.vocabulary
+        critic = settings.critic is not None
+        updates, _ = build_updates(
+            batch, trajectories, vocabulary, settings.minibatches, critic=critic
+        )
+        self.learner.train(updates)
+
+    def _path(self, version: int) -> Path:
+        return self._scratch / f"{self.name}-{version}.safetensors"
+
+
 class LockstepLoop:
-    """Samples a batch with one version, trains, and so on."""
+    """Samples a batch with one version of each policy, trains, and so on."""
 
     def __init__(self, recipe: Recipe, scratch: Path, staleness: int) -> None:
         self._recipe = recipe
-        self._policy = recipe.policies[POLICY]
-        self._scratch = scratch
         self._staleness = staleness
-        self._learner = Learner(model_folder(self._policy.model), self._policy)
-        [(self._engine, _)] = make_engines(recipe, [POLICY])
-        tokenizer = Tokenizer(model_folder(self._policy.model))
-        self._served = ServedPolicy(POLICY, self._engine, Slots(self._engine), tokenizer, NAME)
+        trained = [name for name, one in recipe.policies.items() if one.training is not None]
+        self._policies = {name: _Learning(recipe, name, scratch) for name in trained}
         self._agents = load_agents(recipe)
         self._environments = load_environments(recipe, NAME, Instances(_drop, NAME))
         self._groups = GroupAssembler(recipe)
         self._tasks = self._make_tasks()
 
-    async def run(self, versions: int) -> list[float]:
-        """Makes versions. Returns the mean reward of each batch."""
+    async def run(self, versions: int) -> list[dict[str, float]]:
+        """Makes versions. Returns the mean reward of each batch, by policy."""
         for environment in self._environments.values():
             if isinstance(environment, Opening):
                 await environment.open()
         try:
             rewards = []
             for version in range(1, versions + 1):
-                self._path(version - 1).write_bytes(self._learner.weights())
                 sampled_by = max(0, version - 1 - self._staleness)
-                await self._engine.load(Weights(POLICY, sampled_by, self._path(sampled_by)))
-                self._served.version = sampled_by
+                for policy in self._policies.values():
+                    await policy.serve(version - 1, sampled_by)
                 rewards.append(await self._train(version))
-                self._path(sampled_by - 1).unlink(missing_ok=True)
             return rewards
         finally:
             for environment in self._environments.values():
                 await environment.close_pool()
-            await self._engine.close(drain_s=0.0)
+            for policy in self._policies.values():
+                await policy.engine.close(drain_s=0.0)
 
-    async def _train(self, version: int) -> float:
-        """Samples and trains batch `version`. Returns its mean reward."""
-        count = self._policy.batches.groups
+    async def _train(self, version: int) -> dict[str, float]:
+        """Samples and trains batch `version` of each policy. Returns the mean rewards."""
+        count = max(policy.settings.batches.groups for policy in self._policies.values())
         tasks = list(itertools.islice(self._tasks, count))
         numbers = range((version - 1) * count, version * count)
         ended = await asyncio.gather(*map(self._play, numbers, tasks))
-        samples: list[BatchSample] = []
-        trajectories: list[Event] = []
+        samples: dict[str, list[BatchSample]] = {name: [] for name in self._policies}
+        trajectories: dict[str, list[Event]] = {name: [] for name in self._policies}
+        means: dict[str, list[float]] = {name: [] for name in self._policies}
         for task, by_sample in ended:
-            [group] = self._groups.on_task(task, 0)
-            for sample in group.samples:
-                samples.append(
-                    BatchSample(
-                        task=task.task, sample=sample.sample, trajectory=sample.trajectory,
-                        advantages=sample.advantages, tokens=sample.tokens, longest=sample.longest,
-                        oldest_version=sample.oldest_version,
-                    )
-                )  # fmt: skip
-                trajectories.append(by_sample[sample.sample])
-        batch = BatchAssembled(
-            policy=POLICY, version=version, recipe=self._recipe.digest, seed=0,
-            samples=tuple(samples), sampled_tokens=sum(one.tokens for one in samples),
-            low_mark=0, groups_read=0,
-        )  # fmt: skip
-        settings = self._policy.training
-        assert settings is not None
-        vocabulary = self._learner.vocabulary
-        critic = settings.critic is not None
-        updates, _ = build_updates(
-            batch, trajectories, vocabulary, settings.minibatches, critic=critic
-        )
-        self._learner.train(updates)
-        return fmean(one.reward or 0.0 for task, _ in ended for one in task.outcomes)
+            for group in self._groups.on_task(task, 0):
+                means[group.policy].append(group.mean or 0.0)
+                for sample in group.samples:
+                    samples[group.policy].append(
+                        BatchSample(
+                            task=task.task, sample=sample.sample, trajectory=sample.trajectory,
+                            advantages=sample.advantages, tokens=sample.tokens,
+                            longest=sample.longest, oldest_version=sample.oldest_version,
+                        )
+                    )  # fmt: skip
+                    trajectories[group.policy].append(by_sample[sample.sample])
+        for name, policy in self._policies.items():
+            batch = BatchAssembled(
+                policy=name, version=version, recipe=self._recipe.digest, seed=0,
+                samples=tuple(samples[name]), low_mark=0, groups_read=0,
+                sampled_tokens=sum(one.tokens for one in samples[name]),
+            )  # fmt: skip
+            policy.train(batch, trajectories[name])
+        return {name: fmean(rewards) for name, rewards in means.items()}
 
     async def _play(
         self, number: int, submitted: TaskSubmitted
@@ -202,9 +228,10 @@ class LockstepLoop:
         return outcome, recorded[-1]
 
     async def _answer(self, request: GenerationRequested) -> GenerationCompleted | None:
-        slot = await self._served.slots.take()
+        served = self._policies[request.policy].served
+        slot = await served.slots.take()
         try:
-            return await self._served.complete(request, slot, queue_s=0.0)
+            return await served.complete(request, slot, queue_s=0.0)
         finally:
             slot.free()
 
@@ -212,9 +239,6 @@ class LockstepLoop:
         tasks, maker = self._recipe.tasks, TaskMaker(self._recipe, NAME)
         for task_id, epoch, item in items_by_epoch(tasks.use, tasks.options, tasks.epochs):
             yield maker.make(item, task_id, epoch)
-
-    def _path(self, version: int) -> Path:
-        return self._scratch / f"{version}.safetensors"
 
 
 async def _drop(event: object) -> None:
@@ -229,7 +253,7 @@ def learn(curve: Curve, folder: Path) -> None:
     recipe = read_recipe(curve.recipe, curve.settings())
     with TemporaryDirectory(prefix="headrace-learning-") as scratch:
         loop = LockstepLoop(recipe, Path(scratch), curve.staleness)
-        rewards = asyncio.run(loop.run(curve.versions))
+        rewards = [one[POLICY] for one in asyncio.run(loop.run(curve.versions))]
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(rewards))
     temporary.replace(path)

@@ -13,7 +13,7 @@ from headrace.schemas.events import (
     TaskEnded,
     TrajectoryRecorded,
 )
-from headrace.schemas.packed import pack_f32, unpack_f32
+from headrace.schemas.packed import pack_f32, unpack_f32, unpack_i32
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import use_and_options
@@ -88,12 +88,11 @@ def _sample(
     facts: Facts, group: GroupClosed, sample: GroupSample, outcome: EpisodeEnded | None, name: str
 ) -> Violations:
     name = f"{name}: sample {sample.sample}"
-    if outcome is None or (sample.trajectory, sample.reward) != (
-        outcome.trajectory,
-        outcome.reward,
-    ):
+    if outcome is None or sample.trajectory != outcome.trajectory:
         yield f"I6: {name} is not its outcome"
         return
+    if sample.reward != (reward := _reward(outcome, group.policy)):
+        yield f"I6: {name} is not its outcome: reward {sample.reward}, its policy's is {reward}"
     if outcome.masked and sample.oldest_version >= 0:
         yield f"I3: {name} is trained on, and masked"
     trajectory = facts.resolve(sample.trajectory)
@@ -113,28 +112,23 @@ def _advantages(group: GroupClosed, policy: Policy, ended: TaskEnded, name: str)
     Masked samples count, and have none themselves. So do those that a filter left out.
     """
     sampled = [sample for sample in group.samples if sample.oldest_version >= 0]
-    known = {sample.sample: sample.reward for sample in sampled}
+    outcomes = {outcome.sample: outcome for outcome in ended.outcomes}
+    counting = {sample.sample for sample in sampled}
     out = {one.sample for one in group.excluded if one.reason not in NEVER_COUNTS}
     for outcome in ended.outcomes:
         if outcome.sample in out and outcome.reward is not None and outcome.failure is None:
-            known.setdefault(outcome.sample, outcome.reward)
-    everything = [known[sample] for sample in sorted(known)]
+            counting.add(outcome.sample)
+    everything = [_reward(outcomes[sample], group.policy) for sample in sorted(counting)]
     unselected = {one.sample for one in group.excluded if one.reason == NOT_SELECTED}
     if _compares_all(policy):
         unselected = set()
-    order = sorted(known.keys() - unselected)
-    rewards = [known[sample] for sample in order]
+    order = sorted(counting - unselected)
+    rewards = [_reward(outcomes[sample], group.policy) for sample in order]
     estimator, _ = use_and_options(policy.groups.advantage)
     if group.estimator != estimator:
         yield f"I3: {name} is scored by {group.estimator}, the recipe says {estimator}"
-    estimate = load_advantage(policy.groups.advantage)
-    advantages: list[Sequence[float]] = []
-    if rewards and isinstance(estimate, TurnAdvantage):
-        advantages += estimate(rewards, [_turn_rewards(ended, group, one) for one in order])
-    elif rewards and not isinstance(estimate, TurnAdvantage):
-        advantages += [[one] for one in estimate(rewards)]
-    expected = dict(zip(order, advantages, strict=True))
-    if any(one.advantages != pack_f32(expected[one.sample]) for one in sampled):
+    expected = _expected(policy, [outcomes[sample] for sample in order], ended, group.policy)
+    if any(one.advantages not in expected[one.sample] for one in sampled):
         yield f"I3: {name} has other advantages than its rewards {rewards} give"
     for sample in group.samples:
         if sample.oldest_version < 0 and sample.advantages != pack_f32([1.0]):
@@ -151,12 +145,69 @@ def _compares_all(policy: Policy) -> bool:
     return choice is not None and use_and_options(choice)[1].get("advantages") == "all"
 
 
-def _turn_rewards(ended: TaskEnded, group: GroupClosed, sample: int) -> list[float]:
-    """The rewards of a sample's turns by its outcome; 0 for a turn without one."""
-    outcome = next(one for one in ended.outcomes if one.sample == sample)
-    use = next(one for one in outcome.policies if one.policy == group.policy)
-    rewards = [0.0 if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
+def _reward(outcome: EpisodeEnded, policy: str) -> float:
+    """The mean of what the roles of the policy learn from."""
     assert outcome.reward is not None
-    if rewards and not isclose(fsum(rewards), outcome.reward, rel_tol=1e-6, abs_tol=1e-6):
-        rewards[-1] += outcome.reward - fsum(rewards)
-    return rewards
+    used = [use.role for use in outcome.policies if use.policy == policy and use.tokens]
+    return fmean(outcome.rewards.get(role, outcome.reward) for role in used)
+
+
+def _expected(
+    policy: Policy, outcomes: Sequence[EpisodeEnded], ended: TaskEnded, name: str
+) -> dict[int, set[bytes]]:
+    """The advantages of each sample, packed: one for each turn, and the only one if all turns learn
+    from one reward.
+
+    Turns of roles with rewards of their own are compared with the same role in other samples.
+    """
+    estimate = load_advantage(policy.groups.advantage)
+    named = {name for outcome in ended.outcomes for name in outcome.rewards}
+    played: dict[str, dict[int, dict[int, float]]] = {}
+    """Role, sample, and each turn with what followed it."""
+    lengths: dict[int, int] = {}
+    for outcome in outcomes:
+        own = [use for use in outcome.policies if use.policy == name]
+        lengths[outcome.sample] = sum(len(use.turn_rewards) // 4 for use in own)
+        places = sorted(turn for use in own for turn in unpack_i32(use.turns))
+        for use in (use for use in own if use.tokens and use.oldest_version >= 0):
+            role = use.role if use.role in named else ""
+            turns = unpack_i32(use.turns) or range(lengths[outcome.sample])
+            after = [0.0 if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
+            mine = played.setdefault(role, {}).setdefault(outcome.sample, {})
+            for turn, reward in zip(turns, after, strict=True):
+                mine[places.index(turn) if places else turn] = reward
+    found = {outcome.sample: [0.0] * lengths[outcome.sample] for outcome in outcomes}
+    single: dict[int, list[Sequence[float]]] = {outcome.sample: [] for outcome in outcomes}
+    by_sample = {outcome.sample: outcome for outcome in outcomes}
+    for role, samples in played.items():
+        rewards: list[float] = []
+        for sample in samples:
+            whole = by_sample[sample].reward
+            assert whole is not None
+            rewards.append(by_sample[sample].rewards.get(role, whole))
+        turns_of = [dict(sorted(one.items())) for one in samples.values()]
+        followed = [
+            _whole(list(one.values()), to) for one, to in zip(turns_of, rewards, strict=True)
+        ]
+        advantages: Sequence[Sequence[float]]
+        if isinstance(estimate, TurnAdvantage):
+            advantages = estimate(rewards, followed)
+        else:
+            advantages = [[one] for one in estimate(rewards)]
+        for sample, of, values in zip(samples, turns_of, advantages, strict=True):
+            single[sample].append(values)
+            spread = values if len(values) == len(of) else [values[0]] * len(of)
+            for turn, value in zip(of, spread, strict=True):
+                found[sample][turn] = value
+    return {
+        sample: {pack_f32(values)}
+        | {pack_f32(one) for one in single[sample] if len(single[sample]) == 1}
+        for sample, values in found.items()
+    }
+
+
+def _whole(followed: list[float], reward: float) -> list[float]:
+    """The rewards of turns, the last one changed so that their sum is the reward."""
+    if followed and not isclose(fsum(followed), reward, rel_tol=1e-6, abs_tol=1e-6):
+        followed[-1] += reward - fsum(followed)
+    return followed

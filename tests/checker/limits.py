@@ -18,6 +18,8 @@ from headrace.services.log.event_log import Delivery
 from tests.checker.facts import Facts, Violations
 from tests.checker.staleness import behind
 
+READ_S = 2.0
+"""How long a job may take to read a start."""
 LAG_S = 15.0
 """How far behind the log a scheduler that is not cut off yet may be in what it knows."""
 
@@ -38,6 +40,7 @@ def check(facts: Facts, recipe: Recipe) -> Violations:
             if event.policy in world.policies:
                 world.policies[event.policy].on_group(event)
         elif isinstance(event, BatchAssembled):
+            yield from world.at_barrier(event, one.recorded_at)
             yield from world.policies[event.policy].on_batch(event, one.recorded_at)
         elif isinstance(event, PolicyPublished) and event.policy in world.policies:
             policy = world.policies[event.policy]
@@ -66,6 +69,8 @@ class _World:
             if policy.training is not None
         }
         self._tasks: set[int] = set()
+        self._barrier = recipe.barrier
+        self._ahead = recipe.barrier.versions if recipe.barrier else 0
 
     def on_start(self, event: EpisodeStarted, at_s: float) -> Violations:
         """A start keeps the limit of live episodes, and its task the room of every policy."""
@@ -82,7 +87,26 @@ class _World:
         self._tasks.add(event.task)
         if event.verdict is None and event.submitted.purpose == "train":
             for policy in self.policies.values():
-                yield from policy.on_task(event.task, at_s, event.deadline / 1000)
+                # Its scheduler may not know the newest version of the others yet.
+                held = any(
+                    policy.batch + 1 - (other.published - 1) > self._ahead
+                    for other in self._set_of(policy.name)
+                )
+                yield from policy.on_task(event.task, at_s, event.deadline / 1000, held)
+
+    def at_barrier(self, batch: BatchAssembled, at_s: float) -> Violations:
+        """No batch is too far ahead of a policy of its set that has tasks left."""
+        for other in self._set_of(batch.policy):
+            known = [task for task, (began_s, _) in other.live.items() if began_s < at_s - READ_S]
+            left = known or other.undecided & other.closed.keys() or other.batch > other.published
+            if batch.version - other.published > self._ahead and left:
+                name = f"batch {batch.policy}/{batch.version}"
+                yield f"I5: {name} is ahead of {other.name}, which is at {other.published}"
+
+    def _set_of(self, name: str) -> list[_Policy]:
+        """The other policies of a policy's set."""
+        named = self._barrier.policies or tuple(self.policies) if self._barrier else ()
+        return [self.policies[one] for one in named if one != name and name in named]
 
 
 @dataclass
@@ -105,8 +129,9 @@ class _Policy:
     closed: dict[int, int] = field(default_factory=dict)
     """Scored groups to the version of their oldest token."""
 
-    def on_task(self, task: int, at_s: float, deadline_s: float) -> Violations:
-        """A task that trains is started: there must be room, by what its scheduler may know."""
+    def on_task(self, task: int, at_s: float, deadline_s: float, held: bool) -> Violations:
+        """A task that trains is started: there must be room, by what its scheduler may know, unless
+        the policy is `held` at a barrier."""
         if self.published < 0:
             yield f"I5: task {task} was started before {self.name} had a version"
         hidden: set[int] = set()
@@ -116,7 +141,7 @@ class _Policy:
                 break
             hidden = hidden | decided
             rooms.append(self._room(batch, hidden))
-        if max(rooms) <= 0:
+        if max(rooms) <= 0 and not held:
             yield f"I5: task {task} was started without room for {self.name}: {rooms[0]}"
         self.undecided.add(task)
         self.live[task] = (at_s, deadline_s)

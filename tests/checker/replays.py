@@ -8,8 +8,14 @@ from fractions import Fraction
 
 from headrace.schemas.events import BatchAssembled, BatchSample
 from headrace.schemas.recipe.batch_settings import Batches
+from headrace.schemas.replay_pool import ReplayPool
+from headrace.schemas.staleness import Staleness
+from headrace.stream_jobs.waiting_groups import size_of
 from tests.checker.facts import Violations
 from tests.checker.staleness import behind
+
+SMALL = 700
+"""Bytes that fit into any batch, even if a simulation makes batches small."""
 
 
 class Replays:
@@ -20,6 +26,7 @@ class Replays:
         self._skipped = skipped
         self._trained: dict[int, dict[int, list[tuple[int, BatchSample]]]] = {}
         """By task and sample: each batch's version, and the sample as it was there."""
+        self._pool = ReplayPool(settings, Staleness(settings.prefetch, skipped))
         self._share = Fraction(0) if settings.replay is None else settings.replay.exact_share
 
     def on_batch(self, batch: BatchAssembled, name: str) -> Violations:
@@ -35,6 +42,7 @@ class Replays:
         for task, samples in replayed.items():
             yield from self._group(batch.version, task, samples, f"{name}: replay of {task}")
         yield from self._quota(batch, len(replayed), name)
+        yield from self._chosen(batch, list(replayed), name)
         for one in batch.samples:
             known = self._trained.setdefault(one.task, {})
             known.setdefault(one.sample, []).append((batch.version, one))
@@ -68,6 +76,20 @@ class Replays:
             old = behind(one.oldest_version, version - 1, self._settings.prefetch, self._skipped)
             if old > replay.max_age or version - batches[0] > replay.max_age:
                 yield f"I5: {name}: sample {one.sample} is {old} versions behind"
+
+    def _chosen(self, batch: BatchAssembled, replayed: list[int], name: str) -> Violations:
+        """Whoever made the batch had the pool of one who saw all batches."""
+        if self._settings.replay is None:
+            return
+        fresh = [one for one in batch.samples if one.use == 0]
+        chosen = self._pool.chosen(len({one.task for one in fresh}))
+        expected = [one.task for one in chosen]
+        again = [sample for one in chosen for sample in one.samples]
+        if size_of([*fresh, *again], batch.dropped) > SMALL:
+            expected = expected[: len(replayed)]
+        if replayed != expected:
+            yield f"I9: {name} replays {replayed}, and all batches before it give {expected}"
+        self._pool.on_batch(batch.version, batch.samples)
 
     def _quota(self, batch: BatchAssembled, replayed: int, name: str) -> Violations:
         """No batch replays more than its part of the share."""

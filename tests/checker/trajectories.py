@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 
@@ -20,7 +20,7 @@ from headrace.schemas.events import (
     TrajectoryRecorded,
     Turn,
 )
-from headrace.schemas.packed import count, unpack_f32, unpack_spans
+from headrace.schemas.packed import count, unpack_f32, unpack_i32, unpack_spans
 from headrace.schemas.recipe.recipe import Recipe
 from tests.checker.episodes import LIMITS
 from tests.checker.facts import Facts, Violations
@@ -73,6 +73,7 @@ def check(facts: Facts) -> Violations:
             continue
         yield from _agreement(found, outcome, name)
         yield from _limits(facts, found, name)
+        yield from _pinned(facts, found, name)
         yield from _turns(facts, found, name)
         asked = attempts[found.task, found.sample, found.attempt]
         yield from _whole(facts, found, asked, name)
@@ -90,13 +91,18 @@ def versions(turn: Turn) -> list[int]:
 
 
 def use_of(trajectory: TrajectoryRecorded, policy: str) -> PolicyUse | None:
-    """What a policy did in a trajectory, counted from its turns; None where it took no part."""
-    turns = [turn for turn in trajectory.turns if turn.policy == policy]
-    if not turns:
-        return None
+    """What a policy did in the roles of a trajectory in which it may learn, counted from the turns;
+    in all its roles if there is no such one. None if it took no part."""
+    own = [turn for turn in trajectory.turns if turn.policy == policy]
+    learning = {turn.role for turn in own if turn.trainable and turn.tokens}
+    turns = [turn for turn in own if turn.role in learning] or own
+    return _use(trajectory, turns) if turns else None
+
+
+def _use(trajectory: TrajectoryRecorded, turns: Sequence[Turn]) -> PolicyUse:
     drawn = [version for turn in turns for version in versions(turn)]
     return PolicyUse(
-        policy=policy,
+        policy=turns[0].policy,
         role=turns[0].role,
         tokens=sum(count(turn.tokens) for turn in turns if turn.trainable),
         longest=max(
@@ -127,15 +133,24 @@ def _agreement(trajectory: TrajectoryRecorded, outcome: EpisodeEnded, name: str)
 
     if told(trajectory) != told(outcome):
         yield f"I2: {name} ended as {told(outcome)}, its trajectory as {told(trajectory)}"
-    policies = list(dict.fromkeys(turn.policy for turn in trajectory.turns))
-    if policies != [use.policy for use in outcome.policies]:
-        yield f"I2: {name} says that {policies} spoke, it was {outcome.policies}"
+    played = list(dict.fromkeys((turn.policy, turn.role) for turn in trajectory.turns))
+    if played != [(use.policy, use.role) for use in outcome.policies]:
+        yield f"I2: {name} says that {played} spoke, it was {outcome.policies}"
+        return
     for use in outcome.policies:
-        counted = use_of(trajectory, use.policy)
-        stated = use.model_copy(update={"turn_rewards": b""})
+        numbered = [
+            (index, turn)
+            for index, turn in enumerate(trajectory.turns)
+            if (turn.policy, turn.role) == (use.policy, use.role)
+        ]
+        counted = _use(trajectory, [turn for _, turn in numbered])
+        stated = use.model_copy(update={"turn_rewards": b"", "turns": b""})
         if counted != stated:
             yield f"I5: {name} states {stated}, its turns say {counted}"
-        earned = [turn.reward for turn in trajectory.turns if turn.policy == use.policy]
+        several = sum(policy == use.policy for policy, _ in played) > 1
+        if unpack_i32(use.turns) != ([index for index, _ in numbered] if several else []):
+            yield f"I3: {name} gives the role {use.role} the turns {unpack_i32(use.turns)}"
+        earned = [turn.reward for _, turn in numbered]
         rewards = [None if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
         if [one is None for one in earned] != [one is None for one in rewards]:
             yield f"I6: {name}: turns earned {earned}, its outcome says {rewards}"
@@ -150,6 +165,17 @@ def _limits(facts: Facts, trajectory: TrajectoryRecorded, name: str) -> Violatio
     if len(trajectory.turns) > submitted.max_turns or tokens > submitted.max_tokens:
         most = f"{submitted.max_turns} turns, {submitted.max_tokens} tokens"
         yield f"I2: {name} has {len(trajectory.turns)} turns, {tokens} tokens, of {most}"
+
+
+def _pinned(facts: Facts, trajectory: TrajectoryRecorded, name: str) -> Violations:
+    """No role is trained that the task gives to one version."""
+    started = facts.get(EpisodeStarted, trajectory.task, trajectory.sample)
+    roles = started.submitted.roles if started is not None else {}
+    for index, turn in enumerate(trajectory.turns):
+        use = roles.get(turn.role)
+        pinned = use is not None and use.version is not None and trajectory.purpose == "train"
+        if pinned and turn.trainable:
+            yield f"I3: {name}: turn {index} would be trained, and a pinned version played it"
 
 
 def _turns(facts: Facts, trajectory: TrajectoryRecorded, name: str) -> Violations:

@@ -37,10 +37,15 @@ def with_data(recipe: Recipe, chance: Random, kinds: Collection[str] = ()) -> Re
 
 
 def _add_replay(tree: dict[str, Any], chance: Random) -> None:
+    """Replay, and enough batches and groups that there is something to replay."""
+    tree["tasks"]["options"]["items"] = 24
+    tree["policies"]["default"]["groups"]["filters"] = []
     batches = tree["policies"]["default"]["batches"]
+    batches["prefetch"] = min(1, batches["prefetch"])
     groups = batches["groups"] = max(2, batches["groups"])
-    uses = chance.choice([2, 3, 4])
-    share = min(chance.choice([0.2, 0.34, 0.5]), 1 - 1 / uses, (groups - 1) / groups)
-    age = batches["prefetch"] + chance.choice([1, 2, 8])
+    uses = chance.choice([2, 3, 3])
+    most = min(1 - 1 / uses, (groups - 1) / groups)
+    share = chance.choice([0.2, int(100 * most) / 100])
+    age = batches["prefetch"] + chance.choice([1, 3, 8])
     weight = chance.choice([1.0, 0.5])
     batches["replay"] = {"share": share, "max_uses": uses, "max_age": age, "weight": weight}

@@ -121,18 +121,68 @@ def test_batches_are_full_and_every_task_is_decided_in_many_worlds() -> None:
     check(*range(MANY_SEEDS))
 
 
-def a_loop(live: int, **batches: int) -> Recipe:
+def a_loop(live: int | None = None, mode: str = "async", **batches: Any) -> Recipe:
     """Batches of 8 groups with 8 samples."""
     batches = {"groups": 8, **batches}
     return parse_recipe(
         {
             "name": "loop",
-            "tasks": {"use": "count", "samples": 8},
-            "scheduler": {"live_episodes": live},
+            "mode": mode,
+            "tasks": {"use": "count", "samples": 8, "max_tokens": 1200},
+            "scheduler": {} if live is None else {"live_episodes": live},
             "policies": {POLICY: {"model": "tiny-llama", "batches": batches}},
         },
         "test",
     )
+
+
+@pytest.mark.parametrize("median_s", [5.0, 300.0])
+@pytest.mark.parametrize("kept", [1.0, 0.4])
+def test_batches_with_replays_are_full_and_have_the_share(median_s: float, kept: float) -> None:
+    recipe = a_loop(live=128, replay={"share": 0.3, "max_uses": 2, "max_age": 16})
+    world = World(
+        median_s, 0.6, train_s=median_s / 10, deaths=0.02, kept=kept, tasks=int(320 / kept)
+    )
+    result = Loop(recipe, world).run()
+    assert (result.full(8), result.undecided, result.parts) == (1.0, 0, 0)
+    # The first batches have nothing to replay.
+    first = next(index for index, count in enumerate(result.replayed) if count)
+    assert first <= 2
+    share = sum(result.replayed[first:]) / sum(result.batches[first:])
+    assert share == pytest.approx(0.3, abs=0.01)
+    assert max(result.uses.values()) == 2
+    assert max(result.ages) <= 16
+    assert result.stale_share <= 0.01
+    assert 0.97 <= result.length_ratio <= 1.03, "long episodes are trained on as often"
+
+
+def test_no_group_of_a_bound_of_0_is_started_in_vain_for_a_batch_with_replays() -> None:
+    """The scheduler starts as many groups as the batch needs, also while the pool fills."""
+    recipe = a_loop(live=64, max_staleness=0, prefetch=0, replay={"share": 0.45})
+    result = Loop(recipe, World(120.0, 0.6, train_s=12.0, tasks=200)).run()
+    assert (result.full(8), result.stale, result.undecided) == (1.0, 0, 0)
+    assert set(result.replayed[1:]) <= {3, 4}
+
+
+def test_batches_by_tokens_are_full_within_the_bound_of_staleness() -> None:
+    recipe = a_loop(live=64, groups=64, tokens=8_000, max_staleness=8)
+    result = Loop(recipe, World(120.0, 0.9, train_s=12.0, deaths=0.02, tasks=400)).run()
+    assert result.undecided == 0
+    assert all(8_000 <= tokens < 12_000 for tokens in result.tokens)
+    assert result.stale_share <= 0.02
+    assert len(set(result.batches)) > 1, "the number of groups follows from their lengths"
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.4])
+def test_a_synchronous_loop_waits_for_nothing_but_its_batch(kept: float) -> None:
+    recipe = a_loop(mode="sync")
+    world = World(120.0, 0.6, train_s=12.0, deaths=0.02, kept=kept, tasks=int(120 / kept))
+    result = Loop(recipe, world).run()
+    assert (result.full(8), result.stale, result.undecided) == (1.0, 0, 0)
+    assert set(result.staleness) == {0}
+    for moment, published in result.made[:-1]:
+        assert moment in result.closes, "a batch is made when its last group is closed"
+        assert published == result.made.index((moment, published)), "and of the newest version"
 
 
 def test_hung_episodes_cost_their_samples_and_not_the_rate(

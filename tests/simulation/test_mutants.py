@@ -10,9 +10,7 @@ import pytest
 
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.mutants.mutant import Mutant, StaleMutant
-from tests.simulation.mutants.trial import Trial, read_recorded, try_apart, workers
-from tests.simulation.scenario import draw_only
-from tests.simulation.simulate import simulate
+from tests.simulation.mutants.trial import Trial, read_recorded, simulated, try_apart, workers
 
 RECORDED = read_recorded()
 MORE = range(8)
@@ -59,7 +57,7 @@ def test_a_mutant_is_caught(name: str, trials: dict[str, Future[Trial]]) -> None
 @pytest.mark.long
 @pytest.mark.parametrize(("faults", "seed"), SOUND)
 def test_the_sound_code_passes_where_mutants_are_caught(faults: tuple[str, ...], seed: int) -> None:
-    assert simulate(seed, scenario=draw_only(seed, faults)).violations == []
+    assert simulated(seed, faults) == []
 
 
 def test_a_mutant_whose_text_is_gone_says_so() -> None:

@@ -15,8 +15,8 @@ from headrace.services.tasks.curation.curators import CURATORS, load_curator
 from headrace.stream_jobs.advantages import dr_grpo, grpo, rloo
 from headrace.stream_jobs.filters import Group, MeanReward, zero_advantage
 from headrace.stream_jobs.selection import BestOf, Candidates
-from headrace.stream_jobs.turn_returns import TurnReturns
-from headrace.stream_jobs.turn_rewards import TurnRewards
+from headrace.stream_jobs.turn_advantages.turn_returns import TurnReturns
+from headrace.stream_jobs.turn_advantages.turn_rewards import TurnRewards
 from headrace.testing import check_advantage, check_curator, check_filter, check_selection
 
 NUMBERS = count()

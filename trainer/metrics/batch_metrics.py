@@ -10,6 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from headrace.schemas.events import BatchAssembled, Event, TrajectoryRecorded
+from headrace.schemas.role_rewards import policy_reward
 from headrace.trainer.sequences import Ints, UpdateBatch
 
 MOST_REASONS = 32
@@ -28,6 +29,7 @@ class TrainedEpisode:
 
     task: int
     reward: float
+    """The policy's own."""
     tokens: int
     """Number of trained tokens."""
     cut: bool
@@ -43,10 +45,11 @@ def trained_episodes(
     trainer did not drop.
     """
     return [
-        TrainedEpisode(sample.task, event.reward, sample.tokens, was_cut(event, batch.policy))
+        TrainedEpisode(sample.task, reward, sample.tokens, was_cut(event, batch.policy))
         for index, (sample, event) in enumerate(zip(batch.samples, events, strict=True))
         if index in trained and sample.oldest_version >= 0 and sample.use == 0
-        if isinstance(event, TrajectoryRecorded) and event.reward is not None
+        if isinstance(event, TrajectoryRecorded)
+        if (reward := policy_reward(event, batch.policy)) is not None
     ]
 
 

@@ -210,10 +210,22 @@ class _Trial:
                     try_loss(policy.training.loss)
                 self._note_clip(name, policy.training, loss, options)
                 self._note_flight(name, policy)
+                self._note_selection(name, policy)
+
+    def _note_selection(self, name: str, policy: Policy) -> None:
+        """Notes that a selection keeps all samples."""
+        use, options = use_and_options(policy.groups.select or "")
+        if use == "best_of" and options["samples"] >= self.recipe.tasks.samples:
+            self.say(
+                f"policies.{name}.groups.select: best_of keeps {options['samples']} samples, and a "
+                f"task has {self.recipe.tasks.samples}, so it keeps all. Raise tasks.samples"
+            )
 
     def _note_flight(self, name: str, policy: Policy) -> None:
         """Notes that so many episodes run at once that all samples get old."""
-        in_flight = self.recipe.live_episodes / (policy.batches.groups * self.recipe.tasks.samples)
+        in_flight = self.recipe.live_episodes / (
+            policy.batches.fresh_groups * self.recipe.tasks.samples
+        )
         if 0 < policy.batches.max_staleness < 8 * in_flight:
             self.say(
                 f"scheduler.live_episodes: {self.recipe.live_episodes} episodes are "

@@ -62,7 +62,7 @@ class Kind:
 
 class _Seen(NamedTuple):
     ending: str
-    reward: float | None
+    rewards: tuple[float, ...]
 
 
 class Endings:
@@ -86,9 +86,9 @@ class Endings:
         """Adds a result that was recorded at `at`, in epoch seconds."""
         for outcome in event.outcomes:
             self._on_outcome(outcome, at)
-        rewards = [outcome.reward for outcome in event.outcomes if outcome.reward is not None]
+        rewards = [one for outcome in event.outcomes if (one := _rewards(outcome))]
         if len(rewards) > 1:
-            self._varied.append(min(rewards) != max(rewards))
+            self._varied.append(len(set(rewards)) > 1)
 
     def _on_outcome(self, outcome: EpisodeEnded, at: float) -> None:
         failure, key = outcome.failure, None
@@ -102,7 +102,7 @@ class Endings:
             kind.count += 1
         if at >= self._since and outcome.ending != "cancelled":
             self._of_command[key] += 1
-        self._recent.append(_Seen(outcome.ending, outcome.reward))
+        self._recent.append(_Seen(outcome.ending, _rewards(outcome)))
 
     def top(self, count: int = 3) -> list[Kind]:
         """Returns the most frequent kinds of failures."""
@@ -158,16 +158,26 @@ class Endings:
         return hints
 
     def _without_difference(self) -> list[str]:
-        rewards = {one.reward for one in self._recent if one.reward is not None}
+        rewards = {one.rewards for one in self._recent if one.rewards}
         if not rewards:
             return ["no episode has a reward: nothing can be learned from them"]
         if not self._untaught:
             return []
         if len(rewards) == 1:
-            return [f"every reward is {rewards.pop():g}: nothing can be learned from them"]
+            return [f"every reward is {rewards.pop()[0]:g}: nothing can be learned from them"]
         if not self._varied or all(one.critic is not None for one in self._untaught):
             return []
         return [
             "within each task all rewards are equal, so the advantages are 0 and nothing is "
             "learned: use easier tasks, more tasks.samples, or a reward with more values"
         ]
+
+
+def _rewards(outcome: EpisodeEnded) -> tuple[float, ...]:
+    """Returns the reward of an episode and those of its roles. Empty if it has none."""
+    if outcome.reward is None:
+        return ()
+    return (
+        outcome.reward,
+        *(outcome.rewards.get(one.role, outcome.reward) for one in outcome.policies),
+    )

@@ -140,7 +140,7 @@ def _advantages(story: TaskStory, sample: int) -> Iterable[Part]:
                 yield line(
                     "advantage",
                     f"policy {one.policy}: {', '.join(map(number, floats_in(scored.advantages)))} "
-                    f"({scored.tokens} tokens, {age})",
+                    f"(reward {number(scored.reward)}, {scored.tokens} tokens, {age})",
                 )
 
 

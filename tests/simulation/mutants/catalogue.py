@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.of_agents import OF_AGENTS
+from tests.simulation.mutants.of_barrier import OF_BARRIER
 from tests.simulation.mutants.of_batches import OF_BATCHES
 from tests.simulation.mutants.of_environments import OF_ENVIRONMENTS
 from tests.simulation.mutants.of_items import OF_ITEMS
+from tests.simulation.mutants.of_replay import OF_REPLAY
 from tests.simulation.mutants.of_scheduler import OF_SCHEDULER
 from tests.simulation.mutants.of_trainer import OF_TRAINER
 from tests.simulation.mutants.of_workers import OF_WORKERS
@@ -20,6 +22,8 @@ MUTANTS: dict[str, Mutant] = {
         OF_ENVIRONMENTS,
         OF_BATCHES,
         OF_ITEMS,
+        OF_REPLAY,
+        OF_BARRIER,
         OF_TRAINER,
     )
     for mutant in mutants

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 ROOT = Path(__file__).parents[3]
+SCHEDULES = ("barrier schedules",)
+"""In place of faults: `barrier_schedules.py` runs, and not the whole simulation."""
 
 
 class StaleMutant(Exception):

@@ -6,12 +6,13 @@ CORE = "stream_jobs/batches.py"
 WAITING = "stream_jobs/waiting_groups.py"
 JOB = "stream_jobs/assemble_batches.py"
 GROUPS = "stream_jobs/groups.py"
+COUNTED = "stream_jobs/counted_samples.py"
 
 OF_BATCHES = (
     Mutant(
         name="failed_samples_counted_as_0",
         sentence="A sample that failed is excluded with the reason, and never counted as 0.",
-        file=GROUPS,
+        file=COUNTED,
         old="""\
     if failure is not None and failure.origin == "infrastructure":
         return failure.code
@@ -149,7 +150,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="dropped_groups_left_open",
         sentence="A batch decides dropped groups too, so that they give their room back.",
         file=CORE,
-        old="        unfit = list(fitting(self._waiting.unfit(), taken))\n",
+        old="        unfit = list(fitting([*self._waiting.unfit(), *passed_over], taken))\n",
         new="        unfit = list[WaitingGroup]()\n",
         caught_by=("I3: ", "I8: "),
         faults=(),

@@ -29,7 +29,7 @@ OF_SCHEDULER = (
         name="room_ignores_versions",
         sentence="Room counts how far batches are ahead of the newest published version.",
         file=ROOM,
-        old="ahead = self.published - self._batch + self._settings.max_staleness + 1",
+        old="ahead = self.published - self.batch + self._settings.max_staleness + 1",
         new="ahead = self._settings.max_staleness + 1",
         caught_by=("I5: task",),
         faults=(),

@@ -252,3 +252,49 @@ def test_items_that_no_statistics_can_choose_are_refused(
     tasks = {"roles": {"policy": "a"}, **tasks}
     with pytest.raises(ValueError, match=message):
         Recipe.model_validate({"name": "r", "tasks": tasks, "policies": policies})
+
+
+def synchronous(live: int | None = None, **batches: int) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "a-run",
+            "mode": "sync",
+            "tasks": {"samples": 8},
+            "scheduler": {} if live is None else {"live_episodes": live},
+            "policies": {"default": {"model": "tiny", "batches": {"groups": 4, **batches}}},
+        }
+    )
+
+
+def test_a_synchronous_run_sets_what_follows_from_it() -> None:
+    recipe = synchronous()
+    batches = recipe.policies["default"].batches
+    assert (batches.max_staleness, batches.prefetch, recipe.live_episodes) == (0, 0, 32)
+    assert synchronous(live=16).live_episodes == 16, "fewer at once are fine"
+    assert Recipe.model_validate_json(recipe.canonical()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"max_staleness": 1}, "policies.default.batches.max_staleness: 1 contradicts mode"),
+        ({"prefetch": 1}, "policies.default.batches.prefetch: 1 contradicts mode"),
+        ({"live": 33}, "scheduler.live_episodes: 33 contradicts mode"),
+    ],
+)
+def test_what_contradicts_a_synchronous_run_is_refused(
+    changes: dict[str, int], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        synchronous(**changes)
+
+
+def test_a_teacher_is_not_weighed_by_replays() -> None:
+    tree = {
+        "model": "tiny",
+        "batches": {"replay": {"share": 0.2, "weight": 0.5}},
+        "training": {"loss": "distill", "teacher": "teacher"},
+    }
+    teacher = {"model": "tiny", "training": False}
+    with pytest.raises(ValueError, match="does not weigh"):
+        Recipe.model_validate({"name": "r", "policies": {"default": tree, "teacher": teacher}})

@@ -18,7 +18,7 @@ from headrace.schemas.recipe.tables import Settings
 from headrace.stream_jobs.advantages import TurnAdvantage, grpo
 from headrace.stream_jobs.filters import Group
 from headrace.stream_jobs.load_advantage import load_advantage
-from headrace.stream_jobs.turn_returns import TurnReturns
+from headrace.stream_jobs.turn_advantages.turn_returns import TurnReturns
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome, close
 
 HERE = "tests.unit.stream_jobs.test_turn_returns"

@@ -234,6 +234,21 @@ def test_more_batches_in_flight_than_the_staleness_allows_are_noted(
     assert len([one for one in announced if "batches of policies.default" in one]) == noted
 
 
+def test_replayed_groups_take_no_room_in_flight() -> None:
+    batches = {"groups": 8, "max_staleness": 8, "replay": {"share": 0.25}}
+    announced = tried(
+        tasks__samples=8, scheduler={"live_episodes": 64}, policies__default__batches=batches
+    )
+    assert [one for one in announced if "1.33 batches of policies.default" in one]
+
+
+@pytest.mark.parametrize(("kept", "noted"), [(7, 0), (8, 1)])
+def test_a_selection_that_keeps_all_samples_is_noted(kept: int, noted: int) -> None:
+    groups = {"select": {"use": "best_of", "samples": kept}}
+    announced = tried(tasks__samples=8, policies__default__groups=groups)
+    assert len([one for one in announced if "so it keeps all" in one]) == noted
+
+
 def test_what_is_not_there_yet_is_left_out() -> None:
     announced = tried(environments__default__use=":NotThereYet")
     assert "NotThereYet.reset can't be tried now: unreachable: the server" in "\n".join(announced)

@@ -101,11 +101,12 @@ def test_a_default_that_is_no_longer_a_comment_changes_nothing(path: Path) -> No
 @EACH
 def test_an_absent_table_can_be_uncommented(path: Path) -> None:
     recipe = loads(path)
-    header = "# [policies.default.lora]"
+    name = next(iter(recipe.policies))
+    header = f"# [policies.{name}.lora]"
     text = recipe_toml(recipe)
     assert header in text
     uncommented = reads(text.replace(header, header[2:]).replace("# rank = 16", "rank = 16", 1))
-    lora = uncommented.policies["default"].lora
+    lora = uncommented.policies[name].lora
     assert lora is not None
     assert lora.model_fields_set == {"rank"}
 

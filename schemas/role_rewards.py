@@ -1,0 +1,39 @@
+"""The reward of a role, and of a policy.
+
+A role learns from the named reward that has its name, `episode.rewards["solver"]`, or from the
+episode's reward if there is no such one. If an episode has no reward, no role of it has one.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from headrace.schemas.events import EpisodeEnded, TrajectoryRecorded
+
+Rewarded = EpisodeEnded | TrajectoryRecorded
+
+
+def role_reward(event: Rewarded, role: str) -> float | None:
+    """Returns what a role learns from. None if the episode has no reward."""
+    return None if event.reward is None else event.rewards.get(role, event.reward)
+
+
+def policy_reward(event: Rewarded, policy: str) -> float | None:
+    """Returns the mean reward of the roles in which a policy may learn.
+
+    It is the episode's reward if the policy had no turn, and None if the episode has no reward.
+    """
+    if event.reward is None:
+        return None
+    own = [event.rewards.get(role, event.reward) for role in _roles(event, policy)]
+    return fmean(own) if own else event.reward
+
+
+def _roles(event: Rewarded, policy: str) -> list[str]:
+    """The roles of a policy, without those that only older versions play."""
+    if isinstance(event, EpisodeEnded):
+        played = [(use.role, use.tokens > 0) for use in event.policies if use.policy == policy]
+    else:
+        played = [(one.role, one.trainable) for one in event.turns if one.policy == policy]
+    learning = [role for role, learns in played if learns]
+    return list(dict.fromkeys(learning or [role for role, _ in played]))

@@ -1,0 +1,1 @@
+"""Estimators that give each turn an advantage of its own."""
