@@ -50,9 +50,9 @@ from tests.simulation.virtual_time import loop
 GARBAGE = (b"", b"\xffgarbage", b"\0\x7f\xff\xff\xffof a schema that nobody registered", None)
 SOLE_WRITERS = ("scheduler", "assemble-batches", "item-statistics", "trainer", "source")
 SCALED = ("agent", "env", "inference", "assemble-groups")
-NEVER_GARBAGE = (RUNS, TRAJECTORIES, INSTANCES, DEAD_LETTERS)
-"""Read by reference alone, by what hosts a service, or by nobody."""
-NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, EPISODES, ITEMS, BATCHES, POLICIES)
+NEVER_GARBAGE = (RUNS, TRAJECTORIES, ITEMS, INSTANCES, DEAD_LETTERS)
+"""Read by reference alone, by what hosts a service, at a start alone, or by nobody."""
+NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, EPISODES, BATCHES, POLICIES)
 """Written by sole writers, who write each record once; and what `submit again` repeats."""
 BUSY_S = 30.0
 """Longest that faults wait for the first episode."""

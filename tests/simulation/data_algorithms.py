@@ -21,7 +21,8 @@ def with_data(recipe: Recipe, chance: Random, kinds: Collection[str] = ()) -> Re
     batches = policy["batches"]
     if SYNC in kinds:
         tree["mode"] = "sync"
-        batches |= {"max_staleness": 0, "prefetch": 0}
+        for one in tree["policies"].values():
+            one["batches"] |= {"max_staleness": 0, "prefetch": 0}
     if REPLAY in kinds:
         _add_replay(tree, chance)
     if TOKENS in kinds:
