@@ -143,7 +143,7 @@ class WaitingGroups:
 def fitting(groups: Iterable[Sized], taken: int = 0) -> Iterator[Sized]:
     """Yields groups in order until one does not fit into a batch that has `taken` bytes."""
     for group in groups:
-        taken += group.size if isinstance(group, WaitingGroup) else size_of(group.samples)
+        taken += size_of(group.samples) if isinstance(group, TrainedGroup) else group.size
         if taken > BATCH_BYTES:
             return
         yield group

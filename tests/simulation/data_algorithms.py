@@ -48,4 +48,6 @@ def _add_replay(tree: dict[str, Any], chance: Random) -> None:
     share = chance.choice([0.2, int(100 * most) / 100])
     age = batches["prefetch"] + chance.choice([1, 3, 8])
     weight = chance.choice([1.0, 0.5])
+    if tree["policies"]["default"]["training"]["teacher"]:
+        weight = 1.0  # the loss `distill` takes no other
     batches["replay"] = {"share": share, "max_uses": uses, "max_age": age, "weight": weight}
