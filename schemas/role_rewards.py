@@ -11,6 +11,8 @@ from statistics import fmean
 from headrace.schemas.events import EpisodeEnded, TrajectoryRecorded
 
 Rewarded = EpisodeEnded | TrajectoryRecorded
+OVERLONG = "overlong"
+"""The named reward that is the penalty for length. No role has this name."""
 
 
 def role_reward(event: Rewarded, role: str) -> float | None:

@@ -9,7 +9,7 @@ task was started or closed, and the policy itself made no batch. So while tasks 
 policy is passed. If new tasks come later, the policy waits for the other one again.
 
 While a policy is held, tasks go on starting for the others, so groups pile up. Once they are more
-than `ENOUGH_BATCHES` full batches, the next batch trains on the freshest and drops all others with
+than `ENOUGH_BATCHES` full batches, the next batch draws some of them and drops all others with
 the reason `barrier`. It decides all of them, so a replay finds the same groups.
 """
 
@@ -63,6 +63,8 @@ class Barrier:
         self._asked = (0, 0.0)
         """The newest batch that it was asked about, and since when."""
         self._teacher_s = longest_teacher_s(recipe)
+        self.held = 0
+        """The newest batch that had to wait."""
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -110,10 +112,13 @@ class Barrier:
         if not behind:
             return False
         quiet_s = max(changed_s, self._asked[1]) + self._wait_s
-        return now_s < quiet_s or any(
+        waits = now_s < quiet_s or any(
             other.has_work(now_s, waits=other not in behind and self._waits(other))
             for other in self._others.values()
         )
+        if waits:
+            self.held = version
+        return waits
 
     def _is_behind(self, other: _Other, version: int) -> bool:
         return is_ahead(version, other.published, self._versions)

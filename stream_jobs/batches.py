@@ -46,7 +46,7 @@ from headrace.schemas.version_barrier import others_of
 from headrace.stream_jobs.barrier import ENOUGH_BATCHES, PASSED_OVER, Barrier
 from headrace.stream_jobs.groups import EVALUATE
 from headrace.stream_jobs.live_groups import LiveGroup, LiveGroups, longest_teacher_s
-from headrace.stream_jobs.waiting_groups import WaitingGroup, WaitingGroups, fitting
+from headrace.stream_jobs.waiting_groups import WaitingGroup, WaitingGroups, fitting, size_of
 
 
 class BatchAssembler:
@@ -103,9 +103,12 @@ class BatchAssembler:
         """
         if not self._waiting.trainable() or not self._may_assemble():
             return None
-        moments = [self._changed_s + self._settings.batch_wait_s, self._patient_until()]
-        moments += self._live.moments()
-        moments += self._barrier.moments() if self._barrier is not None else ()
+        moments = [self._changed_s + self._settings.batch_wait_s]
+        version, changed_s = self._version + 1, self._changed_s
+        if self._barrier is not None and self._barrier.holds(version, now_s, changed_s):
+            moments += self._barrier.moments()
+        else:
+            moments += (self._patient_until(), *self._live.moments())
         return min((moment for moment in moments if moment > now_s), default=None)
 
     def on_caught_up(self, now_s: float) -> None:
@@ -180,8 +183,10 @@ class BatchAssembler:
                 return None
         else:
             piled_up = self._passes_over and 0 < ENOUGH_BATCHES * fresh < len(chosen)
-            if piled_up and not chosen[0].shown:
-                chosen.reverse()
+            # A replay has no barrier. It gets so many groups only if the recorded batch did.
+            held = self._barrier is None or self._barrier.held == version
+            if piled_up and held and not chosen[0].shown:
+                chosen.sort(key=lambda one: _chance(one.group.task, version))
                 fresh = self._pool.full_at([group.tokens for group in chosen])
                 passed_over = [one.without_samples(PASSED_OVER) for one in chosen[fresh:]]
             chosen = chosen[:fresh]
@@ -191,9 +196,9 @@ class BatchAssembler:
         taken = sum(waiting.size for waiting in chosen)
         unfit = list(fitting([*self._waiting.unfit(), *passed_over], taken))
         # After the groups that must be decided: a replay may wait for ever.
-        replayed = fitting(
-            self._pool.chosen(len(chosen)), taken + sum(waiting.size for waiting in unfit)
-        )
+        taken += sum(waiting.size for waiting in unfit)
+        again = self._pool.chosen(len(chosen))
+        replayed = fitting(again, taken, lambda group: size_of(group.samples))
         return self._assemble(chosen, unfit, list(replayed))
 
     def _patient_until(self) -> float:
@@ -286,6 +291,12 @@ def _batch_samples(chosen: Iterable[WaitingGroup]) -> Iterator[BatchSample]:
                 longest=sample.longest,
                 oldest_version=sample.oldest_version,
             )
+
+
+def _chance(task: int, version: int) -> bytes:
+    """Returns bytes by which groups are drawn. Their age would not be fair: it depends on how long
+    their episodes took."""
+    return hashlib.sha256(f"{task}/{version}".encode()).digest()
 
 
 def _seed(digest: bytes, policy: str, version: int) -> int:

@@ -6,14 +6,14 @@ samples stand alone, and are never stale.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeVar
 
 from headrace.schemas.events import BatchSample, Dropped, GroupClosed, GroupSample
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.batch_settings import Batches
-from headrace.schemas.replay_pool import TrainedGroup
 from headrace.schemas.staleness import Staleness
 from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.stream_jobs.groups import EVALUATE
@@ -26,7 +26,7 @@ _DROPPED_BYTES = 20
 """Upper bound of a Dropped's Avro encoding in bytes, without its reason."""
 
 
-Sized = TypeVar("Sized", "WaitingGroup", TrainedGroup)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +140,12 @@ class WaitingGroups:
         return (-1 if waiting.shown else waiting.slack, waiting.group.ended, waiting.offset)
 
 
-def fitting(groups: Iterable[Sized], taken: int = 0) -> Iterator[Sized]:
+def fitting(
+    groups: Iterable[T], taken: int = 0, size: Callable[[T], int] = attrgetter("size")
+) -> Iterator[T]:
     """Yields groups in order until one does not fit into a batch that has `taken` bytes."""
     for group in groups:
-        taken += size_of(group.samples) if isinstance(group, TrainedGroup) else group.size
+        taken += size(group)
         if taken > BATCH_BYTES:
             return
         yield group

@@ -24,6 +24,7 @@ from headrace.schemas.recipe.tables import (
 )
 from headrace.schemas.recipe.task_settings import Tasks, check_curation, curating_policy
 from headrace.schemas.recipe.teacher import check_teacher
+from headrace.schemas.role_rewards import OVERLONG
 from headrace.schemas.topics import NAME
 
 LIVE_UNTRAINED = 128
@@ -190,11 +191,22 @@ class Recipe(Settings):
         for role, policy in tasks.roles.items():
             if policy not in self.policies:
                 raise ValueError(f"tasks.roles.{role}: no policy {policy!r}")
+            if role == OVERLONG:
+                raise ValueError(
+                    f"tasks.roles.{role}: episode.rewards[{role!r}] is the penalty for length. "
+                    "Rename the role"
+                )
             if role in self.environments and role != tasks.environment:
                 raise ValueError(
                     f"tasks.roles.{role}: an environment has this name, too. Its scores as a judge "
                     f"are recorded in episode.rewards[{role!r}], which is the reward of the role. "
                     "Rename one of them"
+                )
+        for name, one in self.policies.items():
+            if one.groups.select is not None and list(tasks.roles.values()).count(name) > 1:
+                raise ValueError(
+                    f"policies.{name}.groups.select: the policy plays several roles, and samples "
+                    "are selected by one reward. Remove it, or let another policy play a role"
                 )
         if tasks.minimum > tasks.samples:
             raise ValueError(

@@ -86,6 +86,13 @@ def check_curation(tasks: Tasks, policies: Mapping[str, Policy]) -> None:
             "tasks.curators: a run with tasks.purpose = 'evaluate' trains nothing, so it has no "
             "statistics. Remove one"
         )
+    curating = curating_policy(tasks, policies)
+    if [policy == curating for policy in tasks.roles.values()].count(True) > 1:
+        raise ValueError(
+            f"tasks.roles: {curating!r} plays several roles, so the mean of its rewards says "
+            "nothing about an item. Remove the curators or the curriculum, or let another policy "
+            "play a role"
+        )
     uses = "tasks.curators" if tasks.curators else f"the data set {CURRICULUM!r}"
     wanted = tasks.purpose == "train" and (tasks.curators or tasks.use == CURRICULUM)
     if wanted and tasks.curated_by is None and len(trained) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from headrace.schemas.events import (
     TrajectoryRecorded,
 )
 from headrace.schemas.recipe.agent_settings import Agent as AgentSettings
+from headrace.schemas.role_rewards import OVERLONG
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.requests import following
 from headrace.services.agent.teacher_scores import Teacher
@@ -30,7 +32,6 @@ COUNTED: frozenset[Ending] = frozenset({"deadline", "step_timeout", "exception"}
 """Endings that are as those by a limit if the recipe says so. Otherwise they have a failure."""
 UNREWARDED: frozenset[Ending] = frozenset({"failed", "cancelled"})
 """Endings that say nothing about the policy, and have no reward."""
-OVERLONG = "overlong"
 """The named part of the reward that is the penalty for length."""
 
 
@@ -185,7 +186,13 @@ def earned_reward(
     penalty = _length_penalty(submitted, setup.settings, sampled, ending)
     if reward is not None and penalty:
         reward, parts[OVERLONG] = reward - penalty, -penalty
-        own = {role: value - penalty for role, value in own.items()}
+        # A role pays for its own tokens. Otherwise it could cost another role its reward.
+        spoken = Counter[str]()
+        for one in learning.values():
+            spoken[one.turn.role] += packed.count(one.turn.tokens)
+        own = {
+            role: value - penalty * spoken[role] / max(1, sampled) for role, value in own.items()
+        }
     cut = ending in UNFINISHED or (ending == "finished" and is_cut(learning))
     parts |= own
     return EarnedReward(reward, parts, masked=cut and setup.settings.overlong == "mask")

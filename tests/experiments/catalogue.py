@@ -95,8 +95,8 @@ CURATION = Experiment(
 )
 REPLAY = Experiment(
     name="replay",
-    question="Does a policy need fewer episodes if a share of each batch is replayed? The recipe is "
-    "that of the quickstart, with batches of 4 groups.",
+    question="Does a policy need fewer episodes if a share of each batch is replayed? The "
+    "recipe is the quickstart, with batches of 4 groups.",
     recipe="quickstart",
     arms=(
         Arm("fresh"),

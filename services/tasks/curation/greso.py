@@ -13,6 +13,9 @@ from headrace.services.tasks.curation.curator import Curator, Share
 from headrace.services.tasks.curation.item_statistics import ItemRecord
 
 KINDS = ("easy", "hard")
+LEAST = 1e-3
+"""The smallest chance of an item. With a smaller one, a data set of a few items that are all easy
+or all hard would seem exhausted."""
 
 
 class Greso(Curator):
@@ -56,10 +59,10 @@ class Greso(Curator):
         }
 
     def chance(self, item: ItemRecord | None, epoch: int) -> float:
-        """Returns p to the power of the streak."""
+        """Returns p to the power of the streak, but at least LEAST."""
         if item is None or epoch < self.warmup_epochs:
             return 1.0
-        return self._p["easy" if item.solved else "hard"] ** item.streak
+        return max(LEAST, self._p["easy" if item.solved else "hard"] ** item.streak)
 
     def on_group(self, group: GroupClosed) -> None:
         """Counts the group, and adapts both p at the end of a window."""

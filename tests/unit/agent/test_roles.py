@@ -56,7 +56,7 @@ def test_limits_and_penalties_hold_for_each_roles_reward() -> None:
     length = {"overlong_buffer": 4, "overlong_penalty": 2.0}  # 8 tokens are sampled
     long, _ = play(World(), of_roles(max_tokens=10), agent, **length)
     assert (long.ending, long.rewards["overlong"]) == ("finished", -1.0)
-    assert rewards(long) == {"solver": 0.0, "verifier": -3.0}
+    assert rewards(long) == {"solver": 0.5, "verifier": -2.5}, "each pays for its own tokens"
     assert long.reward == -1.5
 
 
