@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from headrace.infra import local
 from headrace.schemas.events import BatchAssembled
 from headrace.schemas.topics import BATCHES, Topics
@@ -30,6 +32,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.long
 def test_replays_survive_the_death_of_batch_assembly_and_trainer(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
