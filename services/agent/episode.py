@@ -112,7 +112,7 @@ class Episode:
         """The episode's reward, which the agent may set.
 
         Until then it is the sum of the steps' rewards. If no step gave one, it is the mean of the
-        roles' own rewards, or None if there are none.
+        roles' own rewards, or None if no role has one.
         """
         if self._reward is not None:
             return self._reward

@@ -10,6 +10,7 @@ import json
 
 from headrace.schemas.events import Failure, TaskSubmitted
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.role_rewards import OVERLONG
 
 MAX_TASK_CHARACTERS = 1_000_000
 """Maximum length of a task as text. Each of its episodes carries the whole task in one record."""
@@ -30,6 +31,11 @@ def refusal(recipe: Recipe, submitted: TaskSubmitted) -> Failure | None:
         if played.policy not in recipe.policies:
             return refused(
                 "unknown_policy", f"role {role!r}: no policy {played.policy!r} in the recipe"
+            )
+        if role == OVERLONG or (role in recipe.environments and role != use):
+            return refused(
+                "bad_task",
+                f"role {role!r}: a penalty or a judge gives a reward of this name. Rename the role",
             )
     if not 1 <= submitted.samples <= MAX_SAMPLES:
         return refused("bad_task", f"samples is {submitted.samples}, not 1 to {MAX_SAMPLES}")

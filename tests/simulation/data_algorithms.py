@@ -14,7 +14,7 @@ DATA = (REPLAY, TOKENS, BEST_OF, SYNC)
 
 
 def with_data(recipe: Recipe, chance: Random, kinds: Collection[str] = ()) -> Recipe:
-    """The recipe with these kinds of DATA, or if there are none, with some."""
+    """The recipe with these kinds of DATA. If no kind is given, chance draws some."""
     kinds = kinds or {kind for kind in DATA if chance.random() < 0.5}
     tree = recipe.model_dump(mode="json")
     policy = tree["policies"]["default"]

@@ -47,6 +47,29 @@ def test_a_role_is_not_named_like_a_judge() -> None:
         a_recipe(None, tasks={"roles": {"judge": "a"}}, **judge)
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tasks": {"roles": {"overlong": "a"}}}, "is the penalty for length"),
+        ({"tasks": {"roles": {"x": "a", "y": "a"}, "curators": ["greso"], "curated_by": "a"}},
+         "'a' plays several roles, so the mean of its rewards says nothing"),
+    ],
+)  # fmt: skip
+def test_a_role_with_a_reward_of_another_meaning_is_refused(
+    changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ValidationError, match=why):
+        a_recipe(None, **changes)
+
+
+def test_samples_of_a_policy_in_several_roles_are_not_selected() -> None:
+    selecting = {"model": "tiny", "groups": {"select": {"use": "best_of", "samples": 2}}}
+    tree = {"name": "r", "policies": {"a": selecting}}
+    Recipe.model_validate(tree | {"tasks": {"roles": {"x": "a"}}})
+    with pytest.raises(ValidationError, match=r"policies.a.groups.select: the policy plays"):
+        Recipe.model_validate(tree | {"tasks": {"roles": {"x": "a", "y": "a"}}})
+
+
 def test_the_scheduler_ignores_the_room_of_those_that_wait() -> None:
     one = a_recipe({"versions": 1, "policies": ["a", "b"]})
     at_0 = {"a": 0, "b": 0, "c": 0}

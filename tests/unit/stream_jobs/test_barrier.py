@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headrace.schemas.events import (
     BatchAssembled,
     EpisodeStarted,
@@ -136,6 +138,25 @@ def test_two_that_wait_for_an_idle_one_do_not_wait_for_each_other() -> None:
     barrier.on_batch(a_batch("c", 1, low_mark=0))
     barrier.on_policy(a_version("c", 1))
     assert not barrier.holds(2, 60.0, 0.0), "c has a group, but waits for b as well"
+
+
+def test_a_held_job_asks_only_the_barrier_when_to_look_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assembler, barrier = job()
+    assert assembler.next_batch(1.0) is None
+    asked: list[int] = []
+
+    def patient_until(_: BatchAssembler) -> float:
+        asked.append(1)
+        return 0.0
+
+    monkeypatch.setattr(BatchAssembler, "_patient_until", patient_until)
+    assert assembler.due_at(1.0) is not None
+    assert not asked, "it would sort all groups that pile up, at every event"
+    barrier.on_policy(a_version("b", 1))
+    assembler.due_at(1.0)
+    assert asked
 
 
 def test_of_groups_that_piled_up_some_are_drawn_and_the_others_are_dropped() -> None:

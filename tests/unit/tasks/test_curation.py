@@ -119,6 +119,12 @@ def test_greso_adapts_towards_its_targets_after_the_warm_up() -> None:
     assert greso.state()["p"] == {"easy": 0.05, "hard": 1.0}
 
 
+def test_greso_gives_up_no_item() -> None:
+    hard = (a_closed_group(task, "a", 0.0, 0.0) for task in range(40))
+    greso = load_curator("greso")
+    assert greso.chance(record_of(folded(*hard), "a"), 1) == 1e-3, "0.5**40 would never come"
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [

@@ -19,7 +19,7 @@ from headrace.services.tasks.curation.item_statistics import (
 
 
 def a_closed_group(task: int, item_id: str, *rewards: float, **changes: Any) -> GroupClosed:
-    """The group of a task whose samples have these rewards; dropped if there are none."""
+    """The group of a task whose samples have these rewards. Without rewards it is dropped."""
     fields: dict[str, Any] = {
         "task": task,
         "policy": "default",
