@@ -137,8 +137,9 @@ class Acts:
         if down_s := self._run.cluster.state.down_s():
             await asyncio.sleep(down_s)
         for service in self._run.scenario.processes:
-            if not self._run.running(service):
-                self._run.add(service)
+            for policy in self._run.policies_of(service):
+                if not self._run.running(service, policy):
+                    self._run.add(service, policy)
 
     def kill(self) -> None:
         """Kills a process."""
@@ -176,7 +177,10 @@ class Acts:
 
     def twin(self) -> None:
         """Starts a second copy of a sole writer, for a while."""
-        twin = self._run.add(self._chance.choice(SOLE_WRITERS))
+        service = self._chance.choice(SOLE_WRITERS)
+        policies = self._run.policies_of(service)
+        policy = self._chance.choice(policies) if len(policies) > 1 else policies[0]
+        twin = self._run.add(service, policy)
         self._fault("twin", twin)
         self._later(self._chance.uniform(0.5, 8.0), twin)
 
@@ -197,7 +201,7 @@ class Acts:
         process = self._any_process()
         self._fault("restarted in order", process)
         self._later(0.0, process)
-        self._run.add(process.service)
+        self._run.add(process.service, process.policy)
 
     def clock(self) -> None:
         """Sets a process's wall clock wrong."""
@@ -303,7 +307,7 @@ class Acts:
     def damage(self) -> None:
         """Kills a trainer, and tears its newest checkpoint or brings one of another log."""
         trainer = self._chance.choice(self._run.running("trainer"))
-        folder = self._run.folder / trainer.name / "checkpoints" / "default"
+        folder = self._run.folder / trainer.name / "checkpoints" / (trainer.policy or "")
         newest = sorted(folder.glob("v*"))[-1:]
         trainer.kill()
         if self._chance.random() < 0.3:

@@ -13,18 +13,21 @@ DATA = (REPLAY, TOKENS, BEST_OF, SYNC)
 """No misbehaviour, and no excuse: what is asked of batch assembly."""
 
 
-def with_data(recipe: Recipe, chance: Random, kinds: Collection[str] = ()) -> Recipe:
-    """The recipe with these kinds of DATA. If no kind is given, chance draws some."""
+def with_data(
+    recipe: Recipe, chance: Random, kinds: Collection[str] = (), name: str = "default"
+) -> Recipe:
+    """The recipe with these kinds of DATA for a policy. If no kind is given, chance draws some."""
     kinds = kinds or {kind for kind in DATA if chance.random() < 0.5}
     tree = recipe.model_dump(mode="json")
-    policy = tree["policies"]["default"]
+    policy = tree["policies"][name]
     batches = policy["batches"]
     if SYNC in kinds:
         tree["mode"] = "sync"
         for one in tree["policies"].values():
             one["batches"] |= {"max_staleness": 0, "prefetch": 0}
     if REPLAY in kinds:
-        _add_replay(tree, chance)
+        tree["tasks"]["options"]["items"] = 24
+        _add_replay(policy, chance)
     if TOKENS in kinds:
         batches["tokens"] = chance.choice([4, 20, 60])
     if BEST_OF in kinds:
@@ -36,11 +39,10 @@ def with_data(recipe: Recipe, chance: Random, kinds: Collection[str] = ()) -> Re
     return Recipe.model_validate(tree)
 
 
-def _add_replay(tree: dict[str, Any], chance: Random) -> None:
+def _add_replay(policy: dict[str, Any], chance: Random) -> None:
     """Replay, and enough batches and groups that there is something to replay."""
-    tree["tasks"]["options"]["items"] = 24
-    tree["policies"]["default"]["groups"]["filters"] = []
-    batches = tree["policies"]["default"]["batches"]
+    policy["groups"]["filters"] = []
+    batches = policy["batches"]
     batches["prefetch"] = min(1, batches["prefetch"])
     groups = batches["groups"] = max(2, batches["groups"])
     uses = chance.choice([2, 3, 3])
@@ -48,6 +50,6 @@ def _add_replay(tree: dict[str, Any], chance: Random) -> None:
     share = chance.choice([0.2, int(100 * most) / 100])
     age = batches["prefetch"] + chance.choice([1, 3, 8])
     weight = chance.choice([1.0, 0.5])
-    if tree["policies"]["default"]["training"]["teacher"]:
+    if policy["training"]["teacher"]:
         weight = 1.0  # the loss `distill` takes no other
     batches["replay"] = {"share": share, "max_uses": uses, "max_age": age, "weight": weight}

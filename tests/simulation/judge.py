@@ -23,7 +23,6 @@ from tests.simulation.chronicle import Line
 from tests.simulation.processes import Run, new_learner
 from tests.simulation.scenario import DEADLINE_S, UNSAFE
 from tests.simulation.story import unparked, unpublished_weights, untrue_stories, untrue_weights
-from tests.simulation.teaching import TEACHER
 from tests.simulation.virtual_time import BEGIN_S
 from tests.simulation.world import open_environments
 
@@ -107,8 +106,10 @@ async def judge(run: Run, log: EventLog, read_to: Ends, result: Result) -> None:
     result.violations += unpublished_weights(facts)
     result.violations += items.check(facts, complete=True)
     if "weights differ" not in run.scenario.misbehaviour:
-        taught = TEACHER in run.recipe.policies
-        result.violations += untrue_weights(facts, new_learner(run.scenario), taught=taught)
+        for name, policy in run.recipe.policies.items():
+            taught = policy.training is not None and policy.training.teacher is not None
+            learner = new_learner(run.scenario, name)
+            result.violations += untrue_weights(facts, name, learner, taught=taught)
     left = open_environments()
     if left:
         result.violations.append(f"I7: {len(left)} environments are left open")

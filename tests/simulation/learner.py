@@ -35,13 +35,16 @@ class DigestLearner:
         chance: Random | None = None,
         unusable_in: int = 0,
         on_saving: Callable[[Path], None] = lambda _: None,
+        policy: str = "default",
     ) -> None:
-        """`on_saving` is called in the middle of writing a checkpoint, with the half file."""
+        """`on_saving` is called in the middle of writing a checkpoint, with the half file. Each
+        `policy` has other weights from the beginning."""
         self.updates_done = 0
         self._chance = chance
         self._unusable_in = unusable_in
         self._on_saving = on_saving
-        self._state = hashlib.sha256(b"version 0").digest()
+        name = "" if policy == "default" else f" of {policy}"
+        self._state = hashlib.sha256(f"version 0{name}".encode()).digest()
 
     def weights(self) -> bytes:
         """A safetensors file, of which few bytes change: deltas are worth it."""

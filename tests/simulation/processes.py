@@ -51,10 +51,13 @@ UNUSABLE_IN = 6
 class Process:
     """One service's process: started again whenever it ends before it is told to."""
 
-    def __init__(self, run: Run, service: str, number: int) -> None:
+    def __init__(self, run: Run, service: str, number: int, policy: str | None = None) -> None:
+        """`policy` is that of a service which has one process for each policy."""
         self.service = service
         self.number = number
-        self.name = f"{service}-{number}"
+        self.policy = policy
+        kind = service if policy in (None, "default", TEACHER) else f"{service}-{policy}"
+        self.name = f"{kind}-{number}"
         self.starts = self.life = 0
         self.client: MemoryBroker | None = None
         self.clock_error_s = 0.0
@@ -189,24 +192,36 @@ class Run:
         await apply(log, self.recipe)
         for service, count in self.scenario.processes.items():
             for _ in range(count):
-                self.add(service)
-        if TEACHER in self.recipe.policies:
-            self.add(TEACHER)
+                for policy in self.policies_of(service):
+                    self.add(service, policy)
+        for name, policy in self.recipe.policies.items():
+            if policy.training is None:
+                self.add(TEACHER, name)
         return log
 
-    def add(self, service: str) -> Process:
-        """Starts one more process of a service."""
-        number = sum(process.service == service for process in self.processes)
-        process = Process(self, service, number)
+    def policies_of(self, service: str) -> list[str | None]:
+        """The policies that have a process of this service each. [None] if it serves all."""
+        if service not in OF_A_POLICY:
+            return [None]
+        return [name for name, one in self.recipe.policies.items() if one.training is not None]
+
+    def add(self, service: str, policy: str | None = None) -> Process:
+        """Starts one more process of a service; if it is of a policy, of the first by default."""
+        if service != TEACHER and policy is None:
+            policy = self.policies_of(service)[0]
+        number = sum((one.service, one.policy) == (service, policy) for one in self.processes)
+        process = Process(self, service, number, policy)
         self.processes.append(process)
         return process
 
-    def running(self, service: str | None = None) -> list[Process]:
-        """The processes, of one service perhaps, that have not ended for good."""
+    def running(self, service: str | None = None, policy: str | None = None) -> list[Process]:
+        """The processes that have not ended for good: of one service or policy, or all."""
         return [
             process
             for process in self.processes
-            if not process.done() and service in (None, process.service)
+            if not process.done()
+            and service in (None, process.service)
+            and policy in (None, process.policy)
         ]
 
     async def stop(self) -> None:
@@ -278,8 +293,9 @@ async def train(context: ServiceContext) -> None:
             shutil.copytree(folder, folder.with_name(f"{folder.name}-left"))
             owner.kill()
 
-    learner = new_learner(run.scenario, on_saving)
-    async with sole_publisher(context, "default") as publisher:
+    assert owner.policy is not None
+    learner = new_learner(run.scenario, owner.policy, on_saving)
+    async with sole_publisher(context, owner.policy) as publisher:
         thread = ThreadPoolExecutor(1)  # never used: the loop runs what it is given
         stand_in = cast("Any", learner)
         await Trainer(context, publisher, stand_in, thread).run()
@@ -287,25 +303,39 @@ async def train(context: ServiceContext) -> None:
 
 async def keep_teacher(context: ServiceContext) -> None:
     """Stands in for the trainer of a policy that is not trained: publishes version 0."""
-    async with sole_publisher(context, TEACHER) as publisher:
+    policy = this_process().policy or TEACHER
+    weights = DigestLearner(policy=policy).weights()
+    async with sole_publisher(context, policy) as publisher:
         if publisher.history.newest is None:
-            await publisher.publish(0, "initial", DigestLearner().weights())
+            await publisher.publish(0, "initial", weights)
         else:
-            await publisher.resume(publisher.history.newest, DigestLearner().weights())
+            await publisher.resume(publisher.history.newest, weights)
         while not context.stopping.is_set():
             await asyncio.sleep(1.0)
             await publisher.repair(0)
 
 
 def new_learner(
-    scenario: Scenario, on_saving: Callable[[Path], None] = lambda _: None
+    scenario: Scenario, policy: str, on_saving: Callable[[Path], None] = lambda _: None
 ) -> DigestLearner:
-    """The learner of a scenario, at version 0."""
+    """The learner of a policy of a scenario, at version 0."""
     chance = loop().random if "weights differ" in scenario.misbehaviour else None
     unusable_in = UNUSABLE_IN if "batches unusable" in scenario.misbehaviour else 0
-    return DigestLearner(chance, unusable_in, on_saving)
+    return DigestLearner(chance, unusable_in, on_saving, policy)
 
 
+async def batch(context: ServiceContext) -> None:
+    """Batch assembly of the process's policy."""
+    await assemble_batches.run(context, this_process().policy)
+
+
+async def measure(context: ServiceContext) -> None:
+    """The statistics of items, of the process's policy."""
+    await measure_items.run(context, this_process().policy)
+
+
+OF_A_POLICY = ("assemble-batches", "item-statistics", "trainer")
+"""Services that have a process for each policy."""
 SERVICES: dict[str, Callable[[ServiceContext], Awaitable[None]]] = {
     "source": source.run,
     "evaluation": evaluation.run,
@@ -314,8 +344,8 @@ SERVICES: dict[str, Callable[[ServiceContext], Awaitable[None]]] = {
     "env": env.run,
     "inference": inference.run,
     "assemble-groups": assemble_groups,
-    "assemble-batches": assemble_batches.run,
-    "item-statistics": measure_items.run,
+    "assemble-batches": batch,
+    "item-statistics": measure,
     "trainer": train,
     TEACHER: keep_teacher,
 }

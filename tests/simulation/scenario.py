@@ -16,6 +16,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from tests.memory.memory_faults import Faults
 from tests.simulation.blobs import BlobFaults
 from tests.simulation.data_algorithms import DATA, with_data
+from tests.simulation.several_policies import BARRIER, SEVERAL, with_several
 from tests.simulation.teaching import TEACHER, with_teacher
 from tests.simulation.world import LETTERS, TURNS
 
@@ -141,6 +142,8 @@ def draw(seed: int) -> Scenario:
         scenario.recipe = with_teacher(scenario.recipe)
     if (data := Random(f"data {seed}")).random() < 0.3:
         scenario.recipe = with_data(scenario.recipe, data)
+    if (several := Random(f"several {seed}")).random() < 0.3:
+        scenario.recipe = with_several(scenario.recipe, several)
     if not quiet:
         scenario.timing = timing
         _add_faults(scenario, chance)
@@ -151,7 +154,8 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
     """A scenario of a seed with no faults but these kinds of ACTS, MISBEHAVIOUR and WIRE.
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
-    SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS and DATA are what they are in a swarm's seed.
+    SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS, DATA, SEVERAL and BARRIER are what they are in a
+    swarm's seed.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
@@ -170,6 +174,8 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
         scenario.recipe = with_teacher(scenario.recipe)
     if drawn := [kind for kind in DATA if kind in kinds]:
         scenario.recipe = with_data(scenario.recipe, chance, drawn)
+    if {SEVERAL, BARRIER} & set(kinds):
+        scenario.recipe = with_several(scenario.recipe, chance, barrier=BARRIER in kinds)
     return scenario
 
 

@@ -175,20 +175,22 @@ class _Progress:
         self._log = log
         topics = run.topics
         single = topics.partition(TASKS), topics.partition(POLICIES)
-        batches = topics.partition(BATCHES, "default")
-        self._places = dict.fromkeys((*single, batches, *topics.partitions_of(RESULTS)), 0)
+        shared = (*topics.partitions_of(BATCHES), *topics.partitions_of(RESULTS))
+        self._places = dict.fromkeys((*single, *shared), 0)
         self._tasks: set[int] = set()
         self._to_train: set[int] = set()
         self._own: set[str] = set()
         self._ended: set[int] = set()
-        self._decided = 0
-        self._batch = self._version = 0
-        self._published = False
+        policies = run.recipe.policies.items()
+        learning = [name for name, policy in policies if policy.training is not None]
+        self._decided = dict.fromkeys(learning, 0)
+        self._batch = dict.fromkeys(learning, 0)
+        self._version = dict.fromkeys(learning, -1)
 
     def __str__(self) -> str:
         return (
             f"{len(self._tasks)} tasks, {len(self._ended)} ended, {self._decided} decided; "
-            f"batch {self._batch}, version {self._version}"
+            f"batches {self._batch}, versions {self._version}"
         )
 
     async def drained(self) -> bool:
@@ -207,8 +209,8 @@ class _Progress:
         submitted = self._run.ending.is_set() or len(self._own) >= expected
         if recipe.curating_policy is not None:  # Only the source knows when it is done.
             submitted = all(one.done() for one in self._run.processes if one.service == "source")
-        done = self._tasks == self._ended and self._decided == len(self._to_train)
-        return submitted and done and self._published and self._batch == self._version
+        decided = all(count == len(self._to_train) for count in self._decided.values())
+        return submitted and self._tasks == self._ended and decided and self._batch == self._version
 
     def _add(self, delivery: Delivery[Event]) -> None:
         event = delivery.event
@@ -221,8 +223,10 @@ class _Progress:
         elif isinstance(event, TaskEnded):
             self._ended.add(event.task)
         elif isinstance(event, PolicyPublished):
-            self._published, self._version = True, max(self._version, event.version)
+            if event.policy in self._version:
+                newest = max(self._version[event.policy], event.version)
+                self._version[event.policy] = newest
         elif isinstance(event, BatchAssembled):
-            self._batch = event.version
+            self._batch[event.policy] = event.version
             decided = event.frontier()
-            self._decided = sum(task in decided for task in self._to_train)
+            self._decided[event.policy] = sum(task in decided for task in self._to_train)

@@ -26,7 +26,16 @@ from headrace.trainer.loader import build_updates
 from headrace.trainer.sequences import UnusableBatch
 from tests.checker import Facts
 from tests.simulation.learner import BEGUN_FROM, DigestLearner, number_of
-from tests.simulation.world import ACTED, LETTERS, TURNS, memory_of, reward, verdict, where
+from tests.simulation.world import (
+    ACTED,
+    LETTERS,
+    TURNS,
+    memory_of,
+    own_reward,
+    reward,
+    verdict,
+    where,
+)
 
 
 def untrue_stories(facts: Facts, *, moody: bool) -> Iterator[str]:
@@ -67,8 +76,22 @@ def _walk(trajectory: TrajectoryRecorded, moody: bool) -> Iterator[str]:
     """One turn after the other: nothing lost, nothing doubled, and the reward is earned."""
     if len(trajectory.turns) != TURNS:
         yield f"it has {len(trajectory.turns)} turns"
-    if [turn.parent for turn in trajectory.turns] != list(range(-1, len(trajectory.turns) - 1)):
-        yield "its turns don't follow each other"
+    last: dict[str, int] = {}
+    said: dict[str, list[str]] = {}
+    for index, turn in enumerate(trajectory.turns):
+        if turn.parent != last.get(turn.role, -1):
+            yield f"turn {index} does not follow the one before it of role {turn.role}"
+        last[turn.role] = index
+        said.setdefault(turn.role, []).append(turn.text)
+    roles = sorted(said)
+    if [turn.role for turn in trajectory.turns] != [
+        roles[index % len(roles)] for index in range(len(trajectory.turns))
+    ]:
+        yield "its roles did not answer by turns"
+    for role in roles:
+        own = trajectory.rewards.get(role)
+        if own is not None and own != own_reward(role, said[role]):
+            yield f"role {role} did not earn the reward {own}"
     if trajectory.reward != sum(turn.reward or 0.0 for turn in trajectory.turns):
         yield f"its reward is {trajectory.reward}"
     paths = [f"{trajectory.task}/{trajectory.sample}/"]
@@ -108,6 +131,9 @@ def _debate(trajectory: TrajectoryRecorded) -> Iterator[str]:
     rewards = {verdict({"said": said}) for said in paths.values()}
     if trajectory.reward not in rewards:
         yield f"its reward is {trajectory.reward}, not one of {sorted(rewards)}"
+    for role in {turn.role for turn in turns} & trajectory.rewards.keys():
+        if trajectory.rewards[role] not in {own_reward(role, said) for said in paths.values()}:
+            yield f"role {role} did not earn the reward {trajectory.rewards[role]}"
 
 
 def _seen(turn: Turn) -> str:
@@ -127,7 +153,9 @@ def unparked(garbage: Iterable[Record], letters: Iterable[Record]) -> Iterator[s
             yield f"I1: {location} is no event, and in no dead letter"
 
 
-def untrue_weights(facts: Facts, learner: DigestLearner, *, taught: bool) -> Iterator[str]:
+def untrue_weights(
+    facts: Facts, policy: str, learner: DigestLearner, *, taught: bool
+) -> Iterator[str]:
     """Versions that are not what training on the batches gives, each once and in order.
 
     `learner` is a new one that is deterministic. `taught`: the policy has a teacher.
@@ -135,7 +163,7 @@ def untrue_weights(facts: Facts, learner: DigestLearner, *, taught: bool) -> Ite
     published = sorted(
         (*facts.all(PolicyPublished), *facts.again[PolicyPublished]), key=lambda one: one.offset
     )
-    published = [one for one in published if one.event.policy == "default"]
+    published = [one for one in published if one.event.policy == policy]
     version, digest = -1, b""
     for one in published:
         event: PolicyPublished = one.event
@@ -145,21 +173,21 @@ def untrue_weights(facts: Facts, learner: DigestLearner, *, taught: bool) -> Ite
                 _train(facts, learner, batch, taught)
             digest = weights_digest(learner.weights())
         if event.digest != digest:
-            yield f"I4: version {version}, {event.status}, is not what its batches make of it"
+            name = f"version {policy}/{version}, {event.status},"
+            yield f"I4: {name} is not what its batches make of it"
             return
 
 
 def unpublished_weights(facts: Facts) -> Iterator[str]:
     """Versions that were trained from other weights than those of the version before them."""
-    digests: dict[int, bytes] = {}
+    digests: dict[tuple[str, int], bytes] = {}
     for one in facts.in_order(PolicyPublished):
         event: PolicyPublished = one.event
-        if event.policy != "default":
-            continue
+        name, before = event.policy, event.version - 1
         begun_from = event.metrics.get(BEGUN_FROM)
-        if begun_from not in (None, number_of(digests.get(event.version - 1, b""))):
-            yield f"I4: version {event.version} was not trained from version {event.version - 1}"
-        digests[event.version] = event.digest
+        if begun_from not in (None, number_of(digests.get((name, before), b""))):
+            yield f"I4: version {name}/{event.version} was not trained from version {before}"
+        digests[name, event.version] = event.digest
 
 
 def _batch(facts: Facts, event: PolicyPublished) -> BatchAssembled | None:

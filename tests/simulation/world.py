@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import DependencyError, InfrastructureError
@@ -188,18 +189,40 @@ async def wanderer(episode: Episode) -> None:
         await _moody(episode)
     elif share := options.get("demonstrated", 0.0):
         await _demonstrating(episode, share)
+    elif len(episode.roles) > 1:
+        await _demonstrating(episode, 0.0)
     else:
         await multi_turn(episode)
 
 
 async def _demonstrating(episode: Episode, share: float) -> None:
     observation = await episode.reset()
+    roles = _by_turns(episode)
+    told: dict[str, list[str]] = {}
     while not observation.done:
-        said = None
-        if episode.random.random() < share:
-            said = "".join(episode.random.choices(LETTERS, k=episode.sampling().max_tokens))
-        generation = await episode.generate(observation.text, demonstration=said)
+        said, role = None, next(roles)
+        if share and episode.random.random() < share:
+            said = "".join(episode.random.choices(LETTERS, k=episode.sampling(role).max_tokens))
+        generation = await episode.generate(observation.text, role=role, demonstration=said)
+        told.setdefault(role, []).append(generation.text)
         observation = await episode.step(generation.text)
+    _reward_roles(episode, told)
+
+
+def _by_turns(episode: Episode) -> Iterator[str]:
+    """The roles of the task, by turns."""
+    return itertools.cycle(sorted(episode.roles))
+
+
+def _reward_roles(episode: Episode, said: Mapping[str, Sequence[str]]) -> None:
+    """Gives some roles a reward of their own, which follows from what they said."""
+    for role in episode.task.options.get("rewarded", ()):
+        episode.rewards[role] = own_reward(role, said.get(role, ()))
+
+
+def own_reward(role: str, said: Sequence[str]) -> float:
+    """What a role learns from, if it has a reward of its own."""
+    return verdict({"role": role, "said": list(said)})
 
 
 ACTED = "acted"
@@ -214,27 +237,34 @@ def memory_of(actions: Sequence[str]) -> float:
 async def _moody(episode: Episode) -> None:
     """Acts by the loop's chance, or fails, where it ought to be deterministic."""
     observation = await episode.reset()
+    roles = _by_turns(episode)
+    told: dict[str, list[str]] = {}
     acted = []
     while not observation.done:
-        generation = await episode.generate(observation.text)
+        role = next(roles)
+        generation = await episode.generate(observation.text, role=role)
+        told.setdefault(role, []).append(generation.text)
         if loop().random.random() < 0.1:
             raise RuntimeError("an agent's own bug")
         acted.append(generation.text + loop().random.choice(LETTERS))
         observation = await episode.step(acted[-1])
     episode.metrics[ACTED] = memory_of(acted)
+    _reward_roles(episode, told)
 
 
 async def debater(episode: Episode) -> None:
     """Asks twice at the same time, takes one of the answers, and has the whole judged."""
     observation = await episode.reset()
+    roles = sorted(episode.roles)
     said = []
     while not observation.done:
         text = observation.text
-        one, other = (episode.new_conversation(), episode.new_conversation())
+        one, other = (episode.new_conversation(role) for role in (roles[0], roles[-1]))
         answers = await episode.gather(lambda: one.generate(text), lambda: other.generate(text))  # noqa: B023
         said.append(episode.random.choice(answers).text)
         observation = await episode.step(said[-1])
     episode.reward = await episode.score("jury", {"said": said})
+    _reward_roles(episode, dict.fromkeys(roles, said))
 
 
 def drop_all(group: Group) -> str | None:
