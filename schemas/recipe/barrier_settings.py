@@ -17,6 +17,11 @@ class BarrierSettings(Settings):
     its next batch until the others have followed, unless they have nothing left to train on."""
     policies: tuple[str, ...] = ()
     """The set: at least two policies that learn. Empty: all that learn."""
+    waiting_batches: Positive = 64
+    """How many full batches of groups may wait for a policy that the barrier holds. If so many
+    wait, no more tasks start. Once the live ones have ended and `batch_wait_s` has passed, the slow
+    policy makes a batch of the groups that it has, even if it has none, and the others follow. A
+    filter that keeps less than 1 of this number of groups gets short batches."""
 
 
 def check_barrier(barrier: BarrierSettings | None, policies: Mapping[str, Policy]) -> None:

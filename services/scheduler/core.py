@@ -26,8 +26,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.version_barrier import held_at_barrier
-from headrace.services.scheduler.policy_room import PolicyRoom
+from headrace.services.scheduler.policy_room import PolicyRoom, has_room
 from headrace.services.tasks.admission import refusal, refused
 from headrace.services.tasks.cancellation import CancelledTasks, TaskId, id_of
 
@@ -288,10 +287,7 @@ class SchedulerCore:
     def _may_start(self, submitted: TaskSubmitted) -> bool:
         """Whether there is room for a training group, or a version of each policy to evaluate."""
         if submitted.purpose == "train":
-            batches = {name: policy.batch for name, policy in self._policies.items()}
-            # Those that wait for others have enough groups, but the others may not.
-            held = held_at_barrier(self._recipe, batches, self._published)
-            return all(one.room > 0 for name, one in self._policies.items() if name not in held)
+            return has_room(self._recipe, self._policies, self._published)
         return all(use.policy in self._published for use in submitted.roles.values())
 
     def _pinned(self, submitted: TaskSubmitted) -> TaskSubmitted:

@@ -12,19 +12,25 @@ there is room for one more, so the batch becomes full even if that was wrong.
 
 There is no room either while the trainer has its `prefetch` and two full batches of groups wait.
 More groups would only wait and get stale: with a slow trainer, until all are `max_staleness` old.
+
+A policy that waits at the barrier has enough groups, but the slow one may not. So it needs no room,
+until `barrier.waiting_batches` full batches of it wait. Then nothing starts, and the slow policy
+soon makes a short batch of what it has, as at the end of a run.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from headrace.schemas.events import BatchSample
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.batch_settings import Batches
+from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.replay_pool import ReplayPool
 from headrace.schemas.staleness import Staleness
+from headrace.schemas.version_barrier import held_at_barrier
 
 ENOUGH_BATCHES = 2
 """So many full batches of waiting groups are enough for a trainer that is busy."""
@@ -59,7 +65,7 @@ class PolicyRoom:
         if self.published is None:
             return 0
         busy = self.batch - self.published >= self._settings.prefetch
-        if busy and self._enough():
+        if busy and self.has_closed(ENOUGH_BATCHES):
             return 0
         ahead = self.published - self.batch + self._settings.max_staleness + 1
         room = self._pool.fresh_groups(ahead) - len(self.open)
@@ -93,16 +99,16 @@ class PolicyRoom:
             self.drop(number)
         self._free_stale()
 
+    def has_closed(self, batches: int) -> bool:
+        """Whether so many full batches of closed groups wait."""
+        if self._settings.tokens is None:
+            return len(self._closed) >= self._pool.fresh_groups(batches)
+        waiting = sum(tokens for _, tokens in self._closed.values())
+        return waiting >= batches * self._settings.tokens
+
     def skip(self, version: int) -> None:
         """Notes that a version has the weights of the one before it."""
         self._staleness.skip(version)
-
-    def _enough(self) -> bool:
-        """Whether two full batches of groups wait."""
-        if self._settings.tokens is None:
-            return len(self._closed) >= self._pool.fresh_groups(ENOUGH_BATCHES)
-        waiting = sum(tokens for _, tokens in self._closed.values())
-        return waiting >= ENOUGH_BATCHES * self._settings.tokens
 
     def _missing(self, batches: int) -> int:
         """How many more groups so many batches of `tokens` tokens probably need."""
@@ -133,3 +139,16 @@ class PolicyRoom:
         for number, (oldest, _) in list(self._closed.items()):
             if self._staleness.behind(oldest, self.batch) > self._settings.max_staleness:
                 self.drop(number)
+
+
+def has_room(
+    recipe: Recipe, policies: Mapping[str, PolicyRoom], published: Mapping[str, int]
+) -> bool:
+    """Returns whether a training group may start. `published` has the newest version by policy."""
+    batches = {name: policy.batch for name, policy in policies.items()}
+    held = held_at_barrier(recipe, batches, published)
+    most = recipe.barrier.waiting_batches if recipe.barrier is not None else 0
+    return all(
+        not policy.has_closed(most) if name in held else policy.room > 0
+        for name, policy in policies.items()
+    )

@@ -35,6 +35,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.scheduler.core import SchedulerCore
 from headrace.stream_jobs.barrier import Barrier
 from headrace.stream_jobs.batches import BatchAssembler
+from tests.checker.staleness import behind
 
 BEGAN_S = 1_000_000.0
 LATEST_S = BEGAN_S + 100_000.0
@@ -65,6 +66,9 @@ class _Learner:
     batches: list[BatchAssembled] = field(default_factory=list)
     published: int = -1
     decided: Frontier = field(default_factory=Frontier)
+    kept: dict[int, int] = field(default_factory=dict)
+    """Its closed groups that no filter dropped and no batch decided, to their oldest version."""
+    skipped: set[int] = field(default_factory=set)
     read: dict[str, int] = field(default_factory=dict)
     """How much of each partition its job has read."""
     jobs: int = 0
@@ -79,12 +83,16 @@ class Schedule:
         names = NAMES[: draw.choice([2, 3])]
         self.ahead = draw.choice([1, 1, 2, 3])
         self._tasks = draw.randrange(8, 40)
+        # By a chance of its own, so that the other schedules stay what they were.
+        later = random.Random(f"hopeless {seed}")
+        hopeless = later.random() < 0.3
+        self._waiting = later.choice([1, 2, 4]) if hopeless else 64
         self.recipe = Recipe.model_validate(
             {
                 "name": "schedules",
                 "tasks": {"samples": 1, "roles": {name: name for name in names}},
                 "scheduler": {"live_episodes": draw.randrange(1, 12)},
-                "barrier": {"versions": self.ahead},
+                "barrier": {"versions": self.ahead, "waiting_batches": self._waiting},
                 "policies": {name: self._policy() for name in names},
             }
         )
@@ -98,6 +106,8 @@ class Schedule:
             )
             for name in names
         }
+        if hopeless:
+            later.choice(list(self._learners.values())).keeps = 0.0
         self._log: dict[str, list[tuple[float, Event]]] = {}
         """Each partition's records, and when they were written."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -160,11 +170,46 @@ class Schedule:
 
     def _start(self) -> None:
         while starts := self._core.next_start(self._now):
+            if piled := self._piled_up():
+                self.violations.append(
+                    f"a task starts while {self._waiting} batches of {piled} wait"
+                )
             for start in starts:
                 self._core.on_started(start)
                 self._write("episodes", start)
                 seconds = self._random.choice([0.2, 1.0, 1.0, 20.0]) * self._random.random()
                 self._at(seconds, partial(self._end, start))
+        held, room = self._held(), self._core.room()
+        free = all(room[name] > 0 for name in self._learners if name not in held)
+        live_most = self.recipe.scheduler.live_episodes or 0
+        may_start = held and free and self._core.live < live_most and not self._piled_up()
+        if may_start and self._core.queued:
+            self.violations.append(f"tasks wait for {sorted(held)}, which wait at the barrier")
+
+    def _held(self) -> set[str]:
+        """The policies whose next batch waits at the barrier; empty if all of them do."""
+        held = {
+            one.name
+            for one in self._learners.values()
+            for other in self._learners.values()
+            if one is not other and len(one.batches) + 1 - other.published > self.ahead
+        }
+        return held if len(held) < len(self._learners) else set()
+
+    def _piled_up(self) -> list[str]:
+        """The policies at the barrier of which too many groups wait."""
+        found = []
+        for name in sorted(self._held()):
+            learner, settings = self._learners[name], self.recipe.policies[name].batches
+            fresh = [
+                task
+                for task, oldest in learner.kept.items()
+                if behind(oldest, len(learner.batches), settings.prefetch, learner.skipped)
+                <= settings.max_staleness
+            ]
+            if len(fresh) >= self._waiting * settings.groups:
+                found.append(name)
+        return found
 
     def _end(self, start: EpisodeStarted) -> None:
         self._core.on_outcome(start.task, start.sample)
@@ -181,6 +226,8 @@ class Schedule:
                 verdict="scored" if kept else "dropped", reason="" if kept else "zero_advantage",
                 samples=(sample,) if kept else (), ended=int(self._now * 1000), seconds=1.0,
             )  # fmt: skip
+            if kept:
+                learner.kept[start.task] = oldest
             self._write(f"groups.{learner.name}", group)
             first = oldest if kept else None
             self._core.on_group(learner.name, start.task, oldest=first, tokens=1)
@@ -236,6 +283,8 @@ class Schedule:
             learner.job.on_batch(batch)
             learner.batches.append(batch)
             learner.decided = batch.frontier()
+            for task in [one for one in learner.kept if one in learner.decided]:
+                del learner.kept[task]
             self._write(f"batches.{learner.name}", batch)
             self._core.on_batch(learner.name, batch.version, batch.frontier(), batch.samples)
             learner.queue.append(batch.version)
@@ -256,6 +305,8 @@ class Schedule:
     def _publish(self, learner: _Learner, version: int, status: str) -> None:
         learner.published = version
         learner.training = False
+        if status == "skipped":
+            learner.skipped.add(version)
         event = PolicyPublished.model_validate(
             {"policy": learner.name, "version": version, "status": status,
              "digest": bytes(32), "full_version": version}

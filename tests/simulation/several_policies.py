@@ -1,4 +1,4 @@
-"""What a seed draws of several policies: roles, rewards of their own, a barrier, a frozen policy."""
+"""What a seed draws of several policies: roles, their own rewards, a barrier, a frozen one."""
 
 from __future__ import annotations
 

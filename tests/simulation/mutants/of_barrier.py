@@ -1,8 +1,10 @@
-"""Mutants of the barrier between policies."""
+"""Mutants of several policies and of the barrier between them."""
 
 from tests.simulation.mutants.mutant import SCHEDULES, Mutant
 
+ROOM = "services/scheduler/policy_room.py"
 BARRIER = "stream_jobs/barrier.py"
+COUNTED = "stream_jobs/counted_samples.py"
 RULE = "schemas/version_barrier.py"
 
 OF_BARRIER = (
@@ -41,5 +43,68 @@ OF_BARRIER = (
         new="self.published is None",
         caught_by=("is at",),
         faults=SCHEDULES,
+    ),
+    Mutant(
+        name="held_policy_holds_back_tasks",
+        sentence="A policy that waits at the barrier does not hold back new tasks.",
+        file=ROOM,
+        old="not policy.has_closed(most) if name in held else policy.room > 0",
+        new="policy.room > 0",
+        caught_by=("tasks wait for",),
+        faults=SCHEDULES,
+    ),
+    Mutant(
+        name="groups_pile_up_at_the_barrier",
+        sentence="No task starts while enough full batches of a policy wait at the barrier.",
+        file=ROOM,
+        old="not policy.has_closed(most) if name in held else policy.room > 0",
+        new="name in held or policy.room > 0",
+        caught_by=("a task starts while",),
+        faults=SCHEDULES,
+    ),
+    Mutant(
+        name="barrier_not_kept",
+        sentence="A batch waits until the others of its set have followed.",
+        file=BARRIER,
+        old="        if not behind:\n            return False",
+        new="        if True:\n            return False",
+        caught_by=("is ahead of",),
+        faults=("barrier", "kill", "trainer"),
+    ),
+    Mutant(
+        name="another_policys_groups_are_batched",
+        sentence="A batch holds groups of its own policy, and not those that the barrier reads.",
+        file="stream_jobs/assemble_batches.py",
+        old="if isinstance(event, GroupClosed) and event.policy in barrier.others:",
+        new="if isinstance(event, GroupClosed) and not event.policy:",
+        caught_by=("I3: ", "I5: ", "I6: "),
+        faults=("barrier",),
+    ),
+    Mutant(
+        name="a_role_learns_from_all_rewards",
+        sentence="A role with a reward of its own learns from that one.",
+        file=COUNTED,
+        old="reward = role_reward(outcome, role) if role else outcome.reward",
+        new="reward = outcome.reward",
+        caught_by=("has other advantages",),
+        faults=("several",),
+    ),
+    Mutant(
+        name="a_policy_gets_the_reward_of_another",
+        sentence="A policy's reward is the mean of the roles that it plays itself.",
+        file="schemas/role_rewards.py",
+        old="for use in event.policies if use.policy == policy]",
+        new="for use in event.policies]",
+        caught_by=("its policy's is",),
+        faults=("several",),
+    ),
+    Mutant(
+        name="tokens_of_another_policy_count",
+        sentence="A policy is trained on the turns that it took itself.",
+        file=COUNTED,
+        old="uses = [use for use in outcome.policies if use.policy == policy]",
+        new="uses = list(outcome.policies)",
+        caught_by=("states tokens", "its policy's is"),
+        faults=("several",),
     ),
 )
