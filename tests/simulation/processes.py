@@ -194,8 +194,8 @@ class Run:
             for _ in range(count):
                 for policy in self.policies_of(service):
                     self.add(service, policy)
-        for name, policy in self.recipe.policies.items():
-            if policy.training is None:
+        for name, one in self.recipe.policies.items():
+            if one.training is None:
                 self.add(TEACHER, name)
         return log
 

@@ -16,6 +16,7 @@ from typing import Literal, cast, get_args
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded, TaskSubmitted
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.operate.barrier_waits import BarrierWaits
 from headrace.services.operate.evaluation import Evaluations
 from headrace.services.operate.run.endings import Endings
 from headrace.services.operate.run.training_health import TrainingHealth
@@ -88,6 +89,7 @@ class Progress:
         """`since` is when the command began that asks."""
         self.recipe = recipe
         self.endings = Endings(recipe, since)
+        self._waits = BarrierWaits(recipe)
         self.policies = {
             name: PolicyProgress(
                 trained=policy.training is not None, health=TrainingHealth(recipe.stop.reward)
@@ -146,6 +148,7 @@ class Progress:
     def on_event(self, event: Event, at: float, offset: int) -> None:
         """Adds one event that was recorded at `at`. A repeated event changes nothing."""
         self._windows.add(int(at // IDLE_WINDOW_S))
+        self._waits.on_event(event, at)
         match event:
             case TaskSubmitted():
                 if offset > self._last_task:
@@ -227,7 +230,7 @@ class Progress:
 
     def hints(self) -> list[str]:
         """Returns what people should look at: how episodes end, and metrics out of their range."""
-        hints = self.endings.hints()
+        hints = self.endings.hints() + self._waits.hints()
         several = len(self._trained()) > 1
         for name, policy in self._trained().items():
             advice = policy.health.advice(limits_known=self.endings.reach_limits)
