@@ -21,6 +21,7 @@ from headrace.services.log.event_log import Delivery, EventLog
 from tests.checker import Facts, Report, examine, items
 from tests.simulation.chronicle import Line
 from tests.simulation.processes import Run, new_learner
+from tests.simulation.repeats import unrepeatable
 from tests.simulation.scenario import DEADLINE_S, UNSAFE
 from tests.simulation.story import unparked, unpublished_weights, untrue_stories, untrue_weights
 from tests.simulation.virtual_time import BEGIN_S
@@ -105,6 +106,7 @@ async def judge(run: Run, log: EventLog, read_to: Ends, result: Result) -> None:
     result.violations += untrue_stories(facts, moody=moody)
     result.violations += unpublished_weights(facts)
     result.violations += items.check(facts, complete=True)
+    result.violations += unrepeatable(facts, run.recipe)
     if "weights differ" not in run.scenario.misbehaviour:
         for name, policy in run.recipe.policies.items():
             taught = policy.training is not None and policy.training.teacher is not None

@@ -35,7 +35,8 @@ def with_several(recipe: Recipe, chance: Random, *, barrier: bool | None = None)
         tree["policies"][names[-1]]["training"] = None
         tree["policies"][names[-1]]["groups"]["select"] = None
     if chance.random() < 0.5 if barrier is None else barrier:
-        tree["barrier"] = {"versions": chance.choice([1, 1, 2, 3])}
+        waiting = chance.choice([64, 2, 4])
+        tree["barrier"] = {"versions": chance.choice([1, 1, 2, 3]), "waiting_batches": waiting}
     found = Recipe.model_validate(tree)
     for name in names:
         if found.policies[name].training is not None and chance.random() < 0.3:
@@ -48,8 +49,9 @@ def _another(first: dict[str, Any], mode: str, chance: Random) -> dict[str, Any]
     """A policy like the first one, with batches and a filter of its own."""
     policy = copy.deepcopy(first)
     policy["groups"] |= {"select": None, "filters": []}
-    if chance.random() < 0.5:
-        policy["groups"]["filters"] = ["tests.simulation.world:drop_many"]
+    drops = chance.choice([None, None, "drop_many", "drop_many", "drop_all"])
+    if drops is not None:
+        policy["groups"]["filters"] = [f"tests.simulation.world:{drops}"]
     batches = policy["batches"]
     batches |= {"replay": None, "tokens": None, "groups": chance.choice([1, 2, 3])}
     if mode != "sync":
