@@ -31,6 +31,7 @@ def main() -> None:
         seed=asked.seed,
         kinds=asked.kinds,
         brokers=asked.brokers,
+        policies=asked.policies,
         disks=disks.enclosed(),
         keep=asked.keep,
     )
@@ -83,6 +84,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--injections", type=int, help="end after so many")
     parser.add_argument("--seed", type=int, default=1, help="of the mixes")
     parser.add_argument("--brokers", type=int, choices=(1, 3), default=1)
+    parser.add_argument(
+        "--policies", type=int, choices=(1, 2), default=1, help="2: with a barrier between them"
+    )
     parser.add_argument("--kinds", type=_kinds, default=tuple(KINDS), help="with commas between")
     parser.add_argument("--json", help="a file for the report")
     parser.add_argument("--keep", type=Path, help="a folder for all logs, and data if it failed")

@@ -29,9 +29,9 @@ BROKER_DISK_BYTES = 6144 * MIB
 
 @asynccontextmanager
 async def deployed(
-    folder: Path, brokers: int, *, disks: bool
+    folder: Path, brokers: int, *, disks: bool, policies: int = 1
 ) -> AsyncIterator[tuple[World, EventLog]]:
-    """Servers, services and disks, working."""
+    """Servers, services and disks, working. `policies`: 1, or 2 with a barrier between them."""
     state = folder / "state"
     rates = folder / "rates.json"
     write_rates(rates, {})
@@ -46,7 +46,7 @@ async def deployed(
         logger.info("starting the servers")
         await cluster.start()
         where = where_in(state, cluster.bootstrap_servers, cluster.registry_url)
-        recipe = _recipe(rates)
+        recipe = _recipe(rates, policies)
         log = await _applied(stack, cluster, where, recipe)
         clocks = Clocks(folder / "clocks")
         clocks.prepare()
@@ -87,12 +87,9 @@ def _disks(folder: Path, cluster: Cluster, brokers: int) -> dict[str, Disk]:
     return disks
 
 
-def _recipe(rates: Path) -> Recipe:
-    path = str(rates)
-    return read_recipe(
-        str(Path(__file__).parent / "recipe.toml"),
-        [
-            f"environments.default.options.rates={path}",
-            f"policies.default.engine.options.rates={path}",
-        ],
-    )
+def _recipe(rates: Path, policies: int) -> Recipe:
+    name = "recipe.toml" if policies == 1 else "two-policies.toml"
+    engines = [f"policies.{policy}.engine" for policy in ("default", "rival")[:policies]]
+    parts = ["environments.default", *engines]
+    sets = [f"{part}.options.rates={rates}" for part in parts]
+    return read_recipe(str(Path(__file__).parent / name), sets)

@@ -74,10 +74,11 @@ class Fleet:
         preloader = Preloader(self._resolved, [spec.command for spec in specs], self._note)
         await self._supervisor(specs, preloader)
 
-    async def add(self, service: str) -> Supervisor:
+    async def add(self, service: str, policy: str | None = None) -> Supervisor:
         """Starts one more, also of a sole writer; it is kept alive until `remove`."""
         self._number += 1
-        command = headrace_command("serve", service, str(self._resolved), "--parent-fd")
+        chosen = () if policy is None else ("--policy", policy)
+        command = headrace_command("serve", service, str(self._resolved), *chosen, "--parent-fd")
         spec = ChildSpec(f"{service}-more-{self._number}", (*command, "{parent_fd}"))
         return await self._supervisor([spec])
 
@@ -94,12 +95,13 @@ class Fleet:
             if watching.done():
                 watching.result()
 
-    def pids(self, service: str) -> list[int]:
-        """The processes of a service that run, stopped ones included."""
+    def pids(self, service: str, policy: str | None = None) -> list[int]:
+        """The processes of a service that run, stopped ones included: of one policy, or all."""
         found = []
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if process.cmdline()[3:5] == ["serve", service]:
+                command = process.cmdline()
+                if command[3:5] == ["serve", service] and (policy is None or policy in command):
                     found.append(process.pid)
         return found
 

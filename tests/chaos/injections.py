@@ -28,6 +28,8 @@ SCALED = ("agent", "env", "inference")
 """Services of which there may be any number."""
 MOST = 8
 SESSION_S = 6.0
+DEAD_S = 60.0
+"""How long a trainer stays dead."""
 SLACK_BYTES = 128 * 1024
 """What a full disk still takes: it fills while something is being written."""
 
@@ -105,6 +107,22 @@ def kill(world: World, service: str, random: Random, *, alone: bool) -> Gap | No
     return world.watch.killed(service, pid, at, alone=alone)
 
 
+async def keep_trainer_dead(world: World, random: Random) -> None:
+    """kill -9 of one policy's trainer, again and again for a minute, and of other services."""
+    loop = asyncio.get_running_loop()
+    policy = random.choice(list(world.fleet.recipe.policies))
+    world.count("dead-trainer")
+    until = next_kill = loop.time() + DEAD_S
+    next_kill -= DEAD_S
+    while loop.time() < until:
+        for pid in world.fleet.pids("trainer", policy):
+            signal_to(pid, signal.SIGKILL)
+        if loop.time() >= next_kill:
+            await kill_service(world, random)
+            next_kill = loop.time() + random.uniform(2.0, 5.0)
+        await asyncio.sleep(0.3)
+
+
 async def stop_service(world: World, random: Random) -> None:
     """SIGSTOP of a process past its session, then SIGCONT: it wakes as a zombie."""
     service = random.choice(SERVICES)
@@ -128,7 +146,10 @@ async def twin(world: World, random: Random) -> None:
         if not mine:
             return
         world.count(f"twin-{service}")
-        second = await world.fleet.add(service)
+        policies = list(world.fleet.recipe.policies)
+        several = service != "scheduler" and len(policies) > 1
+        policy = random.choice(policies) if several else None
+        second = await world.fleet.add(service, policy)
         try:
             await asyncio.sleep(random.uniform(6.0, 10.0))
         finally:

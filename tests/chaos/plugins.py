@@ -1,4 +1,5 @@
-"""The chaos recipe's environment and engine: both fail by chance, as often as a file says.
+"""The chaos recipes' environment and engine, which fail by chance, as often as a file says, and the
+agent and the filter of the recipe with two policies.
 
 The file holds a JSON object of rates, `{"env": 0.06, "engine": 0.2}`; it may change at any time.
 """
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
+from headrace import Episode
 from headrace.errors import InfrastructureError
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.inference.engine import (
@@ -22,6 +24,7 @@ from headrace.services.inference.engine import (
     Weights,
 )
 from headrace.services.inference.engines.scripted import ScriptedEngine
+from headrace.stream_jobs.filters import Group
 
 REREAD_S = 0.2
 TOKENS = 8
@@ -101,3 +104,21 @@ class FlakyEngine:
     async def close(self, drain_s: float) -> None:
         """See Engine."""
         await self._engine.close(drain_s)
+
+
+async def by_turns(episode: Episode) -> None:
+    """The roles answer by turns. The rival has a reward of its own, 0 or 1 by what it said."""
+    observation = await episode.reset()
+    said = []
+    while not observation.done:
+        role = episode.roles[observation.text == "1"]
+        answer = await episode.generate(observation.text, role=role)
+        if role == "rival":
+            said.append(answer.text)
+        observation = await episode.step(answer.text)
+    episode.rewards["rival"] = float(hashlib.sha256("/".join(said).encode()).digest()[0] % 2)
+
+
+def drop_half(group: Group) -> str | None:
+    """A filter that keeps every other group."""
+    return "unwanted" if group.task % 2 else None

@@ -18,8 +18,16 @@ from headrace.services.namespace.lookup import open_namespace
 from headrace.services.namespace.run_life import enter
 from tests.chaos import report
 from tests.chaos.deploy import deployed, where_in
-from tests.chaos.injections import KINDS, SERVICES, Kind, World, kill, write_rates
-from tests.checker import examine, read_all
+from tests.chaos.injections import (
+    KINDS,
+    SERVICES,
+    Kind,
+    World,
+    keep_trainer_dead,
+    kill,
+    write_rates,
+)
+from tests.checker import Facts, examine, limits, read_all
 
 logger = logging.getLogger("chaos")
 
@@ -45,6 +53,8 @@ class Options:
     seed: int
     kinds: Sequence[str]
     brokers: int
+    policies: int
+    """1, or 2 with a barrier between them."""
     disks: bool
     """Whether disks may be made."""
     keep: Path | None = None
@@ -81,7 +91,10 @@ class Chaos:
         number = 0
         while not self._enough():
             number += 1
-            if number % KILLS_EVERY or "kill-service" not in self.kinds:
+            if len(self.world.fleet.recipe.policies) > 1 and number % KILLS_EVERY == 1:
+                logger.info("the trainer of one policy stays dead")
+                await keep_trainer_dead(self.world, self.random)
+            elif number % KILLS_EVERY or "kill-service" not in self.kinds:
                 await self._mixes()
                 await self._heal()
             else:
@@ -191,17 +204,14 @@ class Chaos:
         watch, fleet = self.world.watch, self.world.fleet
         await fleet.end_source()
         whole = await watch.comes_true(
-            lambda: (
-                not watch.open_tasks
-                and watch.low_mark >= watch.tasks
-                and watch.version >= watch.batch
-            ),
+            lambda: not watch.open_tasks and watch.low_mark >= watch.tasks and not watch.untrained,
             DRAIN_BOUND_S,
         )
         if not whole:
             self.not_drained.append(
                 f"the end: {len(watch.open_tasks)} tasks open, {watch.low_mark} of {watch.tasks} "
-                f"decided, version {watch.version} of {watch.batch} in {DRAIN_BOUND_S:g} s"
+                f"decided, versions {watch.versions} of batches {dict(watch.batches)} in "
+                f"{DRAIN_BOUND_S:g} s"
             )
         for state in ("ending", "ended"):
             await enter(log, state, fleet.recipe, "chaos is over")
@@ -212,7 +222,7 @@ class Chaos:
 async def run(options: Options, folder: Path) -> report.Outcome:
     """The whole run, in an empty folder. Everything that it starts has ended when it returns."""
     async with AsyncExitStack() as stack:
-        made = deployed(folder, options.brokers, disks=options.disks)
+        made = deployed(folder, options.brokers, disks=options.disks, policies=options.policies)
         world, log = await stack.enter_async_context(made)
         chaos = Chaos(options, world, Random(options.seed))
         logger.info("running")
@@ -236,6 +246,10 @@ async def _judge(chaos: Chaos, seconds: float) -> report.Outcome:
     async with open_namespace(where, "checker") as (log, life):
         deliveries, undecodable = await read_all(log)
         found = examine(life.recipe(), deliveries, settled=True, undecodable=undecodable)
+        ahead: list[str] = []
+        if "clock-jump" not in world.counts:  # The times of records show who went ahead.
+            judged = limits.check(Facts.of(deliveries), life.recipe())
+            ahead = [line for line in judged if "is ahead of" in line]
     lost, doubled = report.losses(deliveries)
     gaps = world.watch.gaps
     return report.Outcome(
@@ -246,7 +260,7 @@ async def _judge(chaos: Chaos, seconds: float) -> report.Outcome:
         records=len(deliveries),
         lost=lost,
         doubled=doubled,
-        violations=found.violations,
+        violations=[*found.violations, *ahead],
         duplicates=found.duplicates,
         endings=report.endings(deliveries),
         restarts=world.fleet.restarts,

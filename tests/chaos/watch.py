@@ -37,8 +37,8 @@ class Gap:
     """Epoch seconds."""
     alone: bool
     """Nothing else was wrong from the kill until it was mended."""
-    moved: dict[int, float | None]
-    """Partition to seconds after the kill."""
+    moved: dict[int | str, float | None]
+    """Partition, or policy, to seconds after the kill."""
 
     @property
     def seconds(self) -> float | None:
@@ -62,19 +62,34 @@ class Watch(Follower):
     open_tasks: set[int] = field(default_factory=set)
     tasks: int = 0
     """Submitted."""
-    low_mark: int = 0
-    """Tasks below it are decided by batches."""
-    batch: int = 0
-    version: int = -1
+    low_marks: Counter[str] = field(default_factory=Counter)
+    """Policy to the number of the first task that its batches have not decided."""
+    batches: Counter[str] = field(default_factory=Counter)
+    versions: dict[str, int] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
     _lasting: list[Gap] = field(default_factory=list)
     _ended: set[int] = field(default_factory=set)
-    _last: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
-    """Service and partition to the last writer, and when."""
+    _last: dict[tuple[str, int | str], tuple[int, float]] = field(default_factory=dict)
+    """Service and partition, or policy, to the last writer, and when."""
+
+    @property
+    def version(self) -> int:
+        """The newest version of the slowest policy; -1 before version 0."""
+        return min(self.versions.get(one, -1) for one in self.log.topics.policies)
+
+    @property
+    def low_mark(self) -> int:
+        """All policies have decided the tasks below it."""
+        return min(self.low_marks[one] for one in self.log.topics.policies)
+
+    @property
+    def untrained(self) -> list[str]:
+        """The policies that have a batch which is not published."""
+        return [one for one, batch in self.batches.items() if self.versions.get(one, -1) < batch]
 
     def killed(self, service: str, pid: int, at: float, *, alone: bool) -> Gap:
         """Notes a kill, from which a gap is measured."""
-        mine = {
+        mine: dict[int | str, float | None] = {
             partition: None
             for (name, partition), (writer, when) in self._last.items()
             if name == service and writer == pid and at - when < RECENT_S
@@ -118,7 +133,7 @@ class Watch(Follower):
         source = next((text for name, text in record.headers if name == "ce_source"), b"")
         service, _, pid = source.decode().rpartition(f"-{socket.gethostname()}-")
         if service:
-            place = record.partition.number if service in SHARED else ANY
+            place = _place(record, service)
             self._on_progress(service, place, int(pid), record.timestamp)
 
     def _on_event(self, event: Event) -> None:
@@ -126,15 +141,25 @@ class Watch(Follower):
             self._ended.add(event.task)
             self.open_tasks.discard(event.task)
         elif isinstance(event, BatchAssembled):
-            self.batch = max(self.batch, event.version)
-            self.low_mark = max(self.low_mark, event.low_mark)
+            self.batches[event.policy] = max(self.batches[event.policy], event.version)
+            self.low_marks[event.policy] = max(self.low_marks[event.policy], event.low_mark)
         elif isinstance(event, PolicyPublished):
-            self.version = max(self.version, event.version)
+            newest = max(self.versions.get(event.policy, -1), event.version)
+            self.versions[event.policy] = newest
 
-    def _on_progress(self, service: str, place: int, pid: int, at: float) -> None:
+    def _on_progress(self, service: str, place: int | str, pid: int, at: float) -> None:
         self._last[service, place] = pid, at
         for gap in self._lasting:
             waits = gap.service == service and gap.moved.get(place, 0.0) is None
             if waits and gap.pid != pid and at >= gap.at:
                 gap.moved[place] = at - gap.at
         self._lasting = [gap for gap in self._lasting if gap.lasts]
+
+
+def _place(record: Record, service: str) -> int | str:
+    """What a process writes alone: a partition, what is of one policy, or all."""
+    if service in SHARED:
+        return record.partition.number
+    if service in ("assemble-batches", "trainer"):
+        return (record.key or b"").decode()
+    return record.partition.topic if service == "item-statistics" else ANY

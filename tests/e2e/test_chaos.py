@@ -50,6 +50,15 @@ def test_a_long_run_loses_and_doubles_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_two_policies_wait_for_a_dead_trainer_and_go_on(tmp_path: Path) -> None:
+    kinds = "kill-service,stop-service,twin,scale,kill-broker,net-delay,net-cut,infrastructure"
+    arguments = ("--policies", "2", "--seconds", "200", "--seed", "3", "--kinds", kinds)
+    found = chaos(tmp_path, 900.0, *arguments)
+    assert_whole(found)
+    assert found["injections"]["dead-trainer"] > 0
+
+
+@pytest.mark.long
 def test_three_brokers_lose_their_leaders_and_nothing_else(tmp_path: Path) -> None:
     found = chaos(tmp_path, 900.0, "--seconds", "300", "--brokers", "3", "--seed", "2")
     assert_whole(found)

@@ -64,14 +64,15 @@ def test_versions_are_adapters_of_one_base_that_is_stored_once(tmp_path: Path) -
         assert published[3].full is not None
 
         engine = TorchEngine(EngineSetup(model_folder("tiny-llama"), 2, device="cpu"))
-        for one in (fixed, published[3]):
+        answers = []
+        for one in (fixed, published[3], fixed):
             await engine.load(LocalWeights(bench.blobs, bench.state / one.policy).weights(one))
-        answers = [
-            await engine.generate(EnginePrompt(policy, [97, 98], 8, temperature=0.0))
-            for policy in ("fixed", "learner")
-        ]
-        assert [answer.versions for answer in answers] == [[0] * 8, [3] * 8]
+            prompt = EnginePrompt(one.policy, [97, 98], 8, temperature=0.0)
+            answers.append(await engine.generate(prompt))
+        assert [answer.versions for answer in answers] == [[0] * 8, [3] * 8, [0] * 8]
         assert answers[0].logprobs != answers[1].logprobs
+        assert answers[0].logprobs == answers[2].logprobs, "the other adapter changed the base"
+        assert weights_digest(bench.weights(fixed)) == fixed.digest
         await engine.close(0)
 
     on_memory(scenario, tmp_path, with_adapters())
