@@ -248,6 +248,10 @@ class Acts:
             {"payload": json.dumps({"text": "x" * 1_100_000})},
             {},
         ]
+        if len(made.roles) > 1:  # One role is played by the first version.
+            role, use = list(made.roles.items())[-1]
+            pinned = use.model_copy(update={"version": 0})
+            changes += [{"roles": {**made.roles, role: pinned}}] * len(changes)
         task: TaskSubmitted = made.model_copy(update=self._chance.choice(changes))
         self._fault("foreign task")
         self._append(self._log.outgoing(task))
