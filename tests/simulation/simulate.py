@@ -26,7 +26,8 @@ from tests.simulation.virtual_time import loop
 
 BOUND_S = 500.0
 """Virtual seconds within which all is drained once the faults are over, where episodes have
-DEADLINE_S; in proportion where they have more."""
+DEADLINE_S; in proportion where they have more, and for each policy of a run that has several: the
+room is that of the policy which has least, so fewer episodes that hang do so at the same time."""
 SETTLE_S = 300.0
 """Virtual seconds until the deadline of what a zombie opened, and forgot, has passed too."""
 PARKED_S = 30.0
@@ -135,7 +136,8 @@ async def _play(run: Run, result: Result, history: bool, meanwhile: Scene) -> No
 async def _until_drained(run: Run, log: EventLog) -> None:
     """Waits until nothing is left to do. Undone after BOUND_S, or what goes in its place."""
     progress = _Progress(run, log)
-    bound_s = BOUND_S * run.scenario.recipe.tasks.deadline_s / DEADLINE_S
+    recipe = run.scenario.recipe
+    bound_s = BOUND_S * len(recipe.policies) * recipe.tasks.deadline_s / DEADLINE_S
     try:
         async with asyncio.timeout(bound_s):
             while not await progress.drained():
