@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.version_barrier import is_ahead, others_of
+from headrace.stream_jobs.groups import EVALUATE
 
 LONG_S = 600.0
 """Seconds after which a wait is worth a hint. A batch rarely takes longer."""
@@ -28,7 +29,7 @@ class _Policy:
     reason: str = ""
     """The most frequent reason for which the newest batch drops a group."""
     dropped: int = 0
-    """Number of groups and samples that the newest batch drops."""
+    """Number of groups and single samples that the newest batch drops, without evaluations."""
 
 
 class BarrierWaits:
@@ -52,9 +53,9 @@ class BarrierWaits:
             if event.version > policy.version:
                 policy.version, policy.published_at = event.version, at
         elif event.version > policy.batch:
-            reasons = Counter(one.reason for one in event.dropped)
+            reasons = Counter(one.reason for one in event.dropped if one.reason != EVALUATE)
             policy.batch, policy.samples = event.version, len(event.samples)
-            policy.dropped = len(event.dropped)
+            policy.dropped = reasons.total()
             policy.reason = max(reasons, key=lambda one: (reasons[one], one), default="")
 
     def hints(self) -> list[str]:
@@ -78,10 +79,10 @@ class BarrierWaits:
             f"Change the filters, the rewards or the tasks of {slow}, or remove it from "
             "barrier.policies"
         )
-        if one.batch and not one.samples:
+        if one.dropped and not one.samples:
             return [
-                f"{waits}, and the newest batch of {slow} has nothing to train on: {one.dropped} "
-                f"groups were dropped, most of them for {one.reason or 'no reason'}. {change}"
+                f"{waits}, and the newest batch of {slow} has nothing to train on: its "
+                f"{one.dropped} groups were dropped, most of them for {one.reason!r}. {change}"
             ]
         if minutes * 60 < LONG_S:
             return []

@@ -27,7 +27,7 @@ def batch(policy: str, version: int, *, samples: int) -> BatchAssembled:
         task=0, sample=0, trajectory=Ref(topic="t", partition=0, offset=0, digest=bytes(16)),
         advantages=b"", tokens=1, longest=1, oldest_version=0,
     )  # fmt: skip
-    reasons = ("zero_advantage", "stale", "zero_advantage")
+    reasons = ("zero_advantage", "stale", "zero_advantage", *["evaluate"] * 3)
     return BatchAssembled(
         policy=policy, version=version, recipe=bytes(32), seed=0, samples=(sample,) * samples,
         dropped=tuple(Dropped(task=n, reason=one) for n, one in enumerate(reasons)),
@@ -69,4 +69,4 @@ def test_a_batch_with_nothing_to_train_on_is_a_hint_at_once() -> None:
     progress = waiting()
     progress.on_event(batch("verifier", 1, samples=0), 61.0, 0)
     (hint,) = progress.hints()
-    assert "3 groups were dropped, most of them for zero_advantage" in hint
+    assert "its 3 groups were dropped, most of them for 'zero_advantage'" in hint
