@@ -46,6 +46,9 @@ def test_the_topic_of_items_is_compacted_and_has_time_to_be_read(
         settings = (await log.broker.topic_settings([name]))[name]
         assert settings["cleanup.policy"] == "compact"
         assert int(settings["min.compaction.lag.ms"]) >= 3_600_000
+        # Only closed segments are compacted. With Kafka's defaults, that of a week or of 1 GiB.
+        assert int(settings["segment.ms"]) == 3_600_000
+        assert int(settings["segment.bytes"]) == 64 * 1024 * 1024
         await log.broker.close()
 
     asyncio.run(main())
