@@ -278,10 +278,11 @@ class LocalRun:
         for task in self._beside:
             if task.done():
                 task.result()
-                raise HeadraceError(
-                    f"the task {task.get_name()!r} ended before the run: see the logs in "
-                    f"{self._status.logs}"
-                )
+                if self._life.ended is None:
+                    raise HeadraceError(
+                        f"the task {task.get_name()!r} ended before the run: see the logs in "
+                        f"{self._status.logs}"
+                    )
 
     async def _end(self, log: EventLog, reason: str) -> None:
         """Writes `ending`, then waits a bounded time until every task has ended."""
@@ -290,7 +291,7 @@ class LocalRun:
             await enter(log, "ending", self._recipe, reason)
         began = changed = time.monotonic()
         ended = self.progress.tasks_ended
-        while not await self._all_ended(log):
+        while not await self._all_ended(log) and self._life.ended is None:
             interrupted = self.interrupted.is_set()
             if self.progress.tasks_ended != ended:
                 ended, changed = self.progress.tasks_ended, time.monotonic()

@@ -98,6 +98,26 @@ def test_a_run_ends_only_after_what_its_sources_submitted_last(tmp_path: Path) -
     asyncio.run(test())
 
 
+def test_a_run_that_another_process_has_ended_waits_for_nothing(tmp_path: Path) -> None:
+    """Its processes have ended then, and its sources may be among them."""
+
+    async def test() -> None:
+        log = a_context(MemoryBroker(), "r", RECIPE, tmp_path).log
+        await make_topics(log)
+        run = made(tmp_path)
+        run._life = RunLife(ending=ENDING)
+        end = asyncio.create_task(run._end(log, "a rule"))
+        await asyncio.sleep(0.05)
+        assert not end.done()
+
+        run._life.ended = ENDING.model_copy(update={"state": "ended"})
+        run._beside = [asyncio.create_task(asyncio.sleep(0), name="children")]
+        await asyncio.wait_for(end, 10)
+        await log.broker.close()
+
+    asyncio.run(test())
+
+
 def test_a_run_that_ends_for_the_reason_paused_is_not_paused(tmp_path: Path) -> None:
     """`headrace end --reason paused` may say so."""
     run = made(tmp_path)
