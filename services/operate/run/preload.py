@@ -29,7 +29,11 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import read_recipe
 from headrace.services.operate.processes import MESSAGE_LIMIT, headrace_command, with_parent
 from headrace.services.operate.run.children import services_of
-from headrace.services.operate.serve.process_setup import THREAD_VARIABLES, tune_garbage_collector
+from headrace.services.operate.serve.process_setup import (
+    THREAD_VARIABLES,
+    pause_garbage_collector,
+    tune_garbage_collector,
+)
 from headrace.services.operate.serve.services import load_service
 from headrace.services.processes.guard import die_with_parent
 
@@ -42,6 +46,7 @@ def fork_processes(descriptor: int, recipe: str) -> bool:
     """
     # `run` may be killed during the imports, when nothing reads the socket.
     die_with_parent()
+    pause_garbage_collector()
     with one_thread_each():
         import_services(read_recipe(recipe))
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
