@@ -14,6 +14,10 @@ from hypothesis import settings
 
 from headrace.infra import local
 
+# By default each of several processes has a torch thread for each core. They would wait for each
+# other in busy loops: a test took seven times the processor time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
