@@ -22,7 +22,12 @@ from headrace.schemas.recipe.tables import (
     PositiveSeconds,
     Settings,
 )
-from headrace.schemas.recipe.task_settings import Tasks, check_curation, curating_policy
+from headrace.schemas.recipe.task_settings import (
+    Tasks,
+    check_curation,
+    check_league,
+    curating_policy,
+)
 from headrace.schemas.recipe.teacher import check_teacher
 from headrace.schemas.role_rewards import OVERLONG
 from headrace.schemas.topics import NAME
@@ -221,8 +226,9 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
-    def _curation_fits(self) -> Recipe:
+    def _curation_and_league_fit(self) -> Recipe:
         check_curation(self.tasks, self.policies)
+        check_league(self.tasks, self.policies)
         return self
 
     @model_validator(mode="after")

@@ -5,12 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.tables import FALSE_IS_NONE, Choice, Positive, Settings
 
 CURRICULUM = "curriculum"
 """The data set whose stages end by statistics."""
+
+
+class League(Settings):
+    """Lets past versions of a policy play some of its roles, as the opponents in self-play. Every
+    `every` versions, one of the newest `past` is drawn as the opponent of the next tasks."""
+
+    roles: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The roles that past versions play. Their policy must play another role as well, which learns.
+    """
+    every: Positive = 10
+    """Number of versions from one that becomes an opponent to the next. Version 0 is the first."""
+    past: Positive = 5
+    """Number of versions that the opponent is drawn from."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the tasks that are played against a past version. In the others the newest version
+    plays all roles and learns from all."""
 
 
 class Tasks(Settings):
@@ -34,6 +52,8 @@ class Tasks(Settings):
     pooled and reset."""
     roles: dict[str, str] = {"policy": "default"}
     """Role of the agent to the policy that plays it."""
+    league: League | None = None
+    """Absent: the newest version of its policy plays each role."""
     samples: Positive = 8
     """Number of episodes of a task, which is the size of its group."""
     minimum: Positive = 1
@@ -99,3 +119,31 @@ def check_curation(tasks: Tasks, policies: Mapping[str, Policy]) -> None:
         raise ValueError(
             f"tasks.curated_by: {uses} needs the policy whose statistics count. Choose from {names}"
         )
+
+
+def check_league(tasks: Tasks, policies: Mapping[str, Policy]) -> None:
+    """Raises ValueError if a role can't be played by past versions, or if nothing would learn."""
+    league = tasks.league
+    if league is None:
+        return
+    if tasks.purpose == "evaluate":
+        raise ValueError(
+            "tasks.league: a run with tasks.purpose = 'evaluate' makes no versions. Remove one"
+        )
+    learners = {policy for role, policy in tasks.roles.items() if role not in league.roles}
+    for role in league.roles:
+        policy = tasks.roles.get(role)
+        if policy is None:
+            raise ValueError(
+                f"tasks.league.roles: no role {role!r} among {', '.join(sorted(tasks.roles))}"
+            )
+        if policies[policy].training is None:
+            raise ValueError(
+                f"tasks.league.roles: {policy!r}, which plays {role!r}, has `training = false`, so "
+                "it has no past versions. Remove the role"
+            )
+        if policy not in learners:
+            raise ValueError(
+                f"tasks.league.roles: past versions play every role of {policy!r}, so it would "
+                "learn nothing. Leave one of its roles out"
+            )

@@ -1,13 +1,18 @@
 """Serves prompts that are pinned to a version, while another engine serves the newest version.
 
-A second engine holds one pinned version at a time. It changes versions only between two prompts, so
-all tokens of a pinned prompt come from its version. Prompts are taken in the order of arrival: a
-prompt for another version waits until the prompts in flight are done, so no prompt waits for ever.
+A second engine holds one pinned version at a time. It changes versions only if no prompt is in
+flight, so all tokens of a pinned prompt come from its version.
+
+Loading takes a while, and the prompts of several versions may arrive mixed. So a prompt of the
+version that is loaded overtakes those of other versions, until it has been served for TURN times as
+long as its loading took. Then the version is loaded that waits longest. So most of the time is for
+sampling, and no prompt waits for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -17,8 +22,13 @@ from headrace.services.base import clock
 from headrace.services.inference.engine import Weights
 from headrace.services.inference.serving import ServedPolicy, Slot
 
+TURN = 10.0
+"""If other versions wait, a version is served for this many times as long as its loading took."""
 FindPublication = Callable[[str, int], Awaitable[PolicyPublished | None]]
 """Returns the valid publication of a policy's version, None if there is no such publication."""
+
+_Waiting = asyncio.Future[tuple[ServedPolicy, Slot]]
+"""A prompt that waits for its version and for a slot."""
 
 
 class PinnedVersions:
@@ -37,9 +47,10 @@ class PinnedVersions:
         self._find = find
         self._fetch = fetch
         self._served: ServedPolicy | None = None
-        self._taking = asyncio.Lock()
-        self._changing: asyncio.Task[None] | None = None
-        self._changing_to = -1
+        self._waiting: dict[int, deque[_Waiting]] = {}
+        """By version. Among those that are not loaded, the first one waits longest."""
+        self._serving: asyncio.Task[None] | None = None
+        self._turn_ends = 0.0
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -54,47 +65,88 @@ class PinnedVersions:
         try:
             yield served, slot
         finally:
-            slot.free()
-            self._in_flight -= 1
-            if self._in_flight == 0:
-                self._idle.set()
+            self._return(slot)
+
+    async def close(self) -> None:
+        """Closes the engine, if there is one."""
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait({self._serving})
+        if self._served is not None:
+            await self._served.engine.close(drain_s=0)
 
     async def _take(self, request: GenerationRequested) -> tuple[ServedPolicy, Slot]:
         assert request.pinned is not None
+        waiting: _Waiting = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(request.pinned, deque()).append(waiting)
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve(), name="pinned")
         try:
             async with asyncio.timeout(max(0.0, request.expires_at / 1000 - clock.now())):
-                async with self._taking:
-                    served = await self._serve(request.pinned)
-                    slot = await served.slots.take()
-                    self._in_flight += 1
-                    self._idle.clear()
-                    return served, slot
+                try:
+                    return await waiting
+                except asyncio.CancelledError:
+                    # It may have got its slot in the same moment.
+                    if not waiting.cancelled() and waiting.exception() is None:
+                        self._return(waiting.result()[1])
+                    raise
         except TimeoutError:
             reason = f"version {request.pinned} could not be served before the request expired"
             raise InfrastructureError("expired", reason, retryable=False) from None
 
-    async def close(self) -> None:
-        """Closes the engine, if there is one."""
-        if self._changing is not None:
-            self._changing.cancel()
-            await asyncio.wait({self._changing})
-        if self._served is not None:
-            await self._served.engine.close(drain_s=0)
+    def _return(self, slot: Slot) -> None:
+        slot.free()
+        self._in_flight -= 1
+        if self._in_flight == 0:
+            self._idle.set()
 
-    async def _serve(self, version: int) -> ServedPolicy:
-        while self._served is None or self._served.version != version:
-            if self._changing is None:
+    async def _serve(self) -> None:
+        """Gives slots to the waiting prompts, until no prompt waits."""
+        while (version := self._next()) is not None:
+            if self._served is None or self._served.version != version:
                 await self._idle.wait()
-                self._changing = asyncio.create_task(self._change(version), name="pin")
-                self._changing_to = version
-            # If this prompt is cancelled here, the change goes on and the next prompt awaits it.
-            changing = self._changing
-            await asyncio.wait({changing})
-            self._changing = None
-            error = changing.exception()
-            if error is not None and self._changing_to == version:
-                raise error
-        return self._served
+                await self._load(version)
+            if self._served is not None and self._served.version == version:
+                await self._give_slot(self._served, self._waiting[version])
+
+    async def _give_slot(self, served: ServedPolicy, prompts: deque[_Waiting]) -> None:
+        slot = await served.slots.take()
+        waiting = prompts.popleft()
+        if waiting.done():
+            slot.free()
+            return
+        self._in_flight += 1
+        self._idle.clear()
+        waiting.set_result((served, slot))
+
+    def _next(self) -> int | None:
+        """Returns the version of the next prompt; None if no prompt waits."""
+        for version, prompts in list(self._waiting.items()):
+            while prompts and prompts[0].done():
+                prompts.popleft()
+            if not prompts:
+                del self._waiting[version]
+        served = self._served.version if self._served is not None else -1
+        others = [version for version in self._waiting if version != served]
+        turn = asyncio.get_running_loop().time() < self._turn_ends
+        if served in self._waiting and (turn or not others):
+            return served
+        return next(iter(others), None)
+
+    async def _load(self, version: int) -> None:
+        """Loads a version and begins its turn. If that fails, the prompts that wait for it fail."""
+        time = asyncio.get_running_loop().time
+        begun = time()
+        before = self._served.version if self._served is not None else -1
+        try:
+            await self._change(version)
+        except Exception as error:
+            for waiting in self._waiting.pop(version, ()):
+                if not waiting.done():
+                    waiting.set_exception(error)
+        self._turn_ends = time() + TURN * (time() - begun)
+        if before in self._waiting:  # the others that wait come before its next turn
+            self._waiting[before] = self._waiting.pop(before)
 
     async def _change(self, version: int) -> None:
         try:

@@ -28,8 +28,9 @@ from headrace.services.log.log_reader import (
     read_events,
 )
 from headrace.services.tasks.curation.choose_items import STATE
-from headrace.services.tasks.curation.curated_source import CuratedSource
+from headrace.services.tasks.curation.curated_source import CuratedSource, Submit
 from headrace.services.tasks.data_sets import items_by_epoch
+from headrace.services.tasks.league import LeagueTasks
 from headrace.services.tasks.task_maker import Item, TaskMaker
 from headrace.services.tasks.warm_start import demonstrating, demonstrations, until_learned
 from headrace.services.worker.service_context import ServiceContext
@@ -46,8 +47,11 @@ async def run(context: ServiceContext) -> None:
 
 
 async def _submit_all(context: ServiceContext) -> None:
-    source = _Source(context, await submitted_by(context, SOURCE))
-    await until_first(source.follow(), source.submit_all())
+    league = context.recipe.tasks.league
+    pinning = LeagueTasks(context.recipe, league) if league is not None else None
+    source = _Source(context, await submitted_by(context, SOURCE), pinning)
+    follow = [pinning.follow(context.log)] if pinning is not None else []
+    await until_first(source.follow(), *follow, source.submit_all())
 
 
 @dataclass
@@ -79,8 +83,11 @@ class _Source:
     The scheduler starts the tasks in order.
     """
 
-    def __init__(self, context: ServiceContext, submitted: Submitted) -> None:
+    def __init__(
+        self, context: ServiceContext, submitted: Submitted, league: LeagueTasks | None
+    ) -> None:
         self._context = context
+        self._league = league
         self._log = context.log
         self._submitted = submitted.numbers
         self._newest = submitted.newest
@@ -100,7 +107,7 @@ class _Source:
         recipe, tasks = self._context.recipe, self._context.recipe.tasks
         if (warm := recipe.warm_start) is not None:
             maker = TaskMaker(demonstrating(recipe, warm), SOURCE)
-            submitted = self._submit(maker, demonstrations(recipe, warm))
+            submitted = self._submit(maker, demonstrations(recipe, warm), self._send)
             numbers = [number async for number in submitted]
             logger.info("submitted %d tasks to demonstrate", len(numbers))
             await until_learned(self._context, numbers)
@@ -108,22 +115,22 @@ class _Source:
         maker = TaskMaker(recipe, SOURCE)
         if recipe.curating_policy is not None:
             curated = CuratedSource(self._context, maker, self._submitted, self._newest)
-            await curated.run(self._room, self._send)
+            await curated.run(self._room, self._send_with_opponents)
         else:
             items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
-            async for _ in self._submit(maker, items):
+            async for _ in self._submit(maker, items, self._send_with_opponents):
                 pass
         logger.info("submitted all tasks")
 
     async def _submit(
-        self, maker: TaskMaker, items: Iterable[tuple[str, int, Item]]
+        self, maker: TaskMaker, items: Iterable[tuple[str, int, Item]], send: Submit
     ) -> AsyncIterator[int]:
         """Submits each task that was not submitted before, and yields the number of every task."""
         for task_id, epoch, item in items:
             number = self._submitted.get(task_id)
             if number is None:
                 await self._room()
-                number = await self._send(maker.make(item, task_id, epoch))
+                number = await send(maker.make(item, task_id, epoch))
             yield number
 
     async def _room(self) -> None:
@@ -139,6 +146,12 @@ class _Source:
         self._waiting.append(number)
         self._drop_started()
         return number
+
+    async def _send_with_opponents(self, task: TaskSubmitted) -> int:
+        """Submits a task of the data set and returns its number."""
+        if self._league is not None:
+            task = await self._league.with_opponents(task)
+        return await self._send(task)
 
     async def follow(self) -> None:
         """Follows `episodes` without end, and removes the tasks that have started."""

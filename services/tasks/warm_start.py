@@ -20,6 +20,9 @@ from headrace.services.tasks.data_sets import items_by_epoch
 from headrace.services.tasks.task_maker import Item
 from headrace.services.worker.service_context import ServiceContext
 
+WARM_START = "warm-start-"
+"""Before the ids of the tasks that are demonstrated."""
+
 
 def demonstrations(recipe: Recipe, settings: WarmStart) -> Iterator[tuple[str, int, Item]]:
     """Yields the task id, epoch and item of every task that is demonstrated."""
@@ -28,7 +31,7 @@ def demonstrations(recipe: Recipe, settings: WarmStart) -> Iterator[tuple[str, i
         use, options = settings.use, settings.options
     items = items_by_epoch(use, options, epochs=None)
     for task_id, epoch, item in itertools.islice(items, settings.tasks):
-        yield f"warm-start-{task_id}", epoch, item
+        yield WARM_START + task_id, epoch, item
 
 
 def demonstrating(recipe: Recipe, settings: WarmStart) -> Recipe:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
-from headrace.schemas.events import GroupClosed, TaskSubmitted
+from headrace.schemas.events import GroupClosed, PolicyPublished, TaskSubmitted
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.event_log import Delivery
 from headrace.services.tasks.curation.choose_items import STATE, Chosen, Curation, Cursor
 from headrace.services.tasks.curation.item_statistics import ItemStatistics
+from headrace.services.tasks.league import LABEL, Opponents, has_opponents
+from headrace.services.tasks.source import SOURCE
+from headrace.services.tasks.warm_start import WARM_START
 from tests.checker.facts import Facts, Violations
 
 
@@ -34,6 +37,29 @@ def check(facts: Facts, recipe: Recipe) -> Violations:
         found.append(_again(curation, one))
         if one.event.task_id not in found:
             yield f"I9: task {one.event.task_id} was chosen, and the log gives {' or '.join(found)}"
+
+
+def check_opponents(facts: Facts, recipe: Recipe) -> Violations:
+    """Draws the opponents of every task again, from its label and the published versions."""
+    league = recipe.tasks.league
+    if league is None:
+        return
+    opponents = {policy: Opponents(league, recipe.tasks.seed) for policy in recipe.policies}
+    for published in facts.events(PolicyPublished):
+        opponents[published.policy].on_published(published.version)
+    for task in facts.events(TaskSubmitted):
+        if task.source != SOURCE or task.task_id.startswith(WARM_START):
+            continue
+        plays = has_opponents(league, task)
+        for role, use in task.roles.items():
+            expected = None
+            if plays and role in league.roles:
+                expected = opponents[use.policy].drawn(int(task.labels[LABEL + use.policy]))
+            if use.version != expected:
+                yield (
+                    f"I9: version {use.version} plays {role} in task {task.task_id}, and the log "
+                    f"gives {expected}"
+                )
 
 
 def _group(task: Delivery[TaskSubmitted]) -> int:

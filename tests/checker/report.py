@@ -138,6 +138,7 @@ def violations(
     yield from batches.check(facts, recipe, settled=settled)
     yield from items.check(facts)
     yield from choices.check(facts, recipe)
+    yield from choices.check_opponents(facts, recipe)
     yield from evaluations.check(facts)
     yield from publications.check(facts, recipe, settled=settled)
     if one_clock:

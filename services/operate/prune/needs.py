@@ -3,7 +3,7 @@
 Namespaces share the blob store, which names blobs by their content. So a blob is needed as long as
 any namespace needs it. A policy needs its newest versions and the versions of its checkpoints on
 this machine. While its run has not ended, it also needs each version that an episode may still be
-pinned to, which was the newest one within the last deadline.
+pinned to, which was the newest one within the last deadline, or an opponent of the league.
 
 Other brokers' namespaces, and namespaces that ACLs hide, may share the store too. They need the
 blobs that have their markers (`services/models/blob_owners.py`). A blob that has no marker, or that
@@ -17,14 +17,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from headrace.schemas.events import Event, PolicyPublished, RunStateEntered
+from headrace.schemas.recipe.task_settings import League
 from headrace.services.models.blob_owners import UNKNOWN, Marker, Removal, StoredBlob
 from headrace.services.namespace.run_life import RunLife
+from headrace.services.tasks.league import Opponents
 
 GRACE_S = 3600.0
 """A version is kept if it was the newest one within an episode's deadline plus this time."""
@@ -75,6 +80,12 @@ class Namespace:
         deadline_s = tasks.get("deadline_s", DEADLINE_S)
         usable = isinstance(deadline_s, int) and 0 < deadline_s < MOST_S
         return float(deadline_s) if usable else DEADLINE_S
+
+    def league(self) -> League | None:
+        """Returns which past versions the recipe lets play; None if none of them may."""
+        with suppress(ValidationError):
+            return League.model_validate(self._recipe_table("tasks").get("league"))
+        return None
 
     def models(self) -> list[str]:
         """Returns the models of the recipe's policies."""
@@ -167,6 +178,17 @@ def needed_versions(
     return needed
 
 
+def needed_opponents(publications: Sequence[Published], league: League, since: float) -> set[int]:
+    """Returns the versions of one policy that a task since `since`, in epoch seconds, may name."""
+    opponents = Opponents(league, seed=0)
+    before = 0
+    for one in publications:
+        opponents.on_published(one.version)
+        if one.at < since:
+            before = len(opponents.versions)
+    return set(opponents.versions[max(0, before - league.past) :])
+
+
 def needed_blobs(
     namespace: Namespace, keep: int, checkpoints: Mapping[str, Collection[int]], now_s: float
 ) -> set[str]:
@@ -177,10 +199,13 @@ def needed_blobs(
     since = None
     if not namespace.ended(now_s):
         since = now_s - namespace.deadline_s() - GRACE_S
+    league = namespace.league()
     needed: set[str] = set()
     for policy in {one.policy for one in namespace.publications}:
         mine = [one for one in namespace.publications if one.policy == policy]
         versions = needed_versions(mine, keep, checkpoints.get(policy, ()), since)
+        if since is not None and league is not None:
+            versions |= needed_opponents(mine, league, since)
         needed |= {name for one in mine if one.version in versions for name in one.weights}
     return needed | namespace.tokenizers()
 

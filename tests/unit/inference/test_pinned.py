@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from headrace.errors import BlobError
 from headrace.schemas import packed
 from headrace.schemas.events import Blob, GenerationCompleted, GenerationRequested, PolicyPublished
+from headrace.services.inference import pinned
 from headrace.services.inference.engine import Weights
 from headrace.services.inference.pinned import PinnedVersions
 from headrace.services.inference.serving import ServedPolicy
@@ -87,7 +90,7 @@ def drawn_by(answer: GenerationCompleted) -> set[int]:
     return set(packed.unpack_spans(answer.versions, packed.count(answer.tokens)))
 
 
-def test_each_version_is_served_in_its_turn_by_one_more_engine(tmp_path: Path) -> None:
+def test_one_more_engine_serves_a_version_whole_before_it_loads_another(tmp_path: Path) -> None:
     async def main() -> None:
         world = await bench(tmp_path)
         await world.ask(a=3, b=3, c=5, d=3, e=7)
@@ -95,8 +98,26 @@ def test_each_version_is_served_in_its_turn_by_one_more_engine(tmp_path: Path) -
         assert {call: drawn_by(one) for call, one in answers.items()} == {
             "a": {3}, "b": {3}, "c": {5}, "d": {3}, "e": {7},
         }  # fmt: skip
-        assert (world.made, world.loaded) == (1, [3, 5, 3, 7])
+        assert (world.made, world.loaded) == (1, [3, 5, 7])
         assert len(world.context.released) == 5
+
+    drive(main)
+
+
+@pytest.mark.parametrize(("turn", "loaded"), [(0.0, [3, 5, 3, 5, 3, 5]), (1e9, [3, 5])])
+def test_versions_take_turns_if_their_prompts_arrive_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: float, loaded: list[int]
+) -> None:
+    monkeypatch.setattr(pinned, "TURN", turn)
+
+    async def main() -> None:
+        world = await bench(tmp_path)
+        await world.ask(a=3, b=5, c=3, d=5, e=3, f=5)
+        answers = await world.answers()
+        assert {call: drawn_by(one) for call, one in answers.items()} == {
+            "a": {3}, "b": {5}, "c": {3}, "d": {5}, "e": {3}, "f": {5},
+        }  # fmt: skip
+        assert world.loaded == loaded
 
     drive(main)
 

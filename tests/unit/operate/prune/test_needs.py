@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,10 +82,10 @@ def test_what_was_the_newest_since_then_is_always_needed(
     assert newest_then in needed or times[newest_then + 1] <= since
 
 
-def namespace(*, ended_at: float | None = None) -> Namespace:
-    started = RunStateEntered(
-        namespace="n", state="started", digest=bytes(32), recipe='{"tasks": {"deadline_s": 60}}'
-    )
+def namespace(
+    *, ended_at: float | None = None, recipe: str = '{"tasks": {"deadline_s": 60}}'
+) -> Namespace:
+    started = RunStateEntered(namespace="n", state="started", digest=bytes(32), recipe=recipe)
     return Namespace("n", RunLife(started), ended_at, history(100))
 
 
@@ -99,9 +100,21 @@ def test_a_run_that_goes_on_needs_what_an_episode_may_hold() -> None:
     assert len(needed_blobs(just_ended, 1, {}, NOW)) > 30
 
 
+def test_a_run_that_goes_on_needs_the_opponents_of_its_tasks() -> None:
+    recipe = {"tasks": {"deadline_s": 60, "league": {"roles": ["a"], "every": 20, "past": 2}}}
+    space = namespace(recipe=json.dumps(recipe))
+    # A task of an hour ago, when version 62 was the newest, may be played against 40 or 60.
+    assert needed_blobs(space, 1, {}, NOW) - needed_blobs(namespace(), 1, {}, NOW) == {
+        "default-40", "default-60",
+    }  # fmt: skip
+    ended = namespace(recipe=json.dumps(recipe), ended_at=0.0)
+    assert needed_blobs(ended, 1, {}, NOW) == {"default-99", "tokenizer"}
+
+
 @pytest.mark.parametrize(
     "recipe",
     ["", "no JSON", "[" * 100_000, "[]", '{"tasks": 3, "policies": [1]}',
+     '{"tasks": {"league": 3}}', '{"tasks": {"league": {"roles": 3}}}',
      '{"tasks": {"deadline_s": "soon"}, "policies": {"p": 1}}',
      f'{{"tasks": {{"deadline_s": 1{"0" * 400}}}}}'],
 )  # fmt: skip
