@@ -91,6 +91,8 @@ BATCHES = Topic(
     single=True,
     per_policy=True,
 )
+OFFSETS_OF_A_BATCH = 2
+"""Each batch is a transaction, whose end takes an offset, too."""
 POLICIES = Topic("policies", events.PolicyPublished, "trainer, fenced", "long", single=True)
 INSTANCES = Topic("instances", events.InstanceStateEntered, "env", "days", single=True)
 DEAD_LETTERS: Topic[Event] = Topic("dead-letters", None, "any consumer", "long", single=True)

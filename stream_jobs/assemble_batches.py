@@ -22,11 +22,18 @@ from headrace.schemas.events import (
     GroupClosed,
     PolicyPublished,
 )
-from headrace.schemas.topics import BATCHES, GROUPS, POLICIES
+from headrace.schemas.topics import BATCHES, GROUPS, OFFSETS_OF_A_BATCH, POLICIES
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import FencedWriter, Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.log_reader import Back, CaughtUp, Start, follow_events, require_beginning
+from headrace.services.log.log_reader import (
+    Back,
+    CaughtUp,
+    Start,
+    Tail,
+    follow_events,
+    require_beginning,
+)
 from headrace.services.log.trace import enter_trace
 from headrace.services.worker.open_episodes import SCHEDULER, open_episodes
 from headrace.services.worker.service_context import ServiceContext
@@ -38,8 +45,6 @@ from headrace.stream_jobs.trained_policy import trained_policy
 logger = logging.getLogger(__name__)
 
 SERVICE = "assemble-batches"
-OFFSETS_OF_A_BATCH = 2
-"""Each batch is a transaction, whose end takes an offset, too."""
 MAX_WAIT_S = 5.0
 """The longest wait for a batch that becomes due: the clock may be corrected meanwhile."""
 
@@ -77,7 +82,7 @@ async def _last_batches(log: EventLog, policy: str, count: int) -> list[BatchAss
     Raises RecordsLost if there is none and the first records of the topic were deleted.
     """
     batches = log.topics.partition(BATCHES, policy)
-    found = await _batches_from(log, batches, "tail")
+    found = await _batches_from(log, batches, Tail())
     if not found:
         await require_beginning(log.broker, batches, f"batch of policy {policy}")
     ((kept, end),) = (await log.broker.ends([batches])).values()
@@ -158,7 +163,7 @@ async def _starts_of_other(log: EventLog, policy: str) -> dict[Partition, Start]
     groups = log.topics.partition(GROUPS, policy)
     ((kept, _),) = (await log.broker.ends([groups])).values()
     first = max(kept, last[0].groups_read if last else 0)
-    return {groups: first, log.topics.partition(BATCHES, policy): "tail"}
+    return {groups: first, log.topics.partition(BATCHES, policy): Tail()}
 
 
 def _add(assembler: BatchAssembler, barrier: Barrier, item: Delivery[Event] | CaughtUp) -> None:

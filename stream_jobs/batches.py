@@ -94,7 +94,7 @@ class BatchAssembler:
     @property
     def batches_needed(self) -> int:
         """How many of the last batches `on_batch` must get on recovery."""
-        return self._settings.replay.max_age if self._settings.replay else 1
+        return self._settings.batches_needed
 
     def due_at(self, now_s: float) -> float | None:
         """Returns when `next_batch` may give another answer although no event came.

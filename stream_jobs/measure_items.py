@@ -17,7 +17,7 @@ from headrace.services.kafka.broker import FencedWriter
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.tasks.curation.item_statistics import ItemStatistics
-from headrace.services.tasks.curation.read_items import read_items
+from headrace.services.tasks.curation.read_items import first_group, read_items
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.trained_policy import trained_policy
 
@@ -34,29 +34,34 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
     """Keeps the statistics for `policy` until `context.stopping`.
 
     None means the only policy that trains. Raises UsageError if `policy` does not train, or is None
-    and not exactly one policy trains; Fenced if another process has started this job; RecordsLost
-    if groups were deleted before they were counted; and DependencyError if the broker is out of
-    reach or it is unknown whether records were written. The next start finds out.
+    and not exactly one policy trains; Fenced if another process has started this job; and
+    DependencyError if the broker is out of reach or it is unknown whether records were written. The
+    next start finds out.
     """
     policy = trained_policy(context.recipe, policy)
     log = context.log
     writer = await log.broker.fenced(f"{context.namespace}.{SERVICE}.{policy}")
     try:
         statistics = await read_items(log, policy)
-        first = statistics.tasks.groups_read
+        tasks = statistics.tasks
+        first = await first_group(log, policy, tasks.groups_read, tasks.newest)
         logger.info("%s: %d items, groups from %d", policy, len(statistics), first)
-        await _follow(context, policy, statistics, writer)
+        await _follow(context, policy, statistics, writer, first)
     finally:
         await writer.close()
 
 
 async def _follow(
-    context: ServiceContext, policy: str, statistics: ItemStatistics, writer: FencedWriter
+    context: ServiceContext,
+    policy: str,
+    statistics: ItemStatistics,
+    writer: FencedWriter,
+    first: int,
 ) -> None:
-    """Reads groups, and writes the items that changed."""
+    """Reads groups from the offset `first` on, and writes the items that changed."""
     log = context.log
     groups = log.topics.partition(GROUPS, policy)
-    reader = follow_events(log, {groups: statistics.tasks.groups_read})
+    reader = follow_events(log, {groups: first})
     stopped = asyncio.ensure_future(context.stopping.wait())
     upcoming = asyncio.ensure_future(anext(reader))
     clock = asyncio.get_running_loop().time

@@ -280,7 +280,7 @@ class Learner:
             if critic is not None:
                 terms = critic.terms(hidden[sampled], plan, tokens[sampled])
                 totals.add_values(terms.detach())
-                total = total + (plan.weights[tokens[sampled]] * terms).sum()
+                total = total + (plan.value_weights[tokens[sampled]] * terms).sum()
         if total.requires_grad:  # not if only the critic learns, and only from other tokens
             total.backward()  # type: ignore[no-untyped-call]
 

@@ -55,6 +55,9 @@ class UpdatePlan:
         self.returns: Tensor | None = None
         """[T] float32: what the values should have been. None without a critic, and
         without sampled tokens."""
+        self.value_weights = self.weights * self._all.advantages
+        """[T] float32: with a critic, the factor of each value's term in the loss. `advantages` are
+        the weights of the samples until `use` multiplies them."""
 
     def use(self, estimates: Estimates) -> None:
         """Uses what the critic says of the sampled tokens: returns, and advantages for the loss."""

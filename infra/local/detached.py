@@ -223,8 +223,12 @@ def port_is_free(port: int) -> bool:
         return True
 
 
-def free_port() -> int:
-    """Returns a port of 127.0.0.1 on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(other_than: int | None = None) -> int:
+    """Returns a port of 127.0.0.1 on which nothing listens. The system chooses it at random, so two
+    calls may return the same one."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port != other_than:
+            return port

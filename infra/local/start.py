@@ -46,7 +46,7 @@ class ServerKind:
 KINDS: dict[record.ServerName, ServerKind] = {
     "kafka": ServerKind(
         "Kafka", jars.KAFKA_VERSION, 9092, kafka.HEAP, jars.kafka_jars,
-        lambda run, state, port: kafka.command(run, state, port, processes.free_port()),
+        lambda run, state, port: kafka.command(run, state, port, processes.free_port(port)),
         lambda log, _: kafka.is_ready(log),
     ),
     "registry": ServerKind(

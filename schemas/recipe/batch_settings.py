@@ -91,3 +91,8 @@ class Batches(Settings):
     def fresh_groups(self) -> int:
         """The most fresh groups in a batch, if there are enough groups to replay."""
         return self.groups - (floor(self.replay.exact_share * self.groups) if self.replay else 0)
+
+    @property
+    def batches_needed(self) -> int:
+        """How many of the last batches say what the next one may replay; at least one."""
+        return self.replay.max_age if self.replay else 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.sync_mode import check_sync, with_sync
 from headrace.schemas.recipe.tables import (
+    FALSE_IS_NONE,
     NotNegative,
     Positive,
     PositiveSeconds,
@@ -142,10 +143,10 @@ class Recipe(Settings):
     refers to any other namespace is not used and becomes a dead letter."""
     stop: Stop = Stop()
     tasks: Tasks = Tasks()
-    warm_start: WarmStart | None = None
-    """Absent: training begins without demonstrations."""
-    evaluation: Evaluation | None = None
-    """Absent: nothing is evaluated during training."""
+    warm_start: Annotated[WarmStart | None, FALSE_IS_NONE] = None
+    """Absent (`warm_start = false` in TOML): training begins without demonstrations."""
+    evaluation: Annotated[Evaluation | None, FALSE_IS_NONE] = None
+    """Absent (`evaluation = false` in TOML): nothing is evaluated during training."""
     agents: dict[str, Agent] = {"default": Agent()}
     """The agents by name. `tasks.agent` and `warm_start.agent` name one."""
     environments: dict[str, EnvironmentSettings] = {"default": EnvironmentSettings()}
@@ -153,8 +154,8 @@ class Recipe(Settings):
     scheduler: Scheduler = Scheduler()
     policies: dict[str, Policy]
     """The policies by name. At least one is required."""
-    barrier: BarrierSettings | None = None
-    """Absent: policies don't wait for one another."""
+    barrier: Annotated[BarrierSettings | None, FALSE_IS_NONE] = None
+    """Absent (`barrier = false` in TOML): policies don't wait for one another."""
     workers: Workers = Workers()
 
     @model_validator(mode="before")

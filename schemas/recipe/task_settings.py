@@ -52,8 +52,8 @@ class Tasks(Settings):
     pooled and reset."""
     roles: dict[str, str] = {"policy": "default"}
     """Role of the agent to the policy that plays it."""
-    league: League | None = None
-    """Absent: the newest version of its policy plays each role."""
+    league: Annotated[League | None, FALSE_IS_NONE] = None
+    """Absent (`league = false` in TOML): the newest version of its policy plays each role."""
     samples: Positive = 8
     """Number of episodes of a task, which is the size of its group."""
     minimum: Positive = 1

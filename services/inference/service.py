@@ -28,7 +28,7 @@ from headrace.services.inference.shard import PromptShard
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.inference.weights_follower import WeightsFollower
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import WHOLE, Start, follow_events, read_events
+from headrace.services.log.log_reader import WHOLE, Start, Tail, follow_events, read_events
 from headrace.services.models.weights import model_folder
 from headrace.services.tasks.teachers import teacher_of
 from headrace.services.worker.service_context import ServiceContext
@@ -154,7 +154,7 @@ async def _serve(
     """Follows the weights and answers prompts. If one of the two fails, both end."""
     topics = context.log.topics
     # With one policy its newest version is at the end. With several it may be far from the end.
-    start: Start = "tail" if len(topics.policies) == 1 else "first"
+    start: Start = Tail() if len(topics.policies) == 1 else "first"
     publications = follow_events(context.log, {topics.partition(POLICIES): start})
     follower = WeightsFollower(publications, context.blobs, served, scratch)
 

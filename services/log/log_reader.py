@@ -35,10 +35,17 @@ class Back:
     offsets: int
 
 
-Start = int | Back | Literal["first", "tail"]
-"""Where a reader begins: at an offset, at the first kept offset, or shortly before the end."""
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A start before the last event of a partition, and this many offsets before it or more."""
+
+    offsets: int = 0
+
+
+Start = int | Back | Tail | Literal["first"]
+"""Where a reader begins: at an offset, at the first kept offset, or before the end."""
 TAIL = 64
-"""Offsets before the end at which a `tail` begins, or more: the last event is among them."""
+"""A `Tail` without a number begins this many offsets before the end, or more."""
 
 OffsetRange = tuple[int, int]
 """The first offset, and the one after the last. Deleted and future records are left out."""
@@ -166,8 +173,8 @@ async def resolve_starts(
         first, end = bounds[at]
         if isinstance(start, Back):
             positions[at] = max(first, end - start.offsets)
-        elif start == "tail":
-            positions[at] = await _tail(log, at, first, end)
+        elif isinstance(start, Tail):
+            positions[at] = max(first, await _tail(log, at, first, end) - start.offsets)
         else:
             positions[at] = start if isinstance(start, int) else first
     return positions, {at: end for at, (_, end) in bounds.items()}

@@ -35,6 +35,13 @@ RECORD_OVERHEAD_BYTES = 64 * 1024
 COMPACTION_LAG_MS = 3_600_000
 """How long a compacted topic keeps older records of a key. A reader that needs less time for the
 whole topic sees at least one record of each key."""
+COMPACTED = {
+    "min.compaction.lag.ms": str(COMPACTION_LAG_MS),
+    "segment.ms": str(COMPACTION_LAG_MS),
+    "segment.bytes": str(64 * 1024 * 1024),
+}
+"""Settings of a compacted topic. Kafka compacts closed segments only. By its defaults, a segment is
+closed after a week or at 1 GiB, and each reader at its start would read all that came before."""
 PACKAGES = ("headrace", "confluent-kafka", "fastavro", "faust-streaming", "torch", "transformers")
 """The packages whose versions the start of a run records."""
 
@@ -125,8 +132,7 @@ def require_same(life: RunLife, recipe: Recipe, namespace: str) -> None:
 
 
 def _configuration(topic: Topic[Any]) -> dict[str, str]:
-    compaction = {"min.compaction.lag.ms": str(COMPACTION_LAG_MS)} if topic.compacted else {}
-    return compaction | {
+    return (COMPACTED if topic.compacted else {}) | {
         "cleanup.policy": "compact" if topic.compacted else "delete",
         "retention.ms": str(RETENTION_MS[topic.kept]),
         # Otherwise a default of the cluster could delete needed records by size.

@@ -48,6 +48,8 @@ class PolicyRoom:
         self._closed: dict[int, tuple[int, int]] = {}
         """Open tasks whose group is closed, to the version of the oldest token, which is -1 if one
         is demonstrated, and the number of tokens."""
+        self._waiting_tokens = 0
+        """The sum of these numbers."""
         self.published: int | None = None
         self.decided = Frontier()
         self.open: set[int] = set()
@@ -74,13 +76,15 @@ class PolicyRoom:
         """Notes that an open task's group is closed and may be trained on."""
         if number in self.open and number not in self._closed:
             self._closed[number] = (oldest, tokens)
+            self._waiting_tokens += tokens
             self._sizes.append(tokens)
-            self._free_stale()
+            self._drop_if_stale(number)
 
     def drop(self, number: int) -> None:
         """Frees the room of a task."""
         self.open.discard(number)
-        self._closed.pop(number, None)
+        _, tokens = self._closed.pop(number, (0, 0))
+        self._waiting_tokens -= tokens
 
     def on_batch(self, version: int, decided: Frontier, trained: Iterable[BatchSample]) -> None:
         """Notes a batch: the tasks that are decided by then, and what it trains on."""
@@ -91,7 +95,8 @@ class PolicyRoom:
         self.decided = decided
         for number in [one for one in self.open if one in decided]:
             self.drop(number)
-        self._free_stale()
+        for number in list(self._closed):
+            self._drop_if_stale(number)
 
     def skip(self, version: int) -> None:
         """Notes that a version has the weights of the one before it."""
@@ -101,22 +106,22 @@ class PolicyRoom:
         """Whether two full batches of groups wait."""
         if self._settings.tokens is None:
             return len(self._closed) >= self._pool.fresh_groups(ENOUGH_BATCHES)
-        waiting = sum(tokens for _, tokens in self._closed.values())
-        return waiting >= ENOUGH_BATCHES * self._settings.tokens
+        return self._waiting_tokens >= ENOUGH_BATCHES * self._settings.tokens
 
     def _missing(self, batches: int) -> int:
         """How many more groups so many batches of `tokens` tokens probably need."""
         assert self._settings.tokens is not None
         if batches <= 0:
             return 0
-        sizes = [tokens for _, tokens in self._closed.values()]
-        live = len(self.open) - len(sizes)
+        live = len(self.open) - len(self._closed)
         known = len(self._sizes) >= ENOUGH_SIZES
         size = fmean(self._sizes) if known else float(self._longest)
         needed = batches * self._settings.tokens - self._replayed(batches)
-        missing = (needed - sum(sizes)) / size - live
-        if live == 0 and self._pool.full_at(sizes) is None:
-            return max(1, int(missing) + 1)
+        missing = (needed - self._waiting_tokens) / size - live
+        if live == 0:
+            sizes = [tokens for _, tokens in self._closed.values()]
+            if self._pool.full_at(sizes) is None:
+                return max(1, int(missing) + 1)
         # A batch ends in the middle of a group, not before it.
         return int(missing) + 1 if missing > 0 else 0
 
@@ -128,8 +133,11 @@ class PolicyRoom:
         found = sum(group.tokens for group in self._pool.candidates())
         return (batches - 1) * usual + min(usual, found)
 
-    def _free_stale(self) -> None:
-        """Frees the room of closed groups that no batch can train any more."""
-        for number, (oldest, _) in list(self._closed.items()):
-            if self._staleness.behind(oldest, self.batch) > self._settings.max_staleness:
-                self.drop(number)
+    def _drop_if_stale(self, number: int) -> None:
+        """Frees the room of a closed group if no batch can train it any more.
+
+        Only a batch makes groups stale: a skipped version makes none older.
+        """
+        oldest, _ = self._closed[number]
+        if self._staleness.behind(oldest, self.batch) > self._settings.max_staleness:
+            self.drop(number)

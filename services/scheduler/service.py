@@ -21,13 +21,14 @@ from headrace.schemas.events import (
 from headrace.schemas.topics import (
     BATCHES,
     CANCELLATIONS,
+    OFFSETS_OF_A_BATCH,
     POLICIES,
     TASKS,
 )
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
-from headrace.services.log.log_reader import read_events
+from headrace.services.log.log_reader import Tail, read_events
 from headrace.services.scheduler.core import SchedulerCore
 from headrace.services.worker.open_episodes import SCHEDULER, SCHEDULER_TOPICS
 from headrace.services.worker.service_context import ServiceContext
@@ -52,7 +53,9 @@ async def run(context: ServiceContext) -> None:
     }
     for topic in SCHEDULER_TOPICS:
         starts |= dict.fromkeys(topics.partitions_of(topic), "committed")
-    starts |= dict.fromkeys(topics.partitions_of(BATCHES), "tail")
+    for name, policy in context.recipe.policies.items():
+        back = OFFSETS_OF_A_BATCH * policy.batches.batches_needed
+        starts[topics.partition(BATCHES, name)] = Tail(back)
 
     await Worker(
         context.log,

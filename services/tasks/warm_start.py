@@ -15,7 +15,7 @@ from headrace.schemas.events import BatchAssembled, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe, WarmStart
 from headrace.schemas.topics import BATCHES, POLICIES
 from headrace.services.kafka.broker import Partition
-from headrace.services.log.log_reader import Start, follow_events
+from headrace.services.log.log_reader import Start, Tail, follow_events
 from headrace.services.tasks.data_sets import items_by_epoch
 from headrace.services.tasks.task_maker import Item
 from headrace.services.worker.service_context import ServiceContext
@@ -77,7 +77,7 @@ async def until_learned(context: ServiceContext, tasks: Collection[int]) -> None
     learned = Learned(trained, tasks)
     starts: dict[Partition, Start] = {topics.partition(POLICIES): "first"}
     for name in trained:
-        starts[topics.partition(BATCHES, name)] = "tail"
+        starts[topics.partition(BATCHES, name)] = Tail()
     async with aclosing(follow_events(context.log, starts)) as items:
         async for item in items:
             match getattr(item, "event", None):

@@ -33,7 +33,7 @@ from prometheus_client import Gauge
 from headrace.errors import DependencyError
 from headrace.services.kafka.broker import Committed, End, Partition, Record, Subscription
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import Start, resolve_starts
+from headrace.services.log.log_reader import Start, Tail, resolve_starts
 from headrace.services.worker.commit_metadata import read_metadata
 from headrace.services.worker.shard import Shard, ShardContext
 from headrace.services.worker.shard_host import ShardHost
@@ -45,7 +45,7 @@ COMMIT_INTERVAL_S = 1.0
 OPEN = Gauge("headrace_records_open", "Main records read and not done.", ["topic"])
 SHARDS = Gauge("headrace_shards", "Partitions held.", ["topic"])
 
-SideStart = Literal["committed", "first", "tail"]
+SideStart = Tail | Literal["committed", "first"]
 SidePartitions = Callable[[Partition], Mapping[Partition, SideStart]]
 
 

@@ -15,14 +15,15 @@ from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
+from headrace.services.operate.run.children import services_of
 from tests.checker import Report, check_namespace
 from tests.e2e import harness
 
 KILLS = (
-    ("source", "env"), ("scheduler", "inference"), ("agent", "assemble-batches"),
+    ("source", "env"), ("scheduler", "inference", "item-statistics"), ("agent", "assemble-batches"),
     ("assemble-groups", "trainer"),
 )  # fmt: skip
-"""What is killed at once: two services of which neither reads what the other one writes."""
+"""What is killed at once: services of which none reads what another one writes."""
 ALONE = tuple((service,) for services in KILLS for service in services)
 RUN_S = 150.0
 
@@ -66,6 +67,7 @@ def test_each_process_is_killed_and_the_run_learns(
         tmp_path, local_stack.bootstrap_servers, local_stack.registry_url, namespace=namespace
     )
     recipe = read_recipe("quickstart", ["stop.reward_versions=10"])
+    assert {service for (service,) in ALONE} == set(services_of(recipe))
 
     async def main() -> None:
         arguments = (

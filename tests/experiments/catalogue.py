@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 from tests.experiments.experiment import Arm, Experiment, Measurement, Run
 from tests.experiments.timeline import reached
@@ -64,23 +65,27 @@ GROUPS = 8
 """Groups of a batch in that recipe. Each is useful: groups without variance are filtered."""
 
 
+EVALUATED = 60
+"""The version that is evaluated. The run goes on for some versions, until that has ended."""
+
+
 def rollouts_per_useful_group(run: Run) -> float:
-    """Episodes that had ended when the last version was published, for each trained group."""
-    last = run.points["default"][-1]
-    return last["episodes"] / (last["version"] * GROUPS)
+    """Training episodes that had ended when that version was published, for each trained group."""
+    (point,) = (one for one in run.points["default"] if one["version"] == EVALUATED)
+    return point["episodes"] / (EVALUATED * GROUPS)
 
 
-def last_evaluation(run: Run) -> float | None:
-    """Mean reward of the newest evaluated version, over the items that can be learned."""
-    rounds = run.summary["evaluations"].get("default", {})
-    return rounds[max(rounds, key=int)]["avg"]["value"] if rounds else None
+def evaluation(run: Run) -> float | None:
+    """Mean reward of version EVALUATED, over the items that can be learned."""
+    found = run.summary["evaluations"].get("default", {}).get(str(EVALUATED))
+    return found["avg"]["value"] if found is not None else None
 
 
 CURATION = Experiment(
     name="curation",
     question="How many episodes does a useful group cost if 70 % of the items are useless? Half of "
-    "these are always solved, half never. Each arm trains 60 versions of 8 groups. The reward is "
-    "that of the last version on the other 30 % of the items.",
+    "these are always solved, half never. Both figures are of version 60, of 8 groups each. The "
+    "reward is that on the other 30 % of the items.",
     recipe=str(USELESS),
     arms=(
         Arm("uniform"),
@@ -89,7 +94,7 @@ CURATION = Experiment(
     ),
     measurements=(
         Measurement("episodes for a useful group", rollouts_per_useful_group, 1),
-        Measurement("reward at the end", last_evaluation, 3),
+        Measurement("reward of version 60", evaluation, 3),
     ),
     across="episodes",
 )
@@ -108,4 +113,55 @@ REPLAY = Experiment(
     across="episodes",
 )
 
-EXPERIMENTS = {one.name: one for one in (ASYNC_SYNC, CURATION, REPLAY, STALENESS)}
+SOLVER, VERIFIER = "solver", "verifier"
+LAST = 60
+"""The version at which both policies have learned as much as is compared."""
+
+
+def until_both(run: Run) -> float:
+    """Seconds until the later of the two policies has published version LAST."""
+    return max(
+        point["seconds"] for points in run.points.values() for point in points
+        if point["version"] == LAST
+    )  # fmt: skip
+
+
+def reward_at_the_end(policy: str) -> Callable[[Run], float]:
+    """Returns a measure: the mean reward of a policy's last ten versions up to LAST."""
+    return lambda run: fmean(
+        point["reward"] for point in run.points[policy] if LAST - 10 < point["version"] <= LAST
+    )
+
+
+def alone(policy: str) -> tuple[str, ...]:
+    """Settings with which only one policy learns."""
+    (other,) = {SOLVER, VERIFIER} - {policy}
+    return (f"policies.{other}.training=false", "barrier=false")
+
+
+POLICIES = Experiment(
+    name="policies",
+    question="How much sooner have two policies learned if they learn in one run? A solver and a "
+    "verifier play in the same episodes, which take a log-normal time with a median of 1 s and "
+    f"sigma 1. Each policy makes {LAST} versions: both in one run, one after the other while the "
+    "other one is frozen, or each in a run of its own at the same time.",
+    recipe="examples/workflows/solver-verifier.toml",
+    arms=(
+        Arm("together"),
+        Arm("one-after-the-other", parts=(alone(SOLVER), alone(VERIFIER))),
+        Arm("two-runs", parts=(alone(SOLVER), alone(VERIFIER)), at_once=True),
+    ),
+    measurements=(
+        Measurement(f"seconds until both have version {LAST}", until_both),
+        Measurement("reward of the solver", reward_at_the_end(SOLVER), 2),
+        Measurement("reward of the verifier", reward_at_the_end(VERIFIER), 2),
+    ),
+    settings=(
+        "environments.default.use=tests.experiments.skewed_sums:SkewedSums",
+        f"stop.versions={LAST}",
+        "stop.reward=2",
+    ),
+    policies=(SOLVER, VERIFIER),
+)
+
+EXPERIMENTS = {one.name: one for one in (ASYNC_SYNC, CURATION, POLICIES, REPLAY, STALENESS)}

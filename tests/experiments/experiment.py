@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,10 @@ class Arm:
     name: str
     settings: tuple[str, ...] = ()
     """As for `--set`."""
+    parts: tuple[tuple[str, ...], ...] = ((),)
+    """The settings of each run that it takes. Each policy learns in one of them."""
+    at_once: bool = False
+    """Whether the parts run at the same time, and not one after the other."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Trial:
-    """An arm with a seed: one run."""
+    """An arm with a seed: one run, or one for each part of the arm."""
 
     experiment: Experiment
     arm: Arm
@@ -79,10 +85,12 @@ class Trial:
         """The namespace of the run."""
         return f"{self.experiment.name}-{self.arm.name}-{self.seed}"
 
-    def settings(self) -> list[str]:
-        """What differs from the recipe."""
-        seeds = [f"policies.{policy}.seed={self.seed}" for policy in self.experiment.policies]
-        return [*self.experiment.settings, *self.arm.settings, *seeds, f"tasks.seed={self.seed}"]
+    def settings(self) -> list[list[str]]:
+        """What differs from the recipe, for each part. Each policy has a seed of its own."""
+        policies = enumerate(self.experiment.policies)
+        seeds = [f"policies.{policy}.seed={self.seed + 1000 * n}" for n, policy in policies]
+        common = [*self.experiment.settings, *self.arm.settings]
+        return [[*common, *part, *seeds, f"tasks.seed={self.seed}"] for part in self.arm.parts]
 
 
 def trials_of(experiment: Experiment, seeds: Sequence[int]) -> list[Trial]:
@@ -97,25 +105,56 @@ def read_run(trial: Trial, results: Path) -> Run | None:
 
 
 def make_run(trial: Trial, results: Path, cluster: ClusterConfig) -> Run:
-    """Makes a run and keeps it as a file. Raises RuntimeError if it fails."""
-    cluster = replace(cluster, namespace=trial.name)
-    command = [sys.executable, "-m", "headrace", "run", trial.experiment.recipe, "--json"]
-    command += ["--quiet", *(word for one in trial.settings() for word in ("--set", one))]
+    """Makes the runs of a trial and keeps them as one file. Raises RuntimeError if one fails."""
+    settings = trial.settings()
+    names = [
+        trial.name if len(settings) == 1 else f"{trial.name}-{n}" for n in range(len(settings))
+    ]
+    clusters = [replace(cluster, namespace=name) for name in names]
+    with ThreadPoolExecutor(len(settings) if trial.arm.at_once else 1) as threads:
+        runs = list(threads.map(partial(_make_part, trial.experiment.recipe), settings, clusters))
+    run = one_after_the_other(runs) if not trial.arm.at_once else at_once(runs)
+    path = results / f"{trial.name}.json"
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps({"summary": run.summary, "points": run.points}))
+    temporary.replace(path)
+    return run
+
+
+def at_once(runs: Sequence[Run]) -> Run:
+    """Returns the parts of an arm as one run. The summary is that of the last one."""
+    return Run(runs[-1].summary, {name: one for run in runs for name, one in run.points.items()})
+
+
+def one_after_the_other(runs: Sequence[Run]) -> Run:
+    """Returns parts as one run in which each begins with the last version of the one before."""
+    began = {"seconds": 0.0, "episodes": 0.0}
+    shifted = []
+    for run in runs:
+        points = {
+            name: [{**point, **{key: point[key] + began[key] for key in began}} for point in all_]
+            for name, all_ in run.points.items()
+        }
+        last = [all_[-1] for all_ in points.values()]
+        began = {key: max(point[key] for point in last) for key in began}
+        shifted.append(Run(run.summary, points))
+    return at_once(shifted)
+
+
+def _make_part(recipe: str, settings: Sequence[str], cluster: ClusterConfig) -> Run:
+    command = [sys.executable, "-m", "headrace", "run", recipe, "--json"]
+    command += ["--quiet", *(word for one in settings for word in ("--set", one))]
     variables = {
         **os.environ,
         "HEADRACE_BOOTSTRAP_SERVERS": str(cluster.bootstrap_servers),
         "HEADRACE_REGISTRY_URL": str(cluster.registry_url),
-        "HEADRACE_NAMESPACE": trial.name,
+        "HEADRACE_NAMESPACE": str(cluster.namespace),
         "HEADRACE_STATE": str(cluster.state),
     }
     done = subprocess.run(
         command, env=variables, capture_output=True, text=True, timeout=RUN_S, check=False
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{trial.name} ended with {done.returncode}: {done.stderr[-2000:]}")
-    run = Run(json.loads(done.stdout), timeline(cluster))
-    path = results / f"{trial.name}.json"
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({"summary": run.summary, "points": run.points}))
-    temporary.replace(path)
-    return run
+        name = cluster.namespace
+        raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return Run(json.loads(done.stdout), timeline(cluster))

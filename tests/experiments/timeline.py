@@ -15,7 +15,7 @@ from headrace.services.namespace.lookup import open_namespace
 
 Point = dict[str, float]
 """A version: `version`, `seconds` since version 0 was published, the `reward` of its batch, and the
-`episodes` that had ended by then."""
+training `episodes` that had ended by then."""
 
 
 def timeline(cluster: ClusterConfig) -> dict[str, list[Point]]:
@@ -41,7 +41,8 @@ async def _timeline(cluster: ClusterConfig) -> dict[str, list[Point]]:
                     case PolicyPublished() as policy:
                         published.setdefault((policy.policy, policy.version), delivery.recorded_at)
                     case TaskEnded() as ended:
-                        ends += [delivery.recorded_at] * len(ended.outcomes)
+                        if ended.purpose == "train":
+                            ends += [delivery.recorded_at] * len(ended.outcomes)
     return _points(rewards, published, sorted(ends))
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +14,17 @@ from faust.transport.drivers.aiokafka import Consumer
 from headrace.schemas.events import GroupClosed
 from headrace.schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
 from headrace.services.kafka.broker import Outgoing, Partition
-from headrace.services.kafka.client_settings import KafkaSettings
-from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
-from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs import assemble_groups
+from tests.integration.job_process import a_kafka_context, start_job
 from tests.unit.stream_jobs.test_assemble_batches import (
     BOUND_S,
-    a_context,
     follow_and_recover,
     give_way_to_a_successor,
     make_topics,
 )
-from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_groups import a_task, an_outcome
-
-ROOT = Path(__file__).parents[2]
-
-
-def a_kafka_context(servers: str, namespace: str, state: Path) -> ServiceContext:
-    return a_context(KafkaBroker(KafkaSettings(servers, "test")), namespace, a_recipe(), state)
 
 
 async def apply(log: EventLog) -> None:
@@ -167,20 +154,18 @@ def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
 
 
 def test_a_killed_job_loses_no_result(kafka: str, namespace: str, tmp_path: Path) -> None:
-    def start() -> subprocess.Popen[bytes]:
-        command = [sys.executable, __file__, kafka, namespace, str(tmp_path)]
-        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    job = (assemble_groups.SERVICE, kafka, namespace, tmp_path)
 
     async def main() -> None:
         log = a_kafka_context(kafka, namespace, tmp_path).log
         await apply(log)
         await send_results(log, 0, 2_000)
-        process = start()
+        process = start_job(*job)
         try:
             await read_groups(log, 1)  # in the middle of them
             process.send_signal(signal.SIGKILL)
             process.wait()
-            process = start()
+            process = start_job(*job)
             await send_results(log, 2_000, 100)
             assert set(await read_groups(log, 2_100)) == set(range(2_100))
             await wait_for_commit(log)
@@ -213,15 +198,3 @@ def test_a_new_job_fences_its_predecessor(kafka: str, namespace: str, tmp_path: 
             await context.log.broker.close()
 
     asyncio.run(main())
-
-
-async def serve(servers: str, namespace: str, state: Path) -> None:
-    """The group job as a process of its own."""
-    context = a_kafka_context(servers, namespace, state)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stopping.set)
-    await assemble_groups.run(context, servers)
-    await context.log.broker.close()
-
-
-if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from headrace.infra import local
 from headrace.services.models.blobs import LocalBlobStore
@@ -111,6 +112,32 @@ def test_apply_submit_look(operator: Operator, namespace: str) -> None:
     assert isinstance(status, dict)
     assert (status["state"], status["tasks_submitted"], status["tasks_ended"]) == ("started", 2, 0)
     assert status["lags"]["scheduler"] == 2
+
+
+def test_commands_that_read_know_namespaces_without_a_newer_topic(
+    operator: Operator, namespace: str, kafka: str
+) -> None:
+    """Such as one that was made before there were statistics of items."""
+    operator("apply", "null")
+    operator("submit", "-", stdin='{"item_id": "a", "task_id": "x"}')
+    with AdminClient({"bootstrap.servers": kafka}) as admin:
+        for done in admin.delete_topics([f"{namespace}.items.default.v1"]).values():
+            done.result(BOUND_S)
+    rows = operator.json("topics")
+    assert isinstance(rows, list)
+    assert f"{namespace}.tasks.v1" in {row["topic"] for row in rows}
+    status = operator.json("status")
+    assert isinstance(status, dict)
+    assert (status["state"], status["tasks_submitted"]) == ("started", 1)
+    operator("status", "--metrics")
+    assert '"a"' in operator("show", "0", "--json").stdout
+    assert operator("tail", "tasks", "-n", "1", "--json").stdout
+    assert "does not exist" in operator("tail", "items.default", "-n", "1", code=75).stderr
+    assert operator.json("dead-letters", "list") == []
+    operator("prune")
+    assert "trains no policy" in operator("replay", "batches", code=2).stderr
+    assert "no replay to compare with" in operator("compare", code=2).stderr
+    assert operator("end").stdout == f"{namespace}: ended by headrace end\n"
 
 
 def test_a_dead_letter_is_redriven_once(operator: Operator, namespace: str, kafka: str) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -16,7 +13,7 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import apply
 from headrace.services.tasks.curation.read_items import read_items
 from headrace.stream_jobs import measure_items
-from tests.integration.test_assemble_jobs import ROOT, a_kafka_context
+from tests.integration.job_process import a_kafka_context, start_job
 from tests.unit.stream_jobs.test_assemble_batches import BOUND_S
 from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.stream_jobs.test_measure_items import follow_and_recover, values, written
@@ -46,6 +43,9 @@ def test_the_topic_of_items_is_compacted_and_has_time_to_be_read(
         settings = (await log.broker.topic_settings([name]))[name]
         assert settings["cleanup.policy"] == "compact"
         assert int(settings["min.compaction.lag.ms"]) >= 3_600_000
+        # Only closed segments are compacted. With Kafka's defaults, that of a week or of 1 GiB.
+        assert int(settings["segment.ms"]) == 3_600_000
+        assert int(settings["segment.bytes"]) == 64 * 1024 * 1024
         await log.broker.close()
 
     asyncio.run(main())
@@ -54,9 +54,7 @@ def test_the_topic_of_items_is_compacted_and_has_time_to_be_read(
 def test_a_killed_job_has_the_statistics_of_an_undisturbed_one(
     kafka: str, namespace: str, tmp_path: Path
 ) -> None:
-    def start() -> subprocess.Popen[bytes]:
-        command = [sys.executable, __file__, kafka, namespace, str(tmp_path)]
-        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    job = (measure_items.SERVICE, kafka, namespace, tmp_path)
 
     async def send(log: EventLog, groups: list[GroupClosed]) -> None:
         await asyncio.gather(*map(log.send, groups))
@@ -77,7 +75,7 @@ def test_a_killed_job_has_the_statistics_of_an_undisturbed_one(
             for task in range(600)
         ]
         groups += [groups[number] for number in range(0, 600, 50)]
-        process = start()
+        process = start_job(*job)
         try:
             measured = 0
             for part in range(3):
@@ -85,7 +83,7 @@ def test_a_killed_job_has_the_statistics_of_an_undisturbed_one(
                 measured = await some_items(log, measured)
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-                process = start()
+                process = start_job(*job)
             await send(log, groups[600:])
             await written(log, groups)
             assert len(values(await read_items(log, "default"))) > 200
@@ -97,17 +95,3 @@ def test_a_killed_job_has_the_statistics_of_an_undisturbed_one(
         await log.broker.close()
 
     asyncio.run(main())
-
-
-async def serve(servers: str, namespace: str, state: Path) -> None:
-    """The job as a process of its own. It writes often, so that a kill finds it at work."""
-    measure_items.WRITE_EVERY_S = 0.01
-    measure_items.MAX_CHANGED = 8
-    context = a_kafka_context(servers, namespace, state)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stopping.set)
-    await measure_items.run(context)
-    await context.log.broker.close()
-
-
-if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from examples.workflows.nim import Nim, games, winnable
+from examples.workflows.proposer_solver import ProposedSums, all_sums, beginnings
 from examples.workflows.solver_verifier import RIGHT, WRONG, Sums, sums
 from headrace.infra import local
-from headrace.services.base.types import TaskView
-from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.base.types import Observation, TaskView
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from tests.checker import check_namespace
 from tests.commands import cluster_variables, run_command
-
-SOLVER_VERIFIER = "examples/workflows/solver-verifier.toml"
 
 
 @pytest.mark.parametrize("verdict", [RIGHT, WRONG])
@@ -39,14 +39,86 @@ def test_neither_policy_sets_the_others_reward_alone(said: str, verdict: str) ->
     assert len({one.item_id for one in sums(largest=2)}) == 9
 
 
+@pytest.mark.parametrize("stones", range(1, 10))
+def test_nim_is_won_by_leaving_a_multiple_of_four(stones: int) -> None:
+    async def play(moves: int) -> Mapping[str, float]:
+        game = Nim()
+        payload = {"stones": stones, "begins": "player", "opponent": "perfect"}
+        shown = await game.reset(TaskView(0, 0, payload, {}, 7))
+        while not shown.terminated:
+            left = int(shown.text.removeprefix("player "))
+            shown = await game.step(str(left % 4 or moves))
+        return shown.rewards
+
+    for moves in (1, 2, 3):
+        won = stones % 4 > 0
+        assert asyncio.run(play(moves)) == {"player": won, "opponent": not won}
+
+
+@pytest.mark.parametrize("action", ["3", "0", "x", "", "11"])
+def test_an_impossible_move_loses(action: str) -> None:
+    async def play() -> Observation:
+        game = Nim()
+        shown = await game.reset(TaskView(0, 0, {"stones": 2, "begins": "opponent"}, {}, 7))
+        assert shown.text == "opponent 2"
+        return await game.step(action)
+
+    shown = asyncio.run(play())
+    assert (shown.terminated, shown.rewards) == (True, {"player": 1.0, "opponent": 0.0})
+
+
+def test_only_games_that_can_be_won_are_evaluated() -> None:
+    assert [item.item_id for item in winnable(largest=5)] == [
+        "2-player", "3-player", "4-opponent", "5-player",
+    ]  # fmt: skip
+    assert len(list(games(largest=9))) == 16
+
+
+def test_a_proposer_gains_what_the_solver_loses() -> None:
+    async def play(payload: dict[str, int], *actions: str) -> Observation:
+        environment = ProposedSums()
+        shown = await environment.reset(TaskView(0, 0, payload, {}, 7))
+        for action in actions:
+            shown = await environment.step(action)
+        return shown
+
+    def rewards(payload: dict[str, int], *actions: str) -> Mapping[str, float]:
+        return asyncio.run(play(payload, *actions)).rewards
+
+    assert asyncio.run(play({"first": 3})).text == "3+"
+    assert asyncio.run(play({"first": 3}, "2")).text == "3+2="
+    assert rewards({"first": 3}, "2", "5") == {"proposer": 0.0, "solver": 1.0}
+    assert rewards({"first": 3}, "2", "4") == {"proposer": 1.0, "solver": 0.0}
+    assert rewards({"first": 3}, "4") == {"proposer": 0.0, "solver": 0.0}
+    assert rewards({"first": 3, "second": 1}, "4") == {"solver": 1.0}
+    assert (len(list(beginnings())), len(list(all_sums()))) == (4, 16)
+
+
+FEW = ("stop.versions=3", "stop.reward=9", "tasks.samples=4")
+
+
+@pytest.mark.parametrize(
+    ("workflow", "sets"),
+    [
+        ("solver-verifier", ("barrier.versions=1",)),
+        # Every version becomes an opponent.
+        ("self-play", ("tasks.league.every=1", "evaluation.items=2", "evaluation.every=1")),
+        pytest.param("proposer-solver", ("evaluation.items=2",), marks=pytest.mark.long),
+    ],
+)
 def test_each_policy_is_trained_on_its_own_reward(
-    tmp_path: Path, local_stack: local.LocalStack, namespace: str
+    tmp_path: Path,
+    local_stack: local.LocalStack,
+    namespace: str,
+    workflow: str,
+    sets: tuple[str, ...],
 ) -> None:
+    recipe = f"examples/workflows/{workflow}.toml"
+    policies = read_recipe(recipe).policies
     environment = cluster_variables(local_stack, namespace, tmp_path)
-    sets = [f"policies.{name}.batches.groups=2" for name in ("solver", "verifier")]
-    sets += ["stop.versions=3", "stop.reward=9", "tasks.samples=4", "barrier.versions=1"]
-    command = ["run", SOLVER_VERIFIER, "--json", "--quiet"]
-    done = run_command((*command, *(w for one in sets for w in ("--set", one))), environment)
+    sets += (*FEW, *(f"policies.{name}.batches.groups=2" for name in policies))
+    command = ["run", recipe, "--json", "--quiet", *(w for one in sets for w in ("--set", one))]
+    done = run_command(command, environment)
     assert done.returncode == 0, done.stderr[-3000:]
     summary: dict[str, Any] = json.loads(done.stdout)
     assert (summary["failures"], summary["restarts"]) == (0, 0), summary
@@ -55,4 +127,4 @@ def test_each_policy_is_trained_on_its_own_reward(
     cluster = ClusterConfig(tmp_path, servers, registry, namespace=namespace)
     report = asyncio.run(check_namespace(cluster))
     assert report.violations == []
-    assert min(report.versions["solver"], report.versions["verifier"]) >= 3
+    assert min(report.versions[name] for name in policies) >= 3

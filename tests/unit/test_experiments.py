@@ -10,7 +10,15 @@ import pytest
 
 from headrace.services.namespace.cluster_config import read_recipe
 from tests.experiments.catalogue import EXPERIMENTS
-from tests.experiments.experiment import Arm, Experiment, Measurement, Run, trials_of
+from tests.experiments.experiment import (
+    Arm,
+    Experiment,
+    Measurement,
+    Run,
+    at_once,
+    one_after_the_other,
+    trials_of,
+)
 from tests.experiments.report import draw, table
 from tests.experiments.timeline import reached
 
@@ -19,10 +27,14 @@ from tests.experiments.timeline import reached
 def test_the_arms_of_an_experiment_are_recipes_that_differ(name: str) -> None:
     experiment = EXPERIMENTS[name]
     trials = trials_of(experiment, seeds=(0, 1))
-    recipes = [read_recipe(experiment.recipe, trial.settings()).canonical() for trial in trials]
-    assert len(set(recipes)) == len(recipes) == 2 * len(experiment.arms)
-    for recipe in (read_recipe(experiment.recipe, trial.settings()) for trial in trials):
-        assert set(experiment.policies) <= recipe.policies.keys()
+    recipes = [
+        [read_recipe(experiment.recipe, part) for part in trial.settings()] for trial in trials
+    ]
+    texts = {"".join(part.canonical() for part in parts) for parts in recipes}
+    assert len(texts) >= len(experiment.arms)
+    for parts in recipes:
+        learn = [name for part in parts for name, one in part.policies.items() if one.training]
+        assert sorted(learn) == sorted(experiment.policies), "each policy learns in one part"
 
 
 def run(*rewards: float, seconds: float = 1.0) -> Run:
@@ -62,6 +74,16 @@ def test_a_table_has_the_ratio_to_the_first_arm_seed_by_seed() -> None:
     never = table(TIMES, {"slow": [run(0, 0)] * 2, "fast": fast})[2:]
     assert never[0] == "| slow | never, in 2 runs | 1 |"
     assert never[1].endswith("| - |")
+
+
+def test_parts_of_an_arm_follow_one_another_or_run_at_once() -> None:
+    first, second = run(0, 1, seconds=3.0), Run({"b": 2}, {"other": run(1, 1, 1).points["default"]})
+    both = one_after_the_other([first, second])
+    assert both.summary == {"b": 2}
+    assert both.points["default"] == first.points["default"]
+    assert [point["seconds"] for point in both.points["other"]] == [7.0, 8.0, 9.0]
+    assert [point["episodes"] for point in both.points["other"]] == [24.0, 32.0, 40.0]
+    assert at_once([first, second]).points == {**first.points, **second.points}
 
 
 def test_a_plot_shows_each_arm_as_far_as_all_its_seeds_went(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ SERVICES = ("scheduler", "agent", "gateway")
 QUIET_S = 10.0
 """If no task has ended for so many seconds, no process of the run is there. A run that has started
 less long ago may have processes that still start."""
-ENTER_S = 2.0
+ENTER_S = 5.0
 """Seconds that another process has to record `ended`, once all tasks have ended."""
 TICK_S = 0.5
 

@@ -112,7 +112,7 @@ class Progress:
         """Policy, version and time of the publications after them, in order."""
         self._to_evaluate: list[int] = []
         """Numbers of evaluation tasks, which need no batch."""
-        self._last_task = -1
+        self.newest_task = -1
         self._ended = Frontier()
         self._ends: deque[tuple[float, int]] = deque()
         self._windows: set[int] = set()
@@ -148,8 +148,8 @@ class Progress:
         self._windows.add(int(at // IDLE_WINDOW_S))
         match event:
             case TaskSubmitted():
-                if offset > self._last_task:
-                    self._last_task = offset
+                if offset > self.newest_task:
+                    self.newest_task = offset
                     self.submitted += 1
                     if event.purpose == "evaluate":
                         self._to_evaluate.append(offset)

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +21,11 @@ from rich.console import Console
 
 from headrace.errors import CheckFailed, DependencyError, HeadraceError, Interrupted
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import TASKS
 from headrace.services.base.concurrency import until_first
 from headrace.services.base.files import private_folder
 from headrace.services.log.event_log import EventLog
+from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.apply import apply, lags
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import connect
@@ -100,6 +102,7 @@ class LocalRun:
         self._view = make_view(self._status, Console(stderr=True, quiet=quiet))
         say = self._view.say
         preloader = Preloader(path, [spec.command for spec in specs], on_change=say)
+        self._sources = {spec.name for spec in specs if spec.may_end}
         self._supervisor = Supervisor(specs, launch, preloader=preloader, on_change=say)
         self._stack = RunStack(cluster, on_progress=self._phase, on_restart=say)
 
@@ -275,10 +278,11 @@ class LocalRun:
         for task in self._beside:
             if task.done():
                 task.result()
-                raise HeadraceError(
-                    f"the task {task.get_name()!r} ended before the run: see the logs in "
-                    f"{self._status.logs}"
-                )
+                if self._life.ended is None:
+                    raise HeadraceError(
+                        f"the task {task.get_name()!r} ended before the run: see the logs in "
+                        f"{self._status.logs}"
+                    )
 
     async def _end(self, log: EventLog, reason: str) -> None:
         """Writes `ending`, then waits a bounded time until every task has ended."""
@@ -287,7 +291,7 @@ class LocalRun:
             await enter(log, "ending", self._recipe, reason)
         began = changed = time.monotonic()
         ended = self.progress.tasks_ended
-        while not self.progress.drained:
+        while not await self._all_ended(log) and self._life.ended is None:
             interrupted = self.interrupted.is_set()
             if self.progress.tasks_ended != ended:
                 ended, changed = self.progress.tasks_ended, time.monotonic()
@@ -299,7 +303,16 @@ class LocalRun:
                 return
             self._changed.clear()
             events = (self._changed,) if interrupted else (self._changed, self.interrupted)
-            await self._first_of(*events, timeout_s=left_s)
+            await self._first_of(*events, timeout_s=min(left_s, TICK_S))
+
+    async def _all_ended(self, log: EventLog) -> bool:
+        """Whether every task has ended, and the sources of this command submit no more."""
+        if not self.progress.drained or not self._sources <= self._supervisor.finished:
+            return False
+        # What they submitted last may not have been read yet.
+        unread = {log.topics.partition(TASKS): (self.progress.newest_task + 1, WHOLE[1])}
+        async with aclosing(read_events(log, unread)) as events:
+            return await anext(events, None) is None
 
     def _show(self) -> None:
         for line in self.progress.endings.news():

@@ -42,11 +42,15 @@ def topics(as_json: bool, **options: Any) -> None:
 
 
 async def _list_topics(log: EventLog, _: RunLife) -> list[dict[str, Any]]:
-    """Returns every topic of a namespace as JSON values, in the order of the data flow."""
+    """Returns every topic of a namespace as JSON values, in the order of the data flow.
+
+    A namespace of an older version may lack some.
+    """
     from headrace.schemas.topics import DAY_MS, RETENTION_MS
 
     rows = []
-    for topic in log.topics:
+    existing = await log.broker.list_topics()
+    for topic in (one for one in log.topics if one.name in existing):
         kept_ms = RETENTION_MS[topic.topic.kept]
         bounds = (await log.broker.ends(topic.all_partitions())).values()
         rows.append(

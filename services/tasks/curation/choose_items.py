@@ -85,13 +85,16 @@ class Curation:
         self._recipe = recipe
         self._statistics = statistics
         self._submitted = submitted
-        self._curators = [
-            (use_and_options(choice)[0], load_curator(choice)) for choice in tasks.curators
+        uses = [use_and_options(choice)[0] for choice in tasks.curators]
+        curators = [load_curator(choice) for choice in tasks.curators]
+        indexed = [f"{index}:{use}" for index, use in enumerate(uses)]
+        names = [
+            one if uses.count(use) > 1 else use for use, one in zip(uses, indexed, strict=True)
         ]
+        self._curators = list(zip(names, curators, strict=True))
+        """By the name that labels have: with the index if two have the same one."""
         self._curriculum = _curriculum_of(recipe)
-        self._folds: list[tuple[str, Curator | Curriculum]] = [
-            (f"{index}:{use}", curator) for index, (use, curator) in enumerate(self._curators)
-        ]
+        self._folds: list[tuple[str, Curator | Curriculum]] = [*zip(indexed, curators, strict=True)]
         if self._curriculum is not None:
             self._folds.append(("curriculum", self._curriculum))
         self._tasks = CountedTasks()
@@ -186,16 +189,16 @@ class Curation:
         """Returns which curator skips an item, or None, and the chance that each one gave it."""
         record = self._statistics.get(item.item_id)
         chances: dict[str, float] = {}
-        for index, (use, curator) in enumerate(self._curators):
+        for index, (name, curator) in enumerate(self._curators):
             chance = curator.chance(record, epoch)
             if not 0 <= chance <= 1:  # This rejects NaN, too.
                 raise HeadraceError(
-                    f"curator {use!r} gave item {item.item_id!r} the chance {chance!r}. Make it "
+                    f"curator {name!r} gave item {item.item_id!r} the chance {chance!r}. Make it "
                     "return a number from 0 to 1"
                 )
-            chances[use] = float(chance)
+            chances[name] = float(chance)
             if chance < 1 and draw(self._recipe.tasks.seed, task_id, index) >= chance:
-                return use, chances
+                return name, chances
         return None, chances
 
     def _labels(

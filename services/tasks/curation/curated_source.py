@@ -17,7 +17,7 @@ from headrace.schemas.topics import GROUPS
 from headrace.services.base.concurrency import until_first
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.tasks.curation.choose_items import Chosen, Curation, Unchosen
-from headrace.services.tasks.curation.read_items import read_items
+from headrace.services.tasks.curation.read_items import first_group, read_items
 from headrace.services.tasks.task_maker import TaskMaker
 from headrace.services.worker.service_context import ServiceContext
 
@@ -57,10 +57,10 @@ class CuratedSource:
         curation = Curation(self._context.recipe, statistics, self._submitted)
         if self._newest is not None:
             curation.restore(self._newest)
-        logger.info("%d items are known, groups from %d", len(statistics), curation.groups_read)
-        await until_first(
-            self._follow(policy, curation.groups_read), self._submit_all(curation, room, submit)
-        )
+        newest = min(curation.tasks.newest, statistics.tasks.newest)
+        first = await first_group(self._context.log, policy, curation.groups_read, newest)
+        logger.info("%d items are known, groups from %d", len(statistics), first)
+        await until_first(self._follow(policy, first), self._submit_all(curation, room, submit))
 
     async def _follow(self, policy: str, first: int) -> None:
         log = self._context.log

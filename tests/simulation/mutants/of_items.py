@@ -32,4 +32,13 @@ OF_ITEMS = (
         caught_by=("I3: item",),
         faults=(),
     ),
+    Mutant(
+        name="items_begin_after_the_newest_counted_group",
+        sentence="A successor reads the groups again that say which tasks are counted.",
+        file="services/tasks/curation/read_items.py",
+        old="return max(wanted, kept)",
+        new="return max(wanted, kept, newest + 1)",
+        caught_by=("I3: item",),
+        faults=("kill", "item-statistics"),
+    ),
 )

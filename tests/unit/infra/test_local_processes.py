@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,3 +173,16 @@ def test_listening_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert not port_is_free(server.getsockname()[1])
     assert port_is_free(free_port())
+
+
+def test_a_second_free_port_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka ends if its controller has the port of the broker."""
+    first = free_port()
+    bind, asked = socket.socket.bind, iter([first])
+
+    class Socket(socket.socket):
+        def bind(self, address: Any) -> None:
+            bind(self, (address[0], next(asked, 0)))
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    assert free_port(other_than=first) != first

@@ -21,6 +21,7 @@ from headrace.services.log.log_reader import (
     CaughtUp,
     Patience,
     Start,
+    Tail,
     follow_events,
     read_events,
     read_records,
@@ -105,7 +106,9 @@ def test_a_tail_begins_shortly_before_the_end_and_first_at_what_is_kept() -> Non
             assert isinstance(first, Delivery)
             return first.offset
 
-        assert await first_offset("tail") == 10
+        assert await first_offset(Tail()) == 10
+        assert await first_offset(Tail(3)) == 7
+        assert await first_offset(Tail(1_000)) == 5
         assert await first_offset("first") == 5
         assert await first_offset(20) == 20
         with pytest.raises(RecordsLost, match="offsets 2 to 4"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import Fenced, RecordsLost, UsageError
+from headrace.errors import Fenced, UsageError
 from headrace.schemas.events import GroupClosed
 from headrace.schemas.topics import GROUPS, ITEMS
 from headrace.services.kafka.broker import Outgoing
@@ -29,9 +29,12 @@ def values(statistics: ItemStatistics) -> dict[str, ItemRecord | None]:
 
 async def written(log: EventLog, groups: Sequence[GroupClosed]) -> None:
     """Waits until the topic `items` has the statistics of all these groups, and no others."""
-    whole = values(folded(*groups))
+    await written_as(log, folded(*groups))
+
+
+async def written_as(log: EventLog, statistics: ItemStatistics) -> None:
     async with asyncio.timeout(BOUND_S):
-        while values(await read_items(log, "default")) != whole:
+        while values(await read_items(log, "default")) != values(statistics):
             await asyncio.sleep(0.05)
 
 
@@ -83,18 +86,75 @@ def test_items_are_measured_as_groups_come_and_after_a_restart() -> None:
     on_memory(follow_and_recover)
 
 
-def test_groups_that_were_deleted_before_they_were_counted_are_an_error() -> None:
-    async def scenario(context: ServiceContext, _: ServiceContext) -> None:
-        await make_topics(context.log)
-        for task in range(10):
-            await context.log.send(a_closed_group(task, "a", 1.0))
-        broker = context.log.broker
-        assert isinstance(broker, MemoryBroker)
-        broker._state.log(context.log.topics.partition(GROUPS, "default")).expire(5)
-        with pytest.raises(RecordsLost):
-            await measure_items.run(context)
+def expire_groups(log: EventLog, before: int) -> None:
+    """Deletes the groups below this offset, as retention does."""
+    assert isinstance(log.broker, MemoryBroker)
+    log.broker._state.log(log.topics.partition(GROUPS, "default")).expire(before)
 
+
+def kept(groups: Sequence[GroupClosed], *bounds: int) -> ItemStatistics:
+    """The statistics of the groups with offsets from an even bound to below the next one."""
+    statistics = ItemStatistics("default")
+    for first, end in zip(bounds[::2], bounds[1::2], strict=True):
+        for offset in range(first, end):
+            statistics.on_group(groups[offset], offset)
+    return statistics
+
+
+def test_a_job_counts_from_the_earliest_group_that_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as that of a run which is older than the job, or was paused for months."""
+
+    async def scenario(context: ServiceContext, successor: ServiceContext) -> None:
+        log = context.log
+        await make_topics(log)
+        groups = [a_closed_group(task, f"item {task % 3}", task % 2, 1.0) for task in range(40)]
+        for group in groups[:10]:
+            await log.send(group)
+        expire_groups(log, 5)
+        job = asyncio.ensure_future(measure_items.run(context))
+        await written_as(log, kept(groups, 5, 10))
+        assert "groups 0 to 4 were deleted before they were counted" in caplog.text
+        context.stopping.set()
+        await asyncio.wait_for(job, BOUND_S)
+
+        for group in groups[10:]:
+            await log.send(group)
+        expire_groups(log, 20)
+        job = asyncio.ensure_future(measure_items.run(successor))
+        await written_as(log, kept(groups, 5, 10, 20, 40))
+        assert "groups 10 to 19 were deleted before they were counted" in caplog.text
+        successor.stopping.set()
+        await asyncio.wait_for(job, BOUND_S)
+
+    caplog.set_level("WARNING")
     on_memory(scenario)
+
+
+def test_deleted_groups_that_were_counted_are_no_loss(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(context: ServiceContext, successor: ServiceContext) -> None:
+        log = context.log
+        await make_topics(log)
+        # Task 0 has no group yet, so a restart reads from the first one.
+        groups = [a_closed_group(task, f"item {task % 3}", task % 2, 1.0) for task in range(1, 11)]
+        for group in groups:
+            await log.send(group)
+        job = asyncio.ensure_future(measure_items.run(context))
+        await written(log, groups)
+        context.stopping.set()
+        await asyncio.wait_for(job, BOUND_S)
+        expire_groups(log, 5)
+        groups.append(a_closed_group(0, "item 0", 1.0))
+        await log.send(groups[-1])
+        job = asyncio.ensure_future(measure_items.run(successor))
+        await written(log, groups)
+        successor.stopping.set()
+        await asyncio.wait_for(job, BOUND_S)
+
+    caplog.set_level("WARNING")
+    on_memory(scenario)
+    assert "deleted" not in caplog.text
 
 
 def test_many_changed_items_are_written_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:

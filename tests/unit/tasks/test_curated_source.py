@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.schemas.events import TaskSubmitted
+from headrace.schemas.topics import GROUPS
 from headrace.services.tasks.curation.choose_items import Curation
 from headrace.services.tasks.curation.curated_source import CuratedSource
 from headrace.services.tasks.task_maker import TaskMaker
@@ -116,6 +117,30 @@ def test_a_group_that_changes_the_statistics_goes_on_and_so_does_a_restart() -> 
         await played.close(3, 0.0, 0.0)
         found = await played.submitted(8)
         assert found[4:] == ["2-0", "3-0", "4-0", "5-0"], "item 0 has passed and failed"
+        source.cancel()
+        await asyncio.gather(source, return_exceptions=True)
+        await played.broker.close()
+
+    asyncio.run(main())
+
+
+def test_groups_that_retention_deleted_do_not_end_the_source() -> None:
+    """Such as those of a run that was paused for months, without statistics of its items."""
+
+    async def main() -> None:
+        played = Played({"use": "pass_rate", "tries": 1}, options={"items": 3})
+        log = played.context.log
+        await make_topics(log)
+        source = played.start()
+        await played.submitted(4)
+        source.cancel()
+        await asyncio.gather(source, return_exceptions=True)
+        for number in range(4):
+            await played.close(number, 1.0, 1.0)
+        played.broker._state.log(log.topics.partition(GROUPS, "default")).expire(2)
+        source = played.start()
+        found = await played.submitted(8)
+        assert found[4:] == ["1-1", "2-1", "3-1", "4-1"], "that item 1 has passed is lost"
         source.cancel()
         await asyncio.gather(source, return_exceptions=True)
         await played.broker.close()

@@ -87,6 +87,21 @@ def test_the_first_curator_that_skips_gives_the_reason() -> None:
     assert labels["curation.seed"] == str(SEED)
 
 
+def test_two_curators_of_one_name_have_their_own_keys_in_the_labels() -> None:
+    narrow = {"use": "pass_rate", "tries": 1, "low": 0.6}
+    curation = a_curation(curated("uniform", "pass_rate", narrow))
+    curation.on_group(a_closed_group(0, "0", 0.0, 0.0), 0)
+    curation.on_group(a_closed_group(1, "1", 0.0, 1.0), 1)
+    curation.on_group(a_closed_group(2, "2", 1.0, 1.0, 0.0), 2)
+    chosen = next_of(curation)
+    assert isinstance(chosen, Chosen)
+    labels = chosen.labels
+    assert chosen.task_id == "0-2"
+    assert json.loads(labels["curation.skipped"]) == {"1:pass_rate": 1, "2:pass_rate": 1}
+    chances = {"uniform": 1.0, "1:pass_rate": 1.0, "2:pass_rate": 1.0}
+    assert json.loads(labels["curation.chances"]) == chances
+
+
 def test_difficulty_prefers_items_near_its_target() -> None:
     curator = load_curator({"use": "difficulty", "target": 0.5, "width": 0.25, "floor": 0.02})
 

@@ -135,8 +135,9 @@ def plain_gradients(
     advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
     behaviour = torch.from_numpy(np.concatenate([one.behaviour for one in sequences]))
     importance = (logprobs.detach() - behaviour).exp().clamp(max=2)
-    policy_loss = -(importance * advantages * logprobs).mean()
-    value_loss = (values - returns).square().mean() / 2
+    weights = torch.from_numpy(np.concatenate([one.advantages for one in sequences]))
+    policy_loss = -(weights * importance * advantages * logprobs).mean()
+    value_loss = (weights * (values - returns).square()).mean() / 2
     names, parameters = zip(*model.named_parameters(), strict=True)
     whole = policy_loss + coefficient * value_loss
     found = torch.autograd.grad(whole, parameters, retain_graph=True)
@@ -144,19 +145,49 @@ def plain_gradients(
     return {**dict(zip(names, found, strict=True)), "critic": of_head}
 
 
-@pytest.mark.parametrize("coefficient", [0.0, 0.5])
-def test_the_gradient_is_that_of_the_formulas_on_the_plain_model(coefficient: float) -> None:
+@pytest.mark.parametrize(("coefficient", "weight"), [(0.0, 1.0), (0.5, 1.0), (0.5, 0.25)])
+def test_the_gradient_is_that_of_the_formulas_on_the_plain_model(
+    coefficient: float, weight: float
+) -> None:
     """Policy loss with advantages by GAE, and the value loss, one sequence at a time."""
+    sequences = batch()
+    sequences[2:4] = [replace(one, advantages=weight * one.advantages) for one in sequences[2:4]]
     options = {"discount": 0.9, "gae_lambda": 0.8, "value_lambda": 0.7, "coefficient": coefficient}
     for max_tokens in (4096, 8, 1):
         one = with_values(learner(options, training={"loss": "reinforce"}))
         assert one._critic is not None
         head = one._critic._weights.detach().clone().requires_grad_()
-        expected = plain_gradients(batch(), head, coefficient)
-        found = gradients(one, batch(), max_tokens)
+        expected = plain_gradients(sequences, head, coefficient)
+        found = gradients(one, sequences, max_tokens)
         assert found.keys() == expected.keys()
         for name, gradient in found.items():
             torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_a_sample_counts_by_its_weight_for_the_head() -> None:
+    """The gradient of the head by NumPy: w and b of V = w * x / H + b, with weighted squares."""
+    one = with_values(learner({"discount": 0.9, "value_lambda": 0.7}))
+    assert one._critic is not None
+    head = one._critic._weights.detach().double().numpy()
+    weights = (1.0, 0.25, 0.0625)
+    sequences = [
+        replace(rewarded(seed, 4), advantages=np.full(4, weight, dtype=np.float32))
+        for seed, weight in enumerate(weights)
+    ]
+    model = load_model(FOLDER, 0).eval()
+    expected = np.zeros_like(head)
+    for sample, weight in zip(sequences, weights, strict=True):
+        with torch.no_grad():
+            output = model(torch.from_numpy(sample.tokens)[None], output_hidden_states=True)
+        hidden = output.hidden_states[-1][0, sample.positions - 1].double().numpy()
+        inputs = hidden / np.sqrt((hidden**2).mean(-1, keepdims=True)) / hidden.shape[-1]
+        values = inputs @ head[:-1] + head[-1]
+        assert sample.rewards is not None
+        advantages = reference(sample.rewards.tolist(), values.tolist(), 0.9, 0.7)
+        errors = weight * -np.array(advantages) / 12
+        expected += np.append(errors @ inputs, errors.sum())
+    found = gradients(one, sequences, 4096)["critic"].numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_samples_and_turns_may_be_split_and_mixed() -> None:

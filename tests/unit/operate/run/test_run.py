@@ -16,6 +16,9 @@ from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.run.live_view import Status
 from headrace.services.operate.run.report import Summary
 from headrace.services.operate.run.run import LocalRun
+from tests.memory.memory_broker import MemoryBroker
+from tests.unit.operate.run.test_progress import ended, submitted
+from tests.unit.stream_jobs.test_assemble_batches import a_context, make_topics
 
 RECIPE = Recipe.model_validate({"name": "r", "policies": {"default": {"model": "tiny-llama"}}})
 
@@ -64,6 +67,53 @@ def test_ctrl_c_pauses_and_an_end_by_another_process_ends(tmp_path: Path) -> Non
         ended = made(tmp_path, end="enough")
         ended._on_progress()
         assert await asyncio.wait_for(ended._until_stop(), 10) == "enough"
+
+    asyncio.run(test())
+
+
+def test_a_run_ends_only_after_what_its_sources_submitted_last(tmp_path: Path) -> None:
+    """A task that they sent just before they saw the end has no result yet."""
+
+    async def test() -> None:
+        log = a_context(MemoryBroker(), "r", RECIPE, tmp_path).log
+        await make_topics(log)
+        run = made(tmp_path)
+        run._life = RunLife(ending=ENDING)
+        end = asyncio.create_task(run._end(log, "a rule"))
+        await asyncio.sleep(0.05)
+        task = await log.send(submitted())
+        assert not end.done(), "the source still runs"
+
+        run._supervisor.finished.add("source")
+        run._on_progress()
+        await asyncio.sleep(0.05)
+        assert not end.done(), "its last task was not read yet"
+
+        run.progress.on_event(submitted(), 1.0, task.offset)
+        run.progress.on_event(ended(task.offset), 2.0, 0)
+        run._on_progress()
+        await asyncio.wait_for(end, 10)
+        await log.broker.close()
+
+    asyncio.run(test())
+
+
+def test_a_run_that_another_process_has_ended_waits_for_nothing(tmp_path: Path) -> None:
+    """Its processes have ended then, and its sources may be among them."""
+
+    async def test() -> None:
+        log = a_context(MemoryBroker(), "r", RECIPE, tmp_path).log
+        await make_topics(log)
+        run = made(tmp_path)
+        run._life = RunLife(ending=ENDING)
+        end = asyncio.create_task(run._end(log, "a rule"))
+        await asyncio.sleep(0.05)
+        assert not end.done()
+
+        run._life.ended = ENDING.model_copy(update={"state": "ended"})
+        run._beside = [asyncio.create_task(asyncio.sleep(0), name="children")]
+        await asyncio.wait_for(end, 10)
+        await log.broker.close()
 
     asyncio.run(test())
 
