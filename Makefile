@@ -11,7 +11,8 @@ SYNCED := $(VENV)/.synced
 VLLM_VENV := .venv-vllm
 VLLM_SYNCED := $(VLLM_VENV)/.synced
 
-# Processes that run tests at the same time.
+# Processes that run tests at the same time. Tests with a broker wait half of the time, so one more
+# process runs those.
 WORKERS := 2
 
 # Bytecode goes into .venv: without it every process compiles torch again, for seconds.
@@ -57,7 +58,7 @@ BOUNDED := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 .PHONY: test-all test-beside
 test-all: $(SYNCED)
 	@$(BIN)/pytest -n $(WORKERS) $(BOUNDED) -m 'not long and not vllm' tests/unit
-	@$(BIN)/pytest -n $(WORKERS) $(BOUNDED) --dist loadfile --no-loadscope-reorder -m 'not long and not vllm' --ignore tests/unit
+	@$(BIN)/pytest -n $$(($(WORKERS) + 1)) $(BOUNDED) --dist loadfile --no-loadscope-reorder -m 'not long and not vllm' --ignore tests/unit
 
 test-beside: $(SYNCED)
 	@$(BIN)/mypy

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from headrace.schemas import events
 from headrace.schemas.events import Event
@@ -25,8 +25,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 """The names that a namespace or a policy may have."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Partition:
+class Partition(NamedTuple):
     """A partition of a topic on the broker."""
 
     topic: str

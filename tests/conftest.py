@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import uuid
 from collections.abc import Generator, Iterator, Sequence
@@ -13,9 +14,24 @@ from hypothesis import settings
 
 from headrace.infra import local
 
+# By default each of several processes has a torch thread for each core. They would wait for each
+# other in busy loops: a test took seven times the processor time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps the garbage collector from what is imported and collected, which is no garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -100,10 +100,9 @@ _add_exit_codes(cli)
 @click.argument("room")
 def preload(channel: int, recipe: str, room: str) -> None:
     """Fork processes for `headrace run`. In a forked process: run its command."""
-    from headrace.services.operate.run.preload import fork_processes
+    from headrace.services.operate.run.preload import fork_processes, run_and_exit
 
-    if fork_processes(channel, recipe):
-        main()
+    run_and_exit(main if fork_processes(channel, recipe) else lambda: None)
 
 
 def main() -> None:

@@ -26,8 +26,9 @@ class CommitMetadata:
     def text(self) -> str:
         """The metadata as text. Raises HeadraceError if it is longer than a broker accepts."""
         offsets = [self.positions[each] for each in sorted(self.positions)]
-        content = {"at": offsets, "owners": self.owners} if self.owners else offsets
-        text = json.dumps(content, separators=(",", ":"))
+        text = f"[{','.join(map(str, offsets))}]"
+        if self.owners:
+            text = f'{{"at":{text},"owners":{self.owners}}}'
         if len(text) > METADATA_LIMIT:
             raise HeadraceError(
                 f"The positions of {len(offsets)} side partitions need {len(text)} bytes of commit "

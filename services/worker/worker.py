@@ -143,11 +143,14 @@ class Worker:
         while True:
             await asyncio.sleep(COMMIT_INTERVAL_S)
             commits = {}
+            opened = dict.fromkeys(self.topics, 0)
             for partition, host in self._hosts.items():
                 commit = host.to_commit()
-                OPEN.labels(partition.topic).set(len(host.context.open_records))
+                opened[partition.topic] += len(host.context.open_records)
                 if commit != host.committed:
                     commits[partition] = commit
+            for topic, records in opened.items():
+                OPEN.labels(topic).set(records)
             if commits:
                 await subscription.commit(commits)
                 for partition, commit in commits.items():

@@ -39,7 +39,7 @@ from headrace.trainer import service
 from tests.memory.memory_broker import MemoryBroker
 from tests.memory.memory_registry import MemoryRegistry
 
-BOUND_S = 30.0
+BOUND_S = 120.0
 """No wait of these tests is longer."""
 ACTIONS = list(b"LDRU")
 ALLOWED = Sampling(max_tokens=1, allowed=pack_i32(ACTIONS))

@@ -14,6 +14,7 @@ GPU library or librdkafka but never uses them, and it does not import modules of
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -21,15 +22,21 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from headrace.errors import HeadraceError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import read_recipe
 from headrace.services.operate.processes import MESSAGE_LIMIT, headrace_command, with_parent
 from headrace.services.operate.run.children import services_of
-from headrace.services.operate.serve.process_setup import THREAD_VARIABLES, tune_garbage_collector
+from headrace.services.operate.serve.process_setup import (
+    THREAD_VARIABLES,
+    pause_garbage_collector,
+    tune_garbage_collector,
+)
 from headrace.services.operate.serve.services import load_service
 from headrace.services.processes.guard import die_with_parent
 
@@ -42,6 +49,7 @@ def fork_processes(descriptor: int, recipe: str) -> bool:
     """
     # `run` may be killed during the imports, when nothing reads the socket.
     die_with_parent()
+    pause_garbage_collector()
     with one_thread_each():
         import_services(read_recipe(recipe))
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
@@ -135,6 +143,26 @@ def _begin(template: Sequence[str], parent: int, log: int) -> list[str]:
         os.dup2(log, stream)
     os.close(log)
     return command[len(headrace_command()) :]
+
+
+def run_and_exit(command: Callable[[], None]) -> NoReturn:
+    """Runs a command to its `sys.exit`, and exits with its code as Python does, but at once.
+
+    Python would free every object first. With torch that takes half a second of CPU in each forked
+    process, mostly to copy memory that it shares with the preloader.
+    """
+    code = 0
+    try:
+        command()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    threading._shutdown()  # type: ignore[attr-defined]  # It waits for threads, as Python does.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def show_command(command: Sequence[str]) -> None:

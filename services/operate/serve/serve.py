@@ -32,7 +32,11 @@ from headrace.services.namespace.run_life import RunLife, follow_life
 from headrace.services.operate.find_versions import resolve
 from headrace.services.operate.run_references import blobs_of, fetch_models
 from headrace.services.operate.serve.loop_watch import LoopWatch
-from headrace.services.operate.serve.process_setup import limit_threads, tune_garbage_collector
+from headrace.services.operate.serve.process_setup import (
+    limit_threads,
+    pause_garbage_collector,
+    tune_garbage_collector,
+)
 from headrace.services.operate.serve.services import POLICY_SERVICES, Serve, load_service
 from headrace.services.operate.serve.stopper import Stopper
 from headrace.services.worker.service_context import ServiceContext
@@ -66,6 +70,7 @@ def serve(
         from prometheus_client import start_http_server
 
         start_http_server(port, addr=address)
+    pause_garbage_collector()
     run = load_service(service, recipe, policy, listen)
     if parent_fd is None:
         cluster = locate(cluster)

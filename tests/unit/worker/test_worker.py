@@ -19,7 +19,7 @@ from headrace.services.log.log_reader import WHOLE, read_records
 from headrace.services.worker.commit_metadata import read_metadata
 from headrace.services.worker.shard import CLOSE_S, ShardClosed, ShardContext
 from headrace.services.worker.shard_host import INTAKE, ShardHost
-from headrace.services.worker.worker import COMMIT_INTERVAL_S, Worker
+from headrace.services.worker.worker import COMMIT_INTERVAL_S, OPEN, Worker
 from tests.memory.memory_broker import MemoryBroker, MemoryCluster
 from tests.memory.memory_registry import MemoryRegistry
 from tests.simulation import virtual_time
@@ -255,6 +255,19 @@ def test_the_commit_stays_at_the_oldest_record_that_is_held() -> None:
             shard.releases[1]()
             await asyncio.sleep(COMMITTED)
             assert (await place.commit_of()).offset == 5
+
+    run(test)
+
+
+def test_the_open_records_of_all_partitions_are_counted() -> None:
+    async def test(place: Place) -> None:
+        await place.write(action(0), action(1))
+        await place.write(action(2), at=1)
+        async with member(place, held={0, 1, 2}) as one:
+            await (await one.shard(MAIN)).until(1)
+            await (await one.shard(OTHER)).until(2)
+            await asyncio.sleep(COMMITTED)
+            assert OPEN.labels(MAIN.topic)._value.get() == 3
 
     run(test)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,30 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(BOUND_S):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+ENDING = """
+import atexit, sys, threading, time
+from headrace.services.operate.run.preload import run_and_exit
+
+class Freed:
+    def __del__(self):
+        print("freed", flush=True)
+
+freed = Freed()
+
+def thread():
+    time.sleep(0.1)
+    print("thread")
+
+def command():
+    atexit.register(print, "atexit")
+    threading.Thread(target=thread).start()
+    print("command")
+    sys.exit({code})
+
+run_and_exit(command)
+"""
 
 
 class Nursery:
@@ -144,3 +169,13 @@ def test_without_a_preloader_that_works_children_start_plainly(tmp_path: Path) -
         await supervisor.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [("3", 3), ("", 0), ("'why'", 1)])
+def test_a_forked_process_exits_as_python_does_but_frees_nothing(code: str, exit_code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING.format(code=code)],
+        capture_output=True, text=True, timeout=BOUND_S, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("command\nthread\natexit\n", exit_code)
+    assert done.stderr == ("why\n" if exit_code == 1 else "")
