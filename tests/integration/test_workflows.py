@@ -117,8 +117,8 @@ def test_each_policy_is_trained_on_its_own_reward(
     policies = read_recipe(recipe).policies
     environment = cluster_variables(local_stack, namespace, tmp_path)
     sets += (*FEW, *(f"policies.{name}.batches.groups=2" for name in policies))
-    command = ["run", recipe, "--json", "--quiet", *(w for one in sets for w in ("--set", one))]
-    done = run_command(command, environment)
+    words = (word for one in sets for word in ("--set", one))
+    done = run_command(("run", recipe, "--json", "--quiet", *words), environment)
     assert done.returncode == 0, done.stderr[-3000:]
     summary: dict[str, Any] = json.loads(done.stdout)
     assert (summary["failures"], summary["restarts"]) == (0, 0), summary
