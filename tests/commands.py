@@ -22,7 +22,7 @@ from headrace.infra import local
 WHOLE = ("run", "end", "evaluate", "replay", "serve")
 """Commands that do more than ask or tell: they start as their users start them."""
 FORKS = """
-import json, os, sys
+import json, os, select, sys
 import headrace.services.namespace.lookup
 from headrace.services.operate import cli
 
@@ -37,6 +37,11 @@ for line in sys.stdin:
         os.environ.update(environment)
         sys.argv = ["headrace", *arguments]
         cli.main()
+    if sys.platform == "linux":
+        ended = os.pidfd_open(pid)
+        if 0 in select.select([ended, 0], [], [])[0]:  # the tests were killed
+            os.kill(pid, 9)
+        os.close(ended)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
