@@ -80,5 +80,6 @@ def by_turns(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         files.setdefault(item.path, []).append(item)
     runs = [file for path, file in files.items() if path.parent.name in ("e2e", "integration")]
     others = [file for file in files.values() if file not in runs]
+    others.sort(key=lambda file: file[0].path.parent.name != "simulation")  # these take longest
     turns = zip_longest(runs, others, fillvalue=())
     return [item for turn in turns for file in turn for item in file]

@@ -225,7 +225,7 @@ def test_ports_that_are_taken_as_the_servers_start_are_replaced(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         chosen = iter([port, port])
-        monkeypatch.setattr(detached, "free_port", lambda: next(chosen, None) or free_port())
+        monkeypatch.setattr(detached, "free_port", lambda *_: next(chosen, None) or free_port())
         stack = up(state, kafka_port=0, registry_port=0)
 
     assert next(chosen, None) is None
