@@ -114,7 +114,7 @@ REPLAY = Experiment(
 )
 
 SOLVER, VERIFIER = "solver", "verifier"
-LAST = 60
+LAST = 40
 """The version at which both policies have learned as much as is compared."""
 
 
