@@ -20,7 +20,7 @@ def table(experiment: Experiment, runs: Runs) -> list[str]:
     """Returns the lines of a table in Markdown: an arm in each row, a measurement in each column.
 
     The last column has the ratio of the first measurement to that of the first arm: the geometric
-    mean over the seeds, with the interval of its logarithm.
+    mean over the seeds, with the interval of its logarithm. One seed has no interval.
     """
     first, names = experiment.arms[0].name, [one.name for one in experiment.measurements]
     lines = [
@@ -40,7 +40,8 @@ def _cell(measurement: Measurement, runs: Sequence[Run]) -> str:
     if not known:
         return f"never, in {len(runs)} runs"
     digits = measurement.digits
-    return f"{fmean(known):,.{digits}f} ± {interval(known):,.{digits}f}{missing}"
+    error = f" ± {interval(known):,.{digits}f}" if len(known) > 1 else ""
+    return f"{fmean(known):,.{digits}f}{error}{missing}"
 
 
 def _ratio(measurement: Measurement, runs: Sequence[Run], others: Sequence[Run]) -> str:
@@ -49,6 +50,8 @@ def _ratio(measurement: Measurement, runs: Sequence[Run], others: Sequence[Run])
     if runs is others or len(logs) < len(pairs):
         return "1" if runs is others else "-"
     middle, error = fmean(logs), interval(logs)
+    if len(logs) == 1:
+        return f"{math.exp(middle):.2f}"
     low, high = math.exp(middle - error), math.exp(middle + error)
     return f"{math.exp(middle):.2f} ({low:.2f} to {high:.2f})"
 

@@ -71,6 +71,8 @@ def test_a_table_has_the_ratio_to_the_first_arm_seed_by_seed() -> None:
     ratios = (2.0 / 6.0, 8.0 / 12.0)
     middle = math.sqrt(math.prod(ratios))
     assert rows[1].startswith(f"| fast | 5.0 ± 38.1 | {middle:.2f} (")
+    alone = table(TIMES, {"slow": slow[:1], "fast": fast[:1]})[2:]
+    assert alone == ["| slow | 6.0 | 1 |", "| fast | 2.0 | 0.33 |"]
     never = table(TIMES, {"slow": [run(0, 0)] * 2, "fast": fast})[2:]
     assert never[0] == "| slow | never, in 2 runs | 1 |"
     assert never[1].endswith("| - |")
