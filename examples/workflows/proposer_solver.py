@@ -31,8 +31,8 @@ def all_sums() -> Iterator[Item]:
 class ProposedSums(Environment):
     """Shows the beginning of a sum, takes the second number, and then takes the answer.
 
-    If the task has both numbers, it shows the whole sum at once. A number that is none of NUMBERS
-    ends the episode without a reward for either.
+    If the task has both numbers, it shows the whole sum at once. A proposal that is not a number
+    below NUMBERS ends the episode, and neither role gets a reward.
     """
 
     replayable = True

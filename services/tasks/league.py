@@ -43,7 +43,7 @@ class Opponents:
             self.versions.append(version)
 
     def drawn(self, newest: int) -> int:
-        """Returns who plays while `newest` is the newest one. Raises ValueError if it is none."""
+        """Returns the version that plays while `newest`, which is one of them, is the newest."""
         end = self.versions.index(newest) + 1
         past = self.versions[max(0, end - self._league.past) : end]
         return random.Random(f"{self._seed}/{newest}").choice(past)

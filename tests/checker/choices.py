@@ -71,6 +71,9 @@ def _again(curation: Curation, task: Delivery[TaskSubmitted]) -> str:
     (*_, found) = curation.search()
     if not isinstance(found, Chosen):
         return "none"
-    if found.labels != task.event.labels and found.task_id == task.event.task_id:
+    labels = {
+        name: label for name, label in task.event.labels.items() if not name.startswith(LABEL)
+    }
+    if found.labels != labels and found.task_id == task.event.task_id:
         return f"other labels: {found.labels}"
     return found.task_id
