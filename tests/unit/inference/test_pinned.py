@@ -104,14 +104,17 @@ def test_one_more_engine_serves_a_version_whole_before_it_loads_another(tmp_path
     drive(main)
 
 
-@pytest.mark.parametrize(("turn", "loaded"), [(0.0, [3, 5, 3, 5, 3, 5]), (1e9, [3, 5])])
+@pytest.mark.parametrize(
+    ("turn", "slots", "loaded"),
+    [(0.0, 1, [3, 5, 3, 5, 3, 5]), (0.0, 2, [3, 5, 3, 5]), (0.0, 4, [3, 5]), (1e9, 1, [3, 5])],
+)
 def test_versions_take_turns_if_their_prompts_arrive_mixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: float, loaded: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: float, slots: int, loaded: list[int]
 ) -> None:
     monkeypatch.setattr(pinned, "TURN", turn)
 
     async def main() -> None:
-        world = await bench(tmp_path)
+        world = await bench(tmp_path, slots)
         await world.ask(a=3, b=5, c=3, d=5, e=3, f=5)
         answers = await world.answers()
         assert {call: drawn_by(one) for call, one in answers.items()} == {
