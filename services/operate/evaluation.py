@@ -128,6 +128,8 @@ class EvaluationResult:
     """The most samples of one item, which is the requested k."""
     failed: int = 0
     """The number of samples that are left out."""
+    players: set[str] = field(default_factory=set)
+    """The policies that have a turn in any sample."""
 
     def add(self, ended: TaskEnded) -> None:
         """Adds a task that has ended."""
@@ -135,6 +137,7 @@ class EvaluationResult:
         counted = tuple(reward for reward in rewards if reward is not None)
         self.asked = max(self.asked, len(rewards))
         self.failed += len(rewards) - len(counted)
+        self.players |= {use.policy for one in ended.outcomes for use in one.policies}
         if counted:
             self.rewards[ended.source, ended.task_id] = counted
 
@@ -249,15 +252,24 @@ class Evaluations:
             known.setdefault(version, EvaluationResult(self._passing, policy)).add(ended)
 
     def of(self, policy: str) -> dict[int, EvaluationResult]:
-        """Returns one policy's results by version, sorted by version."""
+        """Returns one policy's results by version, sorted by version.
+
+        A version is left out if only other policies have turns in all its samples: their reward
+        says nothing of it.
+        """
         known = self._measured.get(policy, {})
         if policy in self._fixed:
             known.setdefault(0, EvaluationResult(self._passing, policy))
-        return {version: known[version] for version in sorted(known)}
+        return {
+            version: one
+            for version, one in sorted(known.items())
+            if policy in one.players or not one.players
+        }
 
     def to_tree(self) -> dict[str, object]:
         """Returns JSON values, by policy and version."""
         return {
-            policy: {str(version): one.to_tree() for version, one in self.of(policy).items()}
+            policy: {str(version): one.to_tree() for version, one in results.items()}
             for policy in sorted(self._measured)
+            if (results := self.of(policy))
         }

@@ -143,6 +143,16 @@ def test_a_policy_of_one_version_is_measured_even_if_no_sample_counts() -> None:
     assert evaluations.of("judge") == {}
 
 
+def test_a_policy_is_not_measured_by_episodes_in_which_only_others_play() -> None:
+    evaluations = Evaluations()
+    versions = {"default": 3, "proposer": 3}
+    evaluations.on_task_ended(ended(1.0, 0.0, versions=versions))
+    assert evaluations.of("proposer") == {}
+    assert list(evaluations.to_tree()) == ["default"]
+    evaluations.on_task_ended(ended(None, None, versions={"default": 4, "proposer": 4}))
+    assert evaluations.of("proposer")[4].failed == 2, "nobody had a turn"
+
+
 def test_an_evaluation_counts_what_says_something_of_the_policy() -> None:
     evaluation = EvaluationResult(passing=0.5)
     evaluation.add(ended(1.0, 0.0, 0.6, 0.0, task_id="a"))
