@@ -47,14 +47,16 @@ def check_opponents(facts: Facts, recipe: Recipe) -> Violations:
     opponents = {policy: Opponents(league, recipe.tasks.seed) for policy in recipe.policies}
     for published in facts.events(PolicyPublished):
         opponents[published.policy].on_published(published.version)
-    for task in facts.events(TaskSubmitted):
+    for task in (one.event for one in facts.tasks.values()):
         if task.source != SOURCE or task.task_id.startswith(WARM_START):
             continue
         plays = has_opponents(league, task)
         for role, use in task.roles.items():
             expected = None
             if plays and role in league.roles:
-                expected = opponents[use.policy].drawn(int(task.labels[LABEL + use.policy]))
+                newest = int(task.labels.get(LABEL + use.policy, -1))
+                known = newest in opponents[use.policy].versions
+                expected = opponents[use.policy].drawn(newest) if known else -1
             if use.version != expected:
                 yield (
                     f"I9: version {use.version} plays {role} in task {task.task_id}, and the log "

@@ -59,7 +59,8 @@ class Facts:
         return list(self.first[kind].values())
 
     def events(self, kind: type[E]) -> list[E]:
-        """The events that count."""
+        """The events that count. Tasks are in `tasks`."""
+        assert kind is not TaskSubmitted
         return [one.event for one in self.first[kind].values()]
 
     def get(self, kind: type[E], *identity: object) -> E | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,8 @@ def show_a_step(environment: dict[str, str]) -> None:
     sample = step["samples"][0]
     assert (sample["gone"], sample["staleness"] <= 1) == ("", True)
     page = headrace(("show", f"{sample['task']}/{sample['sample']}"), environment)
-    assert f"episode {sample['task']}/{sample['sample']}: finished" in page
+    # A beginner may walk about until the limit of turns.
+    endings = "finished|turn_limit"
+    assert re.search(rf"episode {sample['task']}/{sample['sample']}: ({endings})\b", page), page
     assert "batch:default/2 trains on samples: " in page
     assert '{"action": ' in page

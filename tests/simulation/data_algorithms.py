@@ -1,4 +1,7 @@
-"""What a seed draws of data algorithms: replay, batches by tokens, selections, synchronous runs."""
+"""What a seed draws of data algorithms: replay, batches by tokens, selections, synchronous runs.
+
+Curators and a league are only there if they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,21 @@ from headrace.schemas.recipe.recipe import Recipe
 REPLAY, TOKENS, BEST_OF, SYNC = "replay", "tokens", "best_of", "sync"
 DATA = (REPLAY, TOKENS, BEST_OF, SYNC)
 """No misbehaviour, and no excuse: what is asked of batch assembly."""
+CURATED, LEAGUE = "curators", "league"
+ASKED = (CURATED, LEAGUE)
+"""As DATA, but chance draws none of them: what is asked of the task source."""
+CURATORS = (
+    {"use": "pass_rate", "tries": 2, "low": 0.1, "high": 0.9},
+    {"use": "greso", "window": 4, "warmup_epochs": 0},
+    {"use": "difficulty", "target": 0.6, "floor": 0.3},
+)
 
 
 def with_data(
     recipe: Recipe, chance: Random, kinds: Collection[str] = (), name: str = "default"
 ) -> Recipe:
-    """The recipe with these kinds of DATA for a policy. If no kind is given, chance draws some."""
+    """The recipe with these kinds of DATA and ASKED for a policy. If no kind is given, chance draws
+    some of DATA."""
     kinds = kinds or {kind for kind in DATA if chance.random() < 0.5}
     tree = recipe.model_dump(mode="json")
     policy = tree["policies"][name]
@@ -34,6 +46,13 @@ def with_data(
         by: dict[str, Any] = chance.choice([{}, {"by": "tokens", "max_tokens": 12}])
         by |= {"advantages": chance.choice(["selected", "all"])}
         policy["groups"]["select"] = {"use": "best_of", "samples": chance.choice([1, 2]), **by}
+    if CURATED in kinds:  # four epochs of few items, chosen by all curators
+        tree["tasks"] |= {"options": {"items": 6}, "epochs": 4, "passing": 0.6}
+        tree["tasks"]["curators"] = CURATORS
+    if LEAGUE in kinds:  # in a part of the tasks, a past version plays one of the roles
+        tree["tasks"]["options"]["items"] = 24
+        tree["tasks"]["roles"]["rival"] = name
+        tree["tasks"]["league"] = {"roles": ["rival"], "every": 1, "past": 4, "share": 0.5}
     if SYNC in kinds:
         tree["scheduler"]["live_episodes"] = None
     return Recipe.model_validate(tree)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from headrace.schemas.recipe.recipe import Recipe
 from tests.memory.memory_faults import Faults
 from tests.simulation.blobs import BlobFaults
-from tests.simulation.data_algorithms import DATA, with_data
+from tests.simulation.data_algorithms import ASKED, DATA, with_data
 from tests.simulation.several_policies import BARRIER, SEVERAL, with_several
 from tests.simulation.teaching import TEACHER, with_teacher
 from tests.simulation.world import LETTERS, TURNS
@@ -155,7 +155,7 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
     SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS, DATA, SEVERAL and BARRIER are what they are in a
-    swarm's seed.
+    swarm's seed. ASKED are only here.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
@@ -172,7 +172,7 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
         _add_limits(scenario, chance)
     if TEACHER in kinds:
         scenario.recipe = with_teacher(scenario.recipe)
-    if drawn := [kind for kind in DATA if kind in kinds]:
+    if drawn := [kind for kind in (*DATA, *ASKED) if kind in kinds]:
         scenario.recipe = with_data(scenario.recipe, chance, drawn)
     if {SEVERAL, BARRIER} & set(kinds):
         scenario.recipe = with_several(scenario.recipe, chance, barrier=BARRIER in kinds)

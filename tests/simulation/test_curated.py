@@ -1,30 +1,28 @@
-"""Items are chosen by their statistics, amid kills: the log gives every choice again."""
+"""Items and opponents are chosen, amid kills: the log gives every choice again."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
 
 from headrace.schemas.events import ItemMeasured
 from tests.checker import Facts
+from tests.checker.choices import check_opponents
+from tests.simulation.data_algorithms import CURATED, LEAGUE, with_data
 from tests.simulation.scenario import Scenario, calm, draw_only
 from tests.simulation.simulate import simulate
 
 KILLS = ("kill", "source", "item-statistics", "assemble-groups", "repeat", "aimed")
-CURATORS = (
-    {"use": "pass_rate", "tries": 2, "low": 0.1, "high": 0.9},
-    {"use": "greso", "window": 4, "warmup_epochs": 0},
-    {"use": "difficulty", "target": 0.6, "floor": 0.3},
-)
 
 
-def curating(scenario: Scenario, **changes: Any) -> Scenario:
-    """The scenario with four epochs of few items, chosen by all curators."""
-    tree = scenario.recipe.model_dump(mode="json")
-    tree["tasks"] |= {"options": {"items": 6}, "epochs": 4, "curators": CURATORS, "passing": 0.6}
+def curating(**changes: Any) -> Scenario:
+    """No faults, and four epochs of few items, chosen by all curators."""
+    scenario = calm()
+    tree = with_data(scenario.recipe, Random(0), [CURATED]).model_dump(mode="json")
     tree["tasks"] |= changes
     scenario.recipe = type(scenario.recipe).model_validate(tree)
     return scenario
@@ -45,7 +43,7 @@ def skipped(facts: Facts) -> Counter[str]:
 
 
 def test_items_are_skipped_and_counted_over_epochs() -> None:
-    facts = facts_of(1, curating(calm()))
+    facts = facts_of(1, curating())
     assert {one.groups for one in facts.events(ItemMeasured)} >= {1, 2, 3}
     assert skipped(facts)
     assert len(facts.tasks) + skipped(facts).total() <= 24
@@ -58,12 +56,30 @@ def test_a_curriculum_goes_through_its_stages() -> None:
         {"name": "three", "use": "count", "options": {"items": 2}},
     ]
     changes = {"use": "curriculum", "options": {"stages": stages}, "curators": [], "epochs": 6}
-    facts = facts_of(2, curating(calm(), **changes))
+    facts = facts_of(2, curating(**changes))
     found = [one.event.labels["curation.stage"] for one in facts.tasks.values()]
     assert list(dict.fromkeys(found)) == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_choices_come_through_kills(seed: int) -> None:
-    facts = facts_of(seed, curating(draw_only(seed, KILLS)))
+    facts = facts_of(seed, draw_only(seed, (*KILLS, CURATED)))
     assert facts.events(ItemMeasured)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_opponents_come_through_kills(seed: int) -> None:
+    facts = facts_of(seed, draw_only(seed, ("kill", "source", "trainer", "inference", LEAGUE)))
+    pinned = {use.version for one in facts.tasks.values() for use in one.event.roles.values()}
+    assert pinned > {None}, pinned
+
+
+def test_another_opponent_than_the_logs_is_found() -> None:
+    scenario = draw_only(0, (LEAGUE,))
+    facts = facts_of(0, scenario)
+    assert list(check_opponents(facts, scenario.recipe)) == []
+    for one in facts.tasks.values():
+        rival = one.event.roles["rival"]
+        if rival.version is not None:
+            rival.__dict__["version"] = rival.version + 1
+    assert list(check_opponents(facts, scenario.recipe))
