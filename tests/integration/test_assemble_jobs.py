@@ -174,7 +174,7 @@ def test_a_killed_job_loses_no_result(kafka: str, namespace: str, tmp_path: Path
         finally:
             process.kill()
             process.wait()
-        await log.broker.close()
+            await log.broker.close()
 
     asyncio.run(main())
 

@@ -72,7 +72,7 @@ def test_a_killed_job_has_the_statistics_of_an_undisturbed_one(
         random = Random(0)
         groups = [
             a_closed_group(task, f"item {random.randrange(400)}", random.randrange(2), 1.0)
-            for task in range(600)
+            for task in range(601)  # the last one is for the last process, which must write
         ]
         groups += [groups[number] for number in range(0, 600, 50)]
         process = start_job(*job)
@@ -92,6 +92,6 @@ def test_a_killed_job_has_the_statistics_of_an_undisturbed_one(
         finally:
             process.kill()
             process.wait()
-        await log.broker.close()
+            await log.broker.close()
 
     asyncio.run(main())

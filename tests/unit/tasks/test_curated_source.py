@@ -63,6 +63,12 @@ class Played:
         return len(self.tasks) - 1
 
 
+async def stop(source: asyncio.Task[None]) -> None:
+    """As if its process had ended."""
+    source.cancel()
+    await asyncio.gather(source, return_exceptions=True)
+
+
 def test_it_waits_while_a_task_is_open_and_ends_when_nothing_can_change(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,8 +113,7 @@ def test_a_group_that_changes_the_statistics_goes_on_and_so_does_a_restart() -> 
         await make_topics(played.context.log)
         source = played.start()
         await played.submitted(4)  # one of them in the second epoch, before anything is known
-        source.cancel()
-        await asyncio.gather(source, return_exceptions=True)
+        await stop(source)
         for number in range(3):
             await played.close(number, 1.0, 1.0)
         source = played.start()
@@ -117,8 +122,7 @@ def test_a_group_that_changes_the_statistics_goes_on_and_so_does_a_restart() -> 
         await played.close(3, 0.0, 0.0)
         found = await played.submitted(8)
         assert found[4:] == ["2-0", "3-0", "4-0", "5-0"], "item 0 has passed and failed"
-        source.cancel()
-        await asyncio.gather(source, return_exceptions=True)
+        await stop(source)
         await played.broker.close()
 
     asyncio.run(main())
@@ -133,16 +137,14 @@ def test_groups_that_retention_deleted_do_not_end_the_source() -> None:
         await make_topics(log)
         source = played.start()
         await played.submitted(4)
-        source.cancel()
-        await asyncio.gather(source, return_exceptions=True)
+        await stop(source)
         for number in range(4):
             await played.close(number, 1.0, 1.0)
         played.broker._state.log(log.topics.partition(GROUPS, "default")).expire(2)
         source = played.start()
         found = await played.submitted(8)
         assert found[4:] == ["1-1", "2-1", "3-1", "4-1"], "that item 1 has passed is lost"
-        source.cancel()
-        await asyncio.gather(source, return_exceptions=True)
+        await stop(source)
         await played.broker.close()
 
     asyncio.run(main())

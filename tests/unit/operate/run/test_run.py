@@ -11,6 +11,7 @@ import pytest
 from headrace.errors import Interrupted
 from headrace.schemas.events import RunStateEntered
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.run.live_view import Status
@@ -71,16 +72,22 @@ def test_ctrl_c_pauses_and_an_end_by_another_process_ends(tmp_path: Path) -> Non
     asyncio.run(test())
 
 
+async def that_ends(folder: Path) -> tuple[EventLog, LocalRun, asyncio.Task[None]]:
+    """Returns a run that has just begun to end."""
+    log = a_context(MemoryBroker(), "r", RECIPE, folder).log
+    await make_topics(log)
+    run = made(folder)
+    run._life = RunLife(ending=ENDING)
+    end = asyncio.create_task(run._end(log, "a rule"))
+    await asyncio.sleep(0.05)
+    return log, run, end
+
+
 def test_a_run_ends_only_after_what_its_sources_submitted_last(tmp_path: Path) -> None:
     """A task that they sent just before they saw the end has no result yet."""
 
     async def test() -> None:
-        log = a_context(MemoryBroker(), "r", RECIPE, tmp_path).log
-        await make_topics(log)
-        run = made(tmp_path)
-        run._life = RunLife(ending=ENDING)
-        end = asyncio.create_task(run._end(log, "a rule"))
-        await asyncio.sleep(0.05)
+        log, run, end = await that_ends(tmp_path)
         task = await log.send(submitted())
         assert not end.done(), "the source still runs"
 
@@ -102,12 +109,7 @@ def test_a_run_that_another_process_has_ended_waits_for_nothing(tmp_path: Path) 
     """Its processes have ended then, and its sources may be among them."""
 
     async def test() -> None:
-        log = a_context(MemoryBroker(), "r", RECIPE, tmp_path).log
-        await make_topics(log)
-        run = made(tmp_path)
-        run._life = RunLife(ending=ENDING)
-        end = asyncio.create_task(run._end(log, "a rule"))
-        await asyncio.sleep(0.05)
+        log, run, end = await that_ends(tmp_path)
         assert not end.done()
 
         run._life.ended = ENDING.model_copy(update={"state": "ended"})
