@@ -886,6 +886,44 @@ class InstanceStateEntered(Event):
     """Why the instance entered the state, for people."""
 
 
+class PoolLoad(Part):
+    """What a worker can do for one policy, and what waits for it there."""
+
+    policy: str
+    """Name of the policy."""
+    partitions: bytes
+    """i32[]: the partitions of the policy's prompts that the worker has, in ascending order."""
+    slots: N31
+    """How many prompts it answers at once. Policies that share an engine share its slots."""
+    busy: N31
+    """Slots in use."""
+    waiting: N31
+    """Prompts that wait for one of the slots."""
+    run_ms: N31
+    """Mean time of a generation, without waiting: the newest ones. 0 if there was no generation."""
+    version: I64 = -1
+    """The policy's version that the worker serves; -1 before the first one."""
+
+
+class LoadReported(Event):
+    """What a worker can do and what waits for it, as of now. The next report replaces this one."""
+
+    id_fields = ("worker", "number")
+    key_fields = ("worker",)
+
+    worker: str
+    """Id of the worker."""
+    number: N31
+    """Number of the worker's report, from 0."""
+    every_ms: N31
+    """The next report comes after at most so many milliseconds. If several don't come, the worker
+    has probably ended."""
+    pools: tuple[PoolLoad, ...]
+    """One for each policy that it serves."""
+    leaving: bool = False
+    """Whether the worker is ending. Then it takes nothing new."""
+
+
 EVENTS: tuple[type[Event], ...] = (
     RunStateEntered,
     TaskSubmitted,
@@ -903,4 +941,5 @@ EVENTS: tuple[type[Event], ...] = (
     BatchAssembled,
     PolicyPublished,
     InstanceStateEntered,
+    LoadReported,
 )

@@ -16,11 +16,19 @@ from headrace.schemas.events import Event
 
 E = TypeVar("E", bound=Event)
 
-Kept = Literal["forever", "long", "days"]
-DAY_MS = 86_400_000
-RETENTION_MS: dict[Kept, int] = {"forever": -1, "long": 90 * DAY_MS, "days": 7 * DAY_MS}
+Kept = Literal["forever", "long", "days", "hour"]
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+RETENTION_MS: dict[Kept, int] = {
+    "forever": -1,
+    "long": 90 * DAY_MS,
+    "days": 7 * DAY_MS,
+    "hour": HOUR_MS,
+}
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Maximum size of a record's value in bytes. Larger things belong into the blob store."""
+POOL_PARTITIONS = 16
+"""Default number of partitions of the topics of pools."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 """The names that a namespace or a policy may have."""
 
@@ -43,6 +51,9 @@ class Topic(Generic[E]):
     single: bool = False
     """Whether it has one partition, which orders all its records. Otherwise it has as many as the
     namespace."""
+    pool: bool = False
+    """Whether its writers choose the partition by the load of the partitions' owners. Such a topic
+    has many partitions: at most so many workers share its records."""
     per_policy: bool = False
     """Whether each policy has a topic of its own."""
     compacted: bool = False
@@ -64,7 +75,7 @@ RUNS = Topic("runs", events.RunStateEntered, "operator", "forever", single=True)
 TASKS = Topic("tasks", events.TaskSubmitted, "any team", "long", single=True)
 CANCELLATIONS = Topic("cancellations", events.TaskCancelled, "any team", "long", single=True)
 EPISODES = Topic("episodes", events.EpisodeStarted, "scheduler, fenced", "days")
-PROMPTS = Topic("prompts", events.GenerationRequested, "agent", "days", per_policy=True)
+PROMPTS = Topic("prompts", events.GenerationRequested, "agent", "days", pool=True, per_policy=True)
 GENERATIONS = Topic("generations", events.GenerationCompleted, "inference", "days")
 ACTIONS = Topic("actions", events.ActionRequested, "agent", "days")
 OBSERVATIONS = Topic("observations", events.ObservationRecorded, "env", "days")
@@ -95,6 +106,7 @@ OFFSETS_OF_A_BATCH = 2
 """Each batch is a transaction, whose end takes an offset, too."""
 POLICIES = Topic("policies", events.PolicyPublished, "trainer, fenced", "long", single=True)
 INSTANCES = Topic("instances", events.InstanceStateEntered, "env", "days", single=True)
+LOADS = Topic("loads", events.LoadReported, "inference", "hour", single=True)
 DEAD_LETTERS: Topic[Event] = Topic("dead-letters", None, "any consumer", "long", single=True)
 
 TOPICS: tuple[Topic[Event], ...] = (
@@ -114,6 +126,7 @@ TOPICS: tuple[Topic[Event], ...] = (
     BATCHES,
     POLICIES,
     INSTANCES,
+    LOADS,
     DEAD_LETTERS,
 )  # type: ignore[assignment]
 
@@ -158,10 +171,12 @@ class Topics:
         policies: Sequence[str],
         partitions: int,
         reads_from: Sequence[str] = (),
+        pool_partitions: int = POOL_PARTITIONS,
     ) -> None:
         """`reads_from` are the other namespaces into which references may lead.
 
-        Raises ValueError if a name is not allowed.
+        `pool_partitions` is the number of partitions of the topics of pools. Raises ValueError if a
+        name is not allowed.
         """
         for name in (namespace, *policies, *reads_from):
             if not NAME.match(name):
@@ -171,12 +186,14 @@ class Topics:
         self.namespace = namespace
         self.policies = tuple(policies)
         self.partitions = partitions
+        self.pool_partitions = pool_partitions
         self.reads_from = frozenset(reads_from)
         self._topics = {topic.name: topic for topic in self._named()}
 
     def _named(self) -> Iterator[NamespaceTopic]:
         for topic in TOPICS:
-            count = 1 if topic.single else self.partitions
+            count = self.pool_partitions if topic.pool else self.partitions
+            count = 1 if topic.single else count
             for policy in self.policies if topic.per_policy else (None,):
                 yield NamespaceTopic(topic, topic.real_name(self.namespace, policy), count, policy)
 

@@ -31,7 +31,7 @@ from headrace.schemas.recipe.task_settings import (
 )
 from headrace.schemas.recipe.teacher import check_teacher
 from headrace.schemas.role_rewards import OVERLONG
-from headrace.schemas.topics import NAME
+from headrace.schemas.topics import NAME, POOL_PARTITIONS
 
 LIVE_UNTRAINED = 128
 """Groups that run at the same time in a run that trains nothing, if its recipe sets no limit."""
@@ -110,6 +110,13 @@ class Scheduler(Settings):
     """Maximum number of episodes that start in a second. Absent: no limit."""
     duplicates_window: Positive = 1_000_000
     """A second submission of a task id is recognised within this many tasks."""
+    require_reports: bool = True
+    """Whether a task starts only if a worker of each policy that plays in it has reported its load
+    in the last seconds. Turn it off if a service of your own answers the prompts and writes no
+    `loads`."""
+    waiting_per_slot: float | None = Field(default=4.0, gt=0)
+    """No task starts while more prompts than this wait for each slot of a policy that plays in it.
+    Absent: no limit."""
 
 
 class Workers(Settings):
@@ -133,6 +140,9 @@ class Recipe(Settings):
     partitions: Positive = 4
     """Number of partitions of every topic that has several. It can't change once the namespace
     exists."""
+    pool_partitions: Positive = POOL_PARTITIONS
+    """Number of partitions of a policy's prompts: at most so many inference workers share them. It
+    can't change once the namespace exists."""
     mode: Literal["async", "sync"] = "async"
     """`async`: episodes run while the trainer works, so samples may be some versions old. `sync`:
     the episodes of a batch are generated with the newest version, all are waited for, and then the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,6 +29,9 @@ A = TypeVar("A", GenerationCompleted, ObservationRecorded)
 
 Send = Callable[[Event], Awaitable[Ref]]
 """Writes an event to the log. Returns its reference once it is durable."""
+SendPrompt = Callable[[GenerationRequested, str | None], AbstractAsyncContextManager[None]]
+"""Writes a prompt to the partition of a worker that is free, and counts it as that worker's work
+until the context ends. The text is the worker that gave the policy's last answer, if any."""
 
 
 @dataclass(eq=False)
@@ -41,11 +45,15 @@ class Attempt:
     """Seconds that a judge has to answer, by its name, if the recipe limits them."""
     answers: dict[str, Answer]
     """Recorded answers that the agent has not asked for yet."""
+    send_prompt: SendPrompt | None = None
+    """Without it, the keys of prompts decide."""
 
     def __post_init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._action: ActionRequested | None = None
         self._over = False
+        self._homes: dict[str, str] = {}
+        """Policy to the worker that gave its last answer."""
         self.overdue = asyncio.Event()
         """Set when its agent asks something new after the deadline, which is not sent."""
         self.replays = self.was_begun
@@ -128,6 +136,8 @@ class Attempt:
         answer = self.answers.pop(request.call, None)
         if answer is None:
             answer = await self._answer_to(request)
+        if isinstance(answer, GenerationCompleted):
+            self._homes[answer.policy] = answer.worker
         if not isinstance(answer, kind) or answer.digest != request.digest:
             raise AttemptFailed.retryable(
                 "diverged",
@@ -139,12 +149,14 @@ class Attempt:
     async def _answer_to(self, request: Request) -> Answer:
         """Sends a request, and returns its first answer."""
         self.replays = False
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[request.call] = future
         try:
-            await self.send(request)
-            answer: Answer = await future
-            return answer
+            if self.send_prompt is None or isinstance(request, ActionRequested):
+                await self.send(request)
+                return await future
+            async with self.send_prompt(request, self._homes.get(request.policy)):
+                return await future
         except TooLarge as error:
             raise AttemptFailed(refused("too_large", str(error))) from error
         except DependencyError as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.errors import TooLarge
 from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
-from headrace.services.agent.attempt import Attempt, Send
+from headrace.services.agent.attempt import Attempt, Send, SendPrompt
 from headrace.services.agent.awaiting import check_awaited
 from headrace.services.agent.episode import Agent, Episode, NoScore
 from headrace.services.agent.records import (
@@ -65,6 +65,8 @@ class EpisodeRun:
     recorded_at: float
     setup: AgentSetup
     answers: dict[int, dict[str, Answer]]
+    send_prompt: SendPrompt | None = None
+    """As for `Attempt`."""
     task: asyncio.Task[None] | None = None
     """The asyncio task that runs it, once it is spawned."""
 
@@ -138,7 +140,7 @@ class EpisodeRun:
         if number not in self._attempts:
             answers = self.answers.pop(number, {})
             self._attempts[number] = Attempt(
-                self.send, self.started, number, self.setup.score_s, answers
+                self.send, self.started, number, self.setup.score_s, answers, self.send_prompt
             )
         return self._attempts[number]
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.schemas.topics import EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS, Topic
+from headrace.schemas.events import LoadReported
+from headrace.schemas.topics import (
+    EPISODES,
+    GENERATIONS,
+    LOADS,
+    OBSERVATIONS,
+    OUTCOMES,
+    RESULTS,
+    Topic,
+)
 from headrace.services.agent.agents import load_agents
 from headrace.services.agent.crash_isolation.episode_process import EpisodesProcess
 from headrace.services.agent.crash_isolation.isolation import Isolation, MakeChild
 from headrace.services.agent.gateway.clients import ClientAgent
 from headrace.services.agent.gateway.program import Command
 from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.agent.routing.prompt_routes import PromptRoutes
 from headrace.services.agent.shard import AgentShard
 from headrace.services.base.concurrency import until_first
 from headrace.services.kafka.broker import Partition
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.log_reader import Back, follow_events
 from headrace.services.tasks.admission import refusal
 from headrace.services.tasks.cancellation import Cancellations
 from headrace.services.worker.service_context import ServiceContext
@@ -48,11 +62,17 @@ async def run(
         elif isinstance(setup.agent, Command):
             await setup.agent.open(context.recipe.tasks.deadline_s)
     cancellations = Cancellations(context.log)
+    episodes = context.log.topics.name(EPISODES)
+    # Each agent worker has about as many partitions of `episodes` as any other.
+    routes = PromptRoutes(
+        context.recipe.policies,
+        lambda: context.recipe.partitions / max(1, len(worker.numbers(episodes))),
+    )
     isolation = Isolation(make_child or partial(EpisodesProcess.start, context.recipe))
     side_topics = [context.log.topics.name(topic) for topic in SIDE_TOPICS]
     worker = Worker(
         context.log,
-        topics=[context.log.topics.name(EPISODES)],
+        topics=[episodes],
         consumer_group=context.consumer_group("agent"),
         make_shard=lambda shard: AgentShard(
             shard,
@@ -61,6 +81,7 @@ async def run(
             context.ending,
             isolation,
             cancellations,
+            routes,
         ),
         side_partitions=lambda main: {
             Partition(topic, main.number): "committed" for topic in side_topics
@@ -69,8 +90,20 @@ async def run(
         stopping=context.stopping,
     )
     try:
-        await until_first(cancellations.follow(), worker.run())
+        await until_first(cancellations.follow(), follow_loads(context.log, routes), worker.run())
     finally:
         for setup in agents.values():
             if isinstance(setup.agent, Command):
                 await setup.agent.aclose()
+
+
+async def follow_loads(log: EventLog, routes: PromptRoutes) -> None:
+    """Passes on the reports of inference workers, as they come.
+
+    Raises DependencyError if the broker does not answer.
+    """
+    loop = asyncio.get_running_loop()
+    async with aclosing(follow_events(log, {log.topics.partition(LOADS): Back(0)})) as items:
+        async for item in items:
+            if isinstance(item, Delivery) and isinstance(item.event, LoadReported):
+                routes.on_report(item.event, loop.time())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from headrace.schemas.events import (
     EpisodeStarted,
     Failure,
     GenerationCompleted,
+    GenerationRequested,
     ObservationRecorded,
     TaskEnded,
     TaskSubmitted,
@@ -29,6 +31,7 @@ from headrace.services.agent.early_answers import EarlyAnswers, Key
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup, refused, task_ended, without_details
 from headrace.services.agent.requests import Answer, close_after
+from headrace.services.agent.routing.prompt_routes import PromptRoutes
 from headrace.services.log.event_log import Delivery
 from headrace.services.tasks.cancellation import Cancellations, TaskId, id_of
 from headrace.services.worker.shard import ShardContext
@@ -66,6 +69,7 @@ class AgentShard:
     """After it is set, all episodes end as cancelled."""
     isolation: Isolation
     cancellations: Cancellations
+    routes: PromptRoutes
 
     def __post_init__(self) -> None:
         self._tasks: dict[int, _Task] = {}
@@ -210,7 +214,9 @@ class AgentShard:
         if isolate and setup.replayable:
             run = IsolatedEpisode(self.context, started, delivery.recorded_at, answers)
         else:
-            run = EpisodeRun(self.context.send, started, delivery.recorded_at, setup, answers)
+            run = EpisodeRun(
+                self.context.send, started, delivery.recorded_at, setup, answers, self._send_prompt
+            )
             run.task = self.context.spawn(run.run(), f"episode {started.task}/{sample}")
         self._runs[started.task, sample] = run
         LIVE.inc()
@@ -218,6 +224,15 @@ class AgentShard:
             run.cancel(RUN_ENDING)
         if (reason := self.cancellations.reason(started.submitted)) is not None:
             run.cancel(reason)
+
+    @asynccontextmanager
+    async def _send_prompt(
+        self, request: GenerationRequested, home: str | None
+    ) -> AsyncIterator[None]:
+        now_s = asyncio.get_running_loop().time()
+        with self.routes.route(request, home, now_s) as partition:
+            await self.context.send(request, partition)
+            yield
 
     def _stop(self, key: Key) -> None:
         """Ends a run whose outcome is in the log, whichever worker wrote it."""

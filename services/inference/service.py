@@ -7,16 +7,17 @@ group once every policy serves a version that was the newest when its load began
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
 from headrace.errors import UsageError
-from headrace.schemas.events import PolicyPublished
+from headrace.schemas import packed
+from headrace.schemas.events import PolicyPublished, PoolLoad
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import POLICIES, PROMPTS
+from headrace.schemas.topics import POLICIES, PROMPTS, Topics
 from headrace.services.base.concurrency import until_first
 from headrace.services.base.plugins import load
 from headrace.services.base.reveal import reveal
@@ -31,6 +32,7 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, Start, Tail, follow_events, read_events
 from headrace.services.models.weights import model_folder
 from headrace.services.tasks.teachers import teacher_of
+from headrace.services.worker.load_reports import LoadReports
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker
@@ -63,6 +65,27 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
                 await versions.close()
             for engine, _ in engines:
                 await engine.close(drain_s=0)
+
+
+def measure_load(
+    recipe: Recipe, topics: Topics, served: Iterable[ServedPolicy], worker: Worker
+) -> list[PoolLoad]:
+    """Returns what the worker can do for each policy now, and what waits for it."""
+    loads = []
+    for policy in served:
+        topic = topics.name(PROMPTS, policy.name)
+        loads.append(
+            PoolLoad(
+                policy=policy.name,
+                partitions=packed.pack_i32(worker.numbers(topic)),
+                slots=recipe.policies[policy.name].engine.slots,
+                busy=policy.slots.busy,
+                waiting=policy.slots.waiting + worker.unhandled(topic),
+                run_ms=int(1000 * policy.run_s),
+                version=policy.version,
+            )
+        )
+    return loads
 
 
 def _served(context: ServiceContext, name: str, engine: Engine, slots: Slots) -> ServedPolicy:
@@ -167,13 +190,17 @@ async def _serve(
         await until_first(follower.ready.wait(), context.stopping.wait())
         if not follower.ready.is_set():
             return
-        await Worker(
+        worker = Worker(
             context.log,
             topics=[topics.name(PROMPTS, name) for name in served],
             consumer_group=context.consumer_group("inference"),
             make_shard=make_shard,
             stopping=context.stopping,
-        ).run()
+            changed=lambda: reports.soon(),
+        )
+        measure = partial(measure_load, context.recipe, topics, served.values(), worker)
+        reports = LoadReports(context.log.send, context.worker_id, measure)
+        await until_first(worker.run(), reports.run(context.stopping))
 
     try:
         await until_first(follower.run(), answer())

@@ -25,6 +25,9 @@ LOAD_WAIT_S = 60.0
 """Most seconds that a prompt waits for its `minimum` version. It waits for at most a quarter of the
 time that its episode has left."""
 
+NEWEST = 64
+"""The mean time of a generation is that of about so many of the newest ones."""
+
 
 class Slots:
     """The slots of one engine."""
@@ -34,15 +37,23 @@ class Slots:
         self._freed = asyncio.Event()
         self.starting = 0
         """Slots that were taken and whose prompts the engine has not received yet."""
+        self.busy = 0
+        """Slots that were taken and not freed."""
+        self.waiting = 0
+        """Prompts that wait for a slot."""
 
     async def take(self) -> Slot:
         """Waits for a free slot. No slot is free while the engine's context is unknown."""
-        while not self._any_free():
-            self._freed.clear()
-            # `wait_for` may swallow the cancellation of a shard before Python 3.12.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(RECHECK_S):
-                    await self._freed.wait()
+        self.waiting += 1
+        try:
+            while not self._any_free():
+                self._freed.clear()
+                # `wait_for` may swallow the cancellation of a shard before Python 3.12.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RECHECK_S):
+                        await self._freed.wait()
+        finally:
+            self.waiting -= 1
         return Slot(self)
 
     def notify(self) -> None:
@@ -60,7 +71,9 @@ class Slot:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._starting = True
+        self._held = True
         slots.starting += 1
+        slots.busy += 1
 
     def start(self) -> None:
         """Records that the engine received the prompt and counts it in its capacity."""
@@ -71,6 +84,9 @@ class Slot:
     def free(self) -> None:
         """Returns the slot, whether or not the engine received a prompt."""
         self.start()
+        if self._held:
+            self._held = False
+            self._slots.busy -= 1
         self._slots.notify()
 
 
@@ -85,12 +101,15 @@ class ServedPolicy:
     worker_id: str
     version: int = -1
     """The version that the engine draws with; -1 before the first load."""
+    run_s: float = 0.0
+    """Mean time of the newest generations in seconds, without waiting; 0 before the first one."""
     metrics: PolicyMetrics = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = PolicyMetrics(self.name)
         self._loaded = asyncio.Event()
         self._published = -1
+        self._measured = 0
         self._given_up = -1
         """The newest published version for which a prompt waited in vain: no other prompt waits for
         it."""
@@ -226,6 +245,9 @@ class ServedPolicy:
         counter.inc(len(generation.logprobs))
         self.metrics.queue_seconds.observe(queue_s)
         self.metrics.run_seconds.observe(run_s)
+        if request.demonstration is None:
+            self._measured = min(self._measured + 1, NEWEST)
+            self.run_s += (run_s - self.run_s) / self._measured
         return self._completed(
             request,
             queue_s,

@@ -78,6 +78,8 @@ PINNED = frozenset(
 
 DELIVERY_S = 30.0
 """A send is durable or has failed within this time."""
+HEARTBEAT_MS = 500
+"""A member learns at its next heartbeat that another one joins, twice for each join."""
 MESSAGE_LIMIT = 8 * 1024 * 1024
 """Bytes of the largest record that a client accepts. A topic may have a lower limit."""
 FETCH_WAIT_MS = 100
@@ -138,7 +140,7 @@ class KafkaSettings:
         membership: Properties = {
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": session_ms,
-            "heartbeat.interval.ms": session_ms // 3,
+            "heartbeat.interval.ms": min(HEARTBEAT_MS, session_ms // 3),
             # The poll thread pauses only for the assignment callback, which has a lower limit.
             "max.poll.interval.ms": max(60_000, session_ms),
             # After this a dead coordinator is looked up again, and a commit to it fails.

@@ -93,9 +93,12 @@ class EventLog:
             ("content-type", b"application/avro"),
         ]
 
-    async def send(self, event: Event) -> Ref:
-        """Writes an event to its topic. Returns once it is durable."""
-        record = self.outgoing(event)
+    async def send(self, event: Event, partition: int | None = None) -> Ref:
+        """Writes an event to its topic. Returns once it is durable.
+
+        If `partition` is None, the event's key decides.
+        """
+        record = self.outgoing(event, partition)
         position = await self.broker.send(record)
         self._sent[type(event)].inc()
         return _ref(position, record.value)
@@ -111,7 +114,7 @@ class EventLog:
             for position, record in zip(positions, records, strict=True)
         ]
 
-    def outgoing(self, event: Event) -> Outgoing:
+    def outgoing(self, event: Event, partition: int | None = None) -> Outgoing:
         """The record of an event: topic, key, value, headers. It has no secret that we know."""
         name = self.topics.route(event).name
         value = self._codec.encode(event)
@@ -125,7 +128,7 @@ class EventLog:
             ("ce_type", f"headrace.{type(event).__name__}".encode()),
             ("traceparent", next_traceparent().encode()),
         ]
-        return Outgoing(name, event.key, value, headers)
+        return Outgoing(name, event.key, value, headers, partition)
 
     async def decode(self, record: Record) -> Delivery[Event]:
         """The event in a record of this namespace.

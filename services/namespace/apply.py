@@ -42,6 +42,8 @@ COMPACTED = {
 }
 """Settings of a compacted topic. Kafka compacts closed segments only. By its defaults, a segment is
 closed after a week or at 1 GiB, and each reader at its start would read all that came before."""
+SHORT = {"segment.ms": "600000", "segment.bytes": str(16 * 1024 * 1024)}
+"""Settings of a topic that is kept for an hour. Kafka deletes closed segments only."""
 PACKAGES = ("headrace", "confluent-kafka", "fastavro", "faust-streaming", "torch", "transformers")
 """The packages whose versions the start of a run records."""
 
@@ -132,7 +134,8 @@ def require_same(life: RunLife, recipe: Recipe, namespace: str) -> None:
 
 
 def _configuration(topic: Topic[Any]) -> dict[str, str]:
-    return (COMPACTED if topic.compacted else {}) | {
+    segments = COMPACTED if topic.compacted else SHORT if topic.kept == "hour" else {}
+    return segments | {
         "cleanup.policy": "compact" if topic.compacted else "delete",
         "retention.ms": str(RETENTION_MS[topic.kept]),
         # Otherwise a default of the cluster could delete needed records by size.

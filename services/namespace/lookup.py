@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import BATCHES, EPISODES, RUNS, Topics
+from headrace.schemas.topics import BATCHES, EPISODES, POOL_PARTITIONS, PROMPTS, RUNS, Topics
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection, connect, locate
@@ -36,7 +36,13 @@ def namespaces_in(existing: Mapping[str, int]) -> list[str]:
 
 def topics_of(recipe: Recipe, namespace: str) -> Topics:
     """Returns the topics of a recipe's namespace."""
-    return Topics(namespace, tuple(recipe.policies), recipe.partitions, recipe.reads_from)
+    return Topics(
+        namespace,
+        tuple(recipe.policies),
+        recipe.partitions,
+        recipe.reads_from,
+        recipe.pool_partitions,
+    )
 
 
 def topics_in(existing: Mapping[str, int], namespace: str) -> Topics:
@@ -50,7 +56,10 @@ def topics_in(existing: Mapping[str, int], namespace: str) -> Topics:
         )
     batches = re.compile(rf"{re.escape(namespace)}\.{BATCHES.name}\.([a-z0-9_-]+)\.v1")
     policies = [match[1] for name in existing if (match := batches.fullmatch(name))]
-    return Topics(namespace, sorted(policies), partitions)
+    prompts = [PROMPTS.real_name(namespace, policy) for policy in policies]
+    found = {existing[name] for name in prompts if name in existing}
+    pool = found.pop() if found else POOL_PARTITIONS
+    return Topics(namespace, sorted(policies), partitions, pool_partitions=pool)
 
 
 @asynccontextmanager
@@ -94,4 +103,10 @@ async def find_namespace(
         return preferred(pair[1]), pair[1].replay_of is None, pair[1].started_at
 
     topics, life = max(found, key=rank)
-    return Topics(topics.namespace, topics.policies, topics.partitions, life.reads_from), life
+    return Topics(
+        topics.namespace,
+        topics.policies,
+        topics.partitions,
+        life.reads_from,
+        topics.pool_partitions,
+    ), life

@@ -27,6 +27,7 @@ from headrace.schemas.events import (
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.scheduler.policy_room import PolicyRoom, has_room
+from headrace.services.scheduler.worker_pools import WorkerPools
 from headrace.services.tasks.admission import refusal, refused
 from headrace.services.tasks.cancellation import CancelledTasks, TaskId, id_of
 
@@ -98,6 +99,7 @@ class SchedulerCore:
         self._started: dict[int, _Started] = {}
         self._seen: OrderedDict[int, int] = OrderedDict()
         """Digest of a task's id to the task's number, in ascending order of the numbers."""
+        self.pools = WorkerPools(recipe)
         self._next_start_s = 0.0
         self._interval_s = 0.0
         """Seconds between the last start and the next one."""
@@ -225,7 +227,7 @@ class SchedulerCore:
         if self._verdicts:
             number, submitted, verdict = self._verdicts.popleft()
             return [_start(number, 0, _without_bulk(submitted), now_s, verdict)]
-        found = self._next() if self.wait_s(now_s) <= 0 else None
+        found = self._next(now_s) if self.wait_s(now_s) <= 0 else None
         if found is None:
             return []
         number, submitted = found
@@ -275,17 +277,19 @@ class SchedulerCore:
             del self._queued[id_of(submitted)]
         return submitted
 
-    def _next(self) -> tuple[int, TaskSubmitted] | None:
+    def _next(self, now_s: float) -> tuple[int, TaskSubmitted] | None:
         """The task that may start now, or None."""
         purposes: tuple[Purpose, Purpose] = ("evaluate", "train")
         for purpose in reversed(purposes) if self._evaluated_last else purposes:
             found = self._lanes[purpose].next()
-            if found is not None and self._may_start(found[1]):
+            if found is not None and self._may_start(found[1], now_s):
                 return found
         return None
 
-    def _may_start(self, submitted: TaskSubmitted) -> bool:
+    def _may_start(self, submitted: TaskSubmitted, now_s: float) -> bool:
         """Whether there is room for a training group, or a version of each policy to evaluate."""
+        if not self.pools.take_more({use.policy for use in submitted.roles.values()}, now_s):
+            return False
         if submitted.purpose == "train":
             return has_room(self._recipe, self._policies, self._published)
         return all(use.policy in self._published for use in submitted.roles.values())

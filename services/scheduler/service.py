@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from math import inf
 from typing import Any
 
 from prometheus_client import Gauge
@@ -14,6 +16,7 @@ from headrace.schemas.events import (
     EpisodeEnded,
     EpisodeStarted,
     GroupClosed,
+    LoadReported,
     PolicyPublished,
     TaskCancelled,
     TaskSubmitted,
@@ -21,6 +24,7 @@ from headrace.schemas.events import (
 from headrace.schemas.topics import (
     BATCHES,
     CANCELLATIONS,
+    LOADS,
     OFFSETS_OF_A_BATCH,
     POLICIES,
     TASKS,
@@ -35,9 +39,13 @@ from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import SideStart, Worker
 
+logger = logging.getLogger(__name__)
+
 QUEUE_HIGH, QUEUE_LOW = 10_000, 5_000
 """Tasks in memory. Reading `tasks` pauses above the first number and resumes below the second."""
 STARTS_A_TRANSACTION = 512
+SILENCE_S = 30.0
+"""After so many seconds without a report of a worker, the log says why no task starts."""
 
 QUEUED = Gauge("headrace_tasks_queued", "Tasks that wait to be started.")
 LIVE = Gauge("headrace_episodes_started", "Episodes that were started and have not ended.")
@@ -50,6 +58,7 @@ async def run(context: ServiceContext) -> None:
     starts: dict[Partition, SideStart] = {
         topics.partition(POLICIES): "first",
         topics.partition(CANCELLATIONS): "first",
+        topics.partition(LOADS): Tail(),
     }
     for topic in SCHEDULER_TOPICS:
         starts |= dict.fromkeys(topics.partitions_of(topic), "committed")
@@ -83,6 +92,8 @@ class SchedulerShard:
         self._early: list[EpisodeEnded | GroupClosed] = []
         """Events that were read while catching up, perhaps before their task's start."""
         self._waiting: list[tuple[int, TaskSubmitted]] = []
+        self._silent_since: float | None = None
+        """Since when tasks wait because no worker reports. Infinite after the warning."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
         """Handles a task, or an event about one."""
@@ -106,6 +117,9 @@ class SchedulerShard:
         elif isinstance(event, PolicyPublished):
             skipped = event.status == "skipped"
             self._core.on_policy(event.policy, event.version, skipped=skipped)
+        elif isinstance(event, LoadReported) and self._shard.caught_up:
+            # A report that it reads while catching up may be old.
+            self._core.pools.on_report(event, now())
         self._wake.set()
 
     async def on_caught_up(self) -> None:
@@ -183,9 +197,9 @@ class SchedulerShard:
             if starts:
                 await self._shard.send_all(starts)
                 continue
-            wait_s = self._core.wait_s(now()) or None
+            self._warn_of_silence(now())
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(self._core.wait_s(now()) or SILENCE_S):
                     await self._wake.wait()
 
     async def _note(self) -> None:
@@ -196,6 +210,23 @@ class SchedulerShard:
         if self._paused and self._core.queued < QUEUE_LOW:
             self._paused = False
             await self._shard.resume()
+
+    def _warn_of_silence(self, now_s: float) -> None:
+        """Says once that tasks wait only because no worker reports."""
+        silent = self._core.pools.silent(now_s) if self._core.queued else []
+        if not silent:
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = now_s
+        elif SILENCE_S <= now_s - self._silent_since < inf:
+            self._silent_since = inf
+            logger.warning(
+                "no task starts: for %.0f s no inference worker of %s has reported its load. Does "
+                "`headrace serve inference` run? If a service of your own answers the prompts, set "
+                "scheduler.require_reports = false",
+                SILENCE_S,
+                " and ".join(silent),
+            )
 
     async def _cancel_when_ending(self) -> None:
         await self._context.ending.wait()

@@ -72,12 +72,15 @@ class ShardContext:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def send(self, event: Event) -> Ref:
-        """Writes an event. It is durable on return. Raises ShardClosed after a revocation."""
+    async def send(self, event: Event, partition: int | None = None) -> Ref:
+        """Writes an event. It is durable on return. Raises ShardClosed after a revocation.
+
+        If `partition` is None, the event's key decides.
+        """
         if self.writer is not None:
             return (await self.send_all([event]))[0]
         with self._under_way():
-            return await self.log.send(event)
+            return await self.log.send(event, partition)
 
     async def send_all(self, events: Sequence[Event]) -> list[Ref]:
         """Writes events in one transaction. Only the shard of a sole writer may do this."""

@@ -71,6 +71,9 @@ class Worker:
     count_deaths: bool = False
     """A shard gets the number of owners that may have died of its open records."""
 
+    changed: Callable[[], None] = lambda: None
+    """Called when partitions were assigned or revoked."""
+
     def __post_init__(self) -> None:
         self._crashed = False
         self._hosts: dict[Partition, ShardHost] = {}
@@ -118,6 +121,14 @@ class Worker:
                 if not self._failed.cancel():
                     self._failed.exception()  # asyncio would complain of an error that nobody read
 
+    def numbers(self, topic: str) -> list[int]:
+        """Returns the numbers of the main topic's partitions that this worker has, ascending."""
+        return sorted(each.number for each in self._hosts if each.topic == topic)
+
+    def unhandled(self, topic: str) -> int:
+        """Returns how many records of the main topic were read and have not reached a shard."""
+        return sum(host.intake.qsize() for each, host in self._hosts.items() if each.topic == topic)
+
     def _fail(self, error: BaseException) -> None:
         """Ends the worker with this error. If there are several, the first one is raised."""
         assert self._failed is not None
@@ -160,6 +171,7 @@ class Worker:
     async def _on_assigned(self, assigned: Mapping[Partition, Committed]) -> None:
         for partition, committed in assigned.items():
             await self._assign(partition, committed)
+        self.changed()
 
     async def _assign(self, partition: Partition, committed: Committed) -> None:
         writer = await self.log.broker.fenced(self.fenced) if self.fenced else None
@@ -201,6 +213,7 @@ class Worker:
         self, partitions: Sequence[Partition], lost: bool
     ) -> Mapping[Partition, Committed]:
         hosts = [self._hosts.pop(each) for each in partitions if each in self._hosts]
+        self.changed()
         await asyncio.gather(*(self._release(host, lost) for host in hosts))
         return {} if lost else {host.context.partition: host.to_commit() for host in hosts}
 

@@ -11,6 +11,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.bench.deployment import a_stack
 from tests.bench.episodes import live_episodes, null_episodes
 from tests.bench.items import item_statistics
+from tests.bench.pools import pools
 from tests.bench.programs import programs
 from tests.bench.report import Figure, print_figures
 from tests.bench.trajectories import durable_trajectories
@@ -23,6 +24,7 @@ BENCHMARKS: dict[str, Callable[[ClusterConfig, float], Coroutine[Any, Any, list[
     "weights": weight_deltas,
     "programs": programs,
     "items": item_statistics,
+    "pools": pools,
 }
 
 

@@ -54,7 +54,8 @@ class Loop:
     def __init__(self, recipe: Recipe, world: World) -> None:
         self._world = world
         self._samples = recipe.tasks.samples
-        self._core = SchedulerCore(recipe)
+        limits = recipe.scheduler.model_copy(update={"require_reports": False})
+        self._core = SchedulerCore(recipe.model_copy(update={"scheduler": limits}))
         self._assembler = BatchAssembler(recipe, POLICY)
         self._random = random.Random(world.seed)
         long = random.Random(-world.seed - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from headrace.schemas.events import (
     BatchAssembled,
@@ -11,6 +12,7 @@ from headrace.schemas.events import (
     EpisodeStarted,
     Event,
     GroupClosed,
+    LoadReported,
     PolicyPublished,
 )
 from headrace.schemas.recipe.recipe import Recipe
@@ -26,6 +28,7 @@ LAG_S = 15.0
 
 def check(facts: Facts, recipe: Recipe) -> Violations:
     """Judges every start and every batch by what was in the log before it."""
+    yield from _served(facts, recipe)
     world = _World(recipe)
     kinds = (EpisodeStarted, EpisodeEnded, GroupClosed, BatchAssembled, PolicyPublished)
     records: Iterable[Delivery[Event]] = [one for kind in kinds for one in facts.all(kind)]
@@ -180,3 +183,25 @@ class _Policy:
     def _room(self, batch: int, hidden: set[int]) -> int:
         ahead = self.published - batch + self.max_staleness + 1
         return ahead * self.groups - len(self.undecided) - len(hidden)
+
+
+def _served(facts: Facts, recipe: Recipe) -> Violations:
+    """Nothing starts for a policy of which no worker has reported that it serves it.
+
+    How old the newest report may be is left to unit tests: a process that was stopped may write a
+    start that it decided long before.
+    """
+    if not recipe.scheduler.require_reports:
+        return
+    first: dict[str, float] = {}
+    for report in facts.in_order(LoadReported):
+        for load in report.event.pools:
+            if load.partitions:
+                first.setdefault(load.policy, report.recorded_at)
+    for start in facts.all(EpisodeStarted):
+        if start.event.verdict is not None:
+            continue
+        for policy in sorted({use.policy for use in start.event.submitted.roles.values()}):
+            if start.recorded_at < first.get(policy, inf):
+                task = start.event.task
+                yield f"I8: task {task} started before a worker of {policy} had reported"

@@ -222,9 +222,11 @@ class Acts:
 
         None if the topic has no such records, or no episode has started.
         """
+        if placed.topic != self._run.topics.name(OUTCOMES):
+            return None
         records = self._records(Partition(self._run.topics.name(EPISODES), placed.number))
         started = [int(one.key) for one in records if one.key is not None and one.key.isdigit()]
-        if not started or placed.topic != self._run.topics.name(OUTCOMES):
+        if not started:
             return None
         ref = Ref(topic="theirs.trajectories.v1", partition=0, offset=0, digest=bytes(16))
         use = PolicyUse(policy="default", tokens=1, longest=1, oldest_version=0)

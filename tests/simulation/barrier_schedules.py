@@ -91,7 +91,10 @@ class Schedule:
             {
                 "name": "schedules",
                 "tasks": {"samples": 1, "roles": {name: name for name in names}},
-                "scheduler": {"live_episodes": draw.randrange(1, 12)},
+                "scheduler": {
+                    "live_episodes": draw.randrange(1, 12),
+                    "require_reports": False,
+                },
                 "barrier": {"versions": self.ahead, "waiting_batches": self._waiting},
                 "policies": {name: self._policy() for name in names},
             }

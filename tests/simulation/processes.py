@@ -15,13 +15,14 @@ from typing import Any, cast
 from headrace.errors import DependencyError, RecordsLost
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import TaskEnded
-from headrace.schemas.topics import RESULTS, Topics
+from headrace.schemas.topics import RESULTS
 from headrace.services.agent import service as agent
 from headrace.services.env import service as env
 from headrace.services.inference import service as inference
 from headrace.services.kafka.broker import Record
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.namespace.apply import apply
+from headrace.services.namespace.lookup import topics_of
 from headrace.services.scheduler import service as scheduler
 from headrace.services.tasks import evaluation_source as evaluation
 from headrace.services.tasks import source
@@ -162,7 +163,7 @@ class Run:
         loop().__dict__["simulation_run"] = self
         self.cluster = MemoryCluster(faults=scenario.faults)
         recipe = self.recipe
-        self.topics = Topics(recipe.name, tuple(recipe.policies), recipe.partitions)
+        self.topics = topics_of(recipe, recipe.name)
         self.ending = asyncio.Event()
         self.processes: list[Process] = []
         self.struck_s = 0.0

@@ -70,6 +70,8 @@ DEMONSTRATIONS = "demonstrations"
 """Nor is this one: a warm start, and turns that are demonstrated."""
 CUT = "limits"
 """Episodes run into limits of context and of time, which the recipe penalises or masks."""
+UNREPORTED = "unreported"
+"""The scheduler does not ask whether workers report."""
 WIRE = {"lost_sends": 0.05, "unknown_commits": 0.3, "disorder": True}
 """Faults of the way to the log that `draw_only` knows, and how strong they are there."""
 
@@ -144,6 +146,8 @@ def draw(seed: int) -> Scenario:
         scenario.recipe = with_data(scenario.recipe, data)
     if (several := Random(f"several {seed}")).random() < 0.3:
         scenario.recipe = with_several(scenario.recipe, several)
+    if Random(f"reports {seed}").random() < 0.2:
+        scenario.recipe = _without_reports(scenario.recipe)
     if not quiet:
         scenario.timing = timing
         _add_faults(scenario, chance)
@@ -154,8 +158,8 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
     """A scenario of a seed with no faults but these kinds of ACTS, MISBEHAVIOUR and WIRE.
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
-    SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS, DATA, SEVERAL and BARRIER are what they are in a
-    swarm's seed. ASKED are only here.
+    SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS, DATA, SEVERAL, BARRIER and UNREPORTED are what they
+    are in a swarm's seed. ASKED are only here.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
@@ -176,7 +180,16 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
         scenario.recipe = with_data(scenario.recipe, chance, drawn)
     if {SEVERAL, BARRIER} & set(kinds):
         scenario.recipe = with_several(scenario.recipe, chance, barrier=BARRIER in kinds)
+    if UNREPORTED in kinds:
+        scenario.recipe = _without_reports(scenario.recipe)
     return scenario
+
+
+def _without_reports(recipe: Recipe) -> Recipe:
+    """The recipe, with a scheduler that does not ask whether workers report."""
+    tree = recipe.model_dump(mode="json")
+    tree["scheduler"] |= {"require_reports": False, "waiting_per_slot": None}
+    return Recipe.model_validate(tree)
 
 
 def _faultless(chance: Random, misbehaviour: frozenset[str]) -> Scenario:
@@ -288,6 +301,7 @@ def _recipe(chance: Random, misbehaviour: frozenset[str], *, shrink: bool) -> di
     return {
         "name": "sim",
         "partitions": either(3, 1, 2),
+        "pool_partitions": 5,
         "tasks": {
             "options": {"items": either(16, 3, 8, 12)},
             "epochs": 1,

@@ -27,6 +27,7 @@ from headrace.schemas.topics import (
     DEAD_LETTERS,
     EPISODES,
     ITEMS,
+    LOADS,
     POLICIES,
     RUNS,
     TRAJECTORIES,
@@ -54,6 +55,7 @@ REFUSED = {
     "another one. Once the record decodes, readers find it at its old location",
     ITEMS.name: "only item-statistics writes this topic, and its newest record of an item counts",
     BATCHES.name: "only assemble-batches writes this topic, and its order is the order of training",
+    LOADS.name: "a later report of the worker has replaced it",
     POLICIES.name: "only the trainer writes this topic, in the order of the versions",
 }
 """The topics that don't take a dead letter back, and the reasons."""

@@ -175,11 +175,13 @@ class Gatherer:
         self, at: int, key: bytes, since: float, until: float | None, sample: int | None
     ) -> list[Fact[Event]]:
         """Reads what agents, policies and environments wrote until the task's end."""
-        # All topics that are partitioned by task, without those that have been read already.
+        # All topics that are partitioned by task, without those that have been read already. Of
+        # those whose writers choose the partition, all partitions.
         partitions = [
-            Partition(one.name, at)
+            partition
             for one in self._topics
             if not one.topic.single and one.topic not in (EPISODES, RESULTS)
+            for partition in (one.all_partitions() if one.topic.pool else [Partition(one.name, at)])
         ]
         starts = await self._log.broker.offsets_at(partitions, since - SKEW_S)
         ends = dict.fromkeys(partitions, LAST)

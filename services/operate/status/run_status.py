@@ -12,6 +12,7 @@ from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.run.live_view import policy_line, sparkline
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.watch import read_recent
+from headrace.services.operate.status.worker_table import WorkerRow, read_workers, worker_lines
 
 RECENT = 1_000
 """Offsets of each partition that are read: enough for rewards and curves, however old a run is."""
@@ -52,6 +53,8 @@ class RunStatus:
     lags: dict[str, int]
     """Records that each service has not processed yet."""
     dead_letters: int
+    workers: list[WorkerRow]
+    """The inference workers that have reported in the last seconds."""
 
     def lines(self) -> list[str]:
         """Returns lines for people."""
@@ -70,6 +73,8 @@ class RunStatus:
             "  lag           " + "   ".join(f"{name} {lag:,}" for name, lag in self.lags.items()),
             f"  dead letters  {self.dead_letters:,}",
         ]
+        if self.state != "ended":
+            lines += worker_lines(self.workers, list(self.versions))
         lines += [f"  failed: {line}" for line in self.top_failures]
         return lines + [f"  hint: {line}" for line in self.hints]
 
@@ -139,6 +144,7 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
         hints=progress.hints(),
         lags=await lags(log.broker, log.topics),
         dead_letters=bounds[dead_letters][1] - bounds[dead_letters][0],
+        workers=await read_workers(log),
     )
 
 

@@ -40,7 +40,7 @@ OF_AGENTS = (
         name="own_outcomes_not_read_back",
         sentence="TaskEnded is built only from outcomes read back in log order.",
         file=SHARD,
-        old="            run = EpisodeRun(self.context.send, ",
+        old="            run = EpisodeRun(\n                self.context.send, ",
         new="""\
             async def own(event: Any) -> Any:
                 ref = await self.context.send(event)
@@ -48,7 +48,8 @@ OF_AGENTS = (
                     self._on_outcome(event)
                 return ref
 
-            run = EpisodeRun(own, """,
+            run = EpisodeRun(
+                own, """,
         caught_by=("is not the one that counts", "two TaskEnded that differ"),
         faults=("expel",),
     ),

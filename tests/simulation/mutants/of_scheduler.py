@@ -50,7 +50,7 @@ OF_SCHEDULER = (
         old="        if self.published is None:\n            return 0\n",
         new="        if self.published is None:\n            return self._settings.groups\n",
         caught_by=("had a version",),
-        faults=(),
+        faults=("unreported",),
     ),
     Mutant(
         name="decided_groups_keep_their_room",
@@ -96,5 +96,14 @@ OF_SCHEDULER = (
         new="self._releases[number] = lambda: None",
         caught_by=("I1: ", "I8: "),
         faults=("kill", "scheduler"),
+    ),
+    Mutant(
+        name="starts_without_reports",
+        sentence="Nothing starts for a policy of which no worker reports its load.",
+        file="services/scheduler/worker_pools.py",
+        old="            return not self._limits.require_reports\n",
+        new="            return True\n",
+        caught_by=("had reported",),
+        faults=(),
     ),
 )

@@ -23,6 +23,7 @@ from headrace.services.agent.crash_isolation.isolation import Isolation
 from headrace.services.agent.early_answers import EARLY
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.records import AgentSetup
+from headrace.services.agent.routing.prompt_routes import PromptRoutes
 from headrace.services.agent.shard import AgentShard
 from headrace.services.base.clock import now_ms
 from headrace.services.kafka.broker import Partition
@@ -71,6 +72,7 @@ class Bench:
             asyncio.Event(),
             cast("Isolation", None),
             cast("Cancellations", self.cancellations),
+            PromptRoutes(()),
         )
 
     def hold(self, delivery: Delivery[Any]) -> Callable[[], None]:

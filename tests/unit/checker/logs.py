@@ -19,9 +19,11 @@ from headrace.schemas.events import (
     GenerationRequested,
     GroupClosed,
     GroupSample,
+    LoadReported,
     ObservationRecorded,
     PolicyPublished,
     PolicyUse,
+    PoolLoad,
     Ref,
     Sampling,
     TaskEnded,
@@ -139,6 +141,10 @@ def whole_log() -> Log:
     log = Log()
     published: dict[str, Any] = {"policy": "default", "digest": bytes(32), **WEIGHTS}
     log.write(PolicyPublished(version=0, status="initial", full_version=0, **published))
+    load = PoolLoad(
+        policy="default", partitions=pack_i32([0]), slots=1, busy=0, waiting=0, run_ms=0
+    )
+    log.write(LoadReported(worker="one", number=0, every_ms=1000, pools=(load,)))
     samples = write_group(log, 0, write_task(log, 0, (1.0, 0.0)))
     write_group(log, 1, write_task(log, 1, (1.0, 1.0)), reason="zero_advantage")
     batch = log.write(

@@ -17,6 +17,7 @@ from headrace.schemas.events import (
     GenerationCompleted,
     GenerationRequested,
     GroupClosed,
+    LoadReported,
     ObservationRecorded,
     PolicyPublished,
     Run,
@@ -107,6 +108,7 @@ TASKS: list[Case] = [
     (lambda log: log.change(EpisodeEnded, attempt=8, attempts=9), "made 9 attempts of 3"),
     (lambda log: log.change(EpisodeEnded, epoch=3), "was started as"),
     (lambda log: log.change(EpisodeEnded, trajectory=None), "without a trajectory"),
+    (lambda log: log.without(LoadReported), "before a worker of default had reported"),
 ]
 
 

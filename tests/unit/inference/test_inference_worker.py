@@ -45,7 +45,7 @@ class Scene:
         self.folder = folder
         self.blobs = LocalBlobStore(folder / "blobs")
         self.broker = MemoryBroker()
-        topics = Topics("test", POLICIES, PARTITIONS)
+        topics = Topics("test", POLICIES, PARTITIONS, pool_partitions=PARTITIONS)
         self.log = EventLog(self.broker, topics, codec, MemoryRegistry(), "test")
 
     async def apply(self) -> None:

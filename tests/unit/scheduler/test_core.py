@@ -25,7 +25,7 @@ from headrace.services.tasks.admission import MAX_TASK_CHARACTERS
 def recipe(groups: int = 2, max_staleness: int = 1, prefetch: int = 1, **limits: Any) -> Recipe:
     batches = {"groups": groups, "max_staleness": max_staleness, "prefetch": prefetch}
     policies = {"default": {"model": "tiny-llama", "batches": batches}}
-    limits = {"live_episodes": 1024, **limits}
+    limits = {"live_episodes": 1024, "require_reports": False, **limits}
     return Recipe.model_validate({"name": "test", "policies": policies, "scheduler": limits})
 
 

@@ -14,7 +14,7 @@ RECIPE = Recipe.model_validate(
     {
         "name": "r",
         "tasks": {"samples": 1, "roles": {"kept": "kept", "dropped": "dropped"}},
-        "scheduler": {"live_episodes": 1},
+        "scheduler": {"live_episodes": 1, "require_reports": False},
         "barrier": {"versions": 1, "waiting_batches": WAITING},
         "policies": {
             name: {"model": "tiny", "batches": {"groups": GROUPS, "max_staleness": 1}}

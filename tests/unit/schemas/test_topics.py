@@ -8,13 +8,14 @@ from headrace.schemas import events, topics
 from headrace.schemas.events import EVENTS, GenerationRequested, Sampling, TaskEnded
 from headrace.schemas.topics import TOPICS, Topics
 
-# Name; event; key fields; one partition or P; one a policy; who writes; how long it is kept.
+# Name; event; key fields; one partition, P, or those of a pool; one a policy; who writes; how long
+# it is kept.
 TABLE = """
 runs         RunStateEntered     namespace      1 -      operator                 forever
 tasks        TaskSubmitted       source,task_id 1 -      any-team                 long
 cancellations TaskCancelled      source,task_id 1 -      any-team                 long
 episodes     EpisodeStarted      task           P -      scheduler,fenced         days
-prompts      GenerationRequested task           P policy agent                    days
+prompts      GenerationRequested task           pool policy agent                    days
 generations  GenerationCompleted task           P -      inference                days
 actions      ActionRequested     task           P -      agent                    days
 observations ObservationRecorded task           P -      env                      days
@@ -26,6 +27,7 @@ items        ItemMeasured        item_id        1 policy item-statistics,fenced 
 batches      BatchAssembled      policy         1 policy assemble-batches,fenced  long
 policies     PolicyPublished     policy         1 -      trainer,fenced           long
 instances    InstanceStateEntered instance      1 -      env                      days
+loads        LoadReported        worker         1 -      inference                hour
 dead-letters -                   -              1 -      any-consumer             long
 """
 
@@ -36,7 +38,7 @@ def test_the_topics_are_the_design_s() -> None:
             topic.name,
             topic.event.__name__ if topic.event else "-",
             ",".join(topic.event.key_fields) if topic.event else "-",
-            "1" if topic.single else "P",
+            "1" if topic.single else "pool" if topic.pool else "P",
             "policy" if topic.per_policy else "-",
             topic.writer.replace(", ", ",").replace(" ", "-"),
             topic.kept,
@@ -53,14 +55,14 @@ def test_every_event_s_id_and_key_are_its_fields() -> None:
 
 
 def test_a_namespace_s_topics() -> None:
-    demo = Topics("demo", ["a", "b"], partitions=4)
+    demo = Topics("demo", ["a", "b"], partitions=4, pool_partitions=9)
     assert [(topic.name, topic.partitions) for topic in demo] == [
         ("demo.runs.v1", 1),
         ("demo.tasks.v1", 1),
         ("demo.cancellations.v1", 1),
         ("demo.episodes.v1", 4),
-        ("demo.prompts.a.v1", 4),
-        ("demo.prompts.b.v1", 4),
+        ("demo.prompts.a.v1", 9),
+        ("demo.prompts.b.v1", 9),
         ("demo.generations.v1", 4),
         ("demo.actions.v1", 4),
         ("demo.observations.v1", 4),
@@ -75,6 +77,7 @@ def test_a_namespace_s_topics() -> None:
         ("demo.batches.b.v1", 1),
         ("demo.policies.v1", 1),
         ("demo.instances.v1", 1),
+        ("demo.loads.v1", 1),
         ("demo.dead-letters.v1", 1),
     ]
     assert demo.by_name("demo.prompts.b.v1").policy == "b"

@@ -1,0 +1,1 @@
+"""Chooses where an agent worker sends its requests."""

@@ -1,0 +1,41 @@
+"""Whether the workers of a policy can take more, as far as they report. Pure.
+
+It fails closed: nothing starts for a policy from which no worker has reported in the last seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.schemas.events import LoadReported
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.worker.worker_loads import WorkerLoads
+
+
+class WorkerPools:
+    """The workers of each policy."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._limits = recipe.scheduler
+        self._policies = tuple(recipe.policies)
+        self._loads = WorkerLoads(self._policies)
+
+    def on_report(self, report: LoadReported, now_s: float) -> None:
+        """Takes a worker's report, which came at `now_s`."""
+        self._loads.on_report(report, now_s)
+
+    def take_more(self, policies: Iterable[str], now_s: float) -> bool:
+        """Returns whether a task may start in which these policies play."""
+        return all(self._takes_more(policy, now_s) for policy in policies)
+
+    def silent(self, now_s: float) -> list[str]:
+        """Returns the policies for which nothing starts, because no worker of theirs reports."""
+        if not self._limits.require_reports:
+            return []
+        return [name for name in self._policies if not self._loads.is_served(name, now_s)]
+
+    def _takes_more(self, policy: str, now_s: float) -> bool:
+        if not self._loads.is_served(policy, now_s):
+            return not self._limits.require_reports
+        most = self._limits.waiting_per_slot
+        return most is None or self._loads.waiting_per_slot(policy, now_s) <= most
