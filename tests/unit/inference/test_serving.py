@@ -234,7 +234,7 @@ class FakeContext(ShardContext):
         self.durable = asyncio.Event()
         self.durable.set()
 
-    async def send(self, event: Event) -> Ref:
+    async def send(self, event: Event, partition: int | None = None) -> Ref:
         assert self.caught_up
         await self.durable.wait()
         self.sent.append(event)

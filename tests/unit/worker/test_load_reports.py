@@ -12,14 +12,13 @@ from tests.simulation.virtual_time import VirtualTimeLoop
 def test_reports_come_regularly_soon_after_news_and_once_more_at_the_end() -> None:
     sent: list[tuple[float, LoadReported]] = []
     loop = VirtualTimeLoop(0)
+    begun = loop.time()
 
     async def send(event: Event) -> None:
         assert isinstance(event, LoadReported)
         sent.append((round(loop.time() - begun, 3), event))
 
     async def main() -> None:
-        nonlocal begun
-        begun = loop.time()
         stopping = asyncio.Event()
         reports = LoadReports(send, "w", lambda: [])
         running = asyncio.create_task(reports.run(stopping))
@@ -31,7 +30,6 @@ def test_reports_come_regularly_soon_after_news_and_once_more_at_the_end() -> No
         await asyncio.sleep(3.0)
         running.cancel()
 
-    begun = 0.0
     loop.run_until_complete(main())
     loop.close()
     assert [at for at, _ in sent] == [0.0, 1.0, 2.0, 2.3, 2.5, 2.7, 2.9]
