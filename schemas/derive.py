@@ -33,6 +33,7 @@ from headrace.schemas.events import (
     Fixed32,
     Millis,
     Version,
+    Weight,
 )
 
 RELEASED = Path(__file__).parent / "released"
@@ -45,6 +46,7 @@ _PRIMITIVES: tuple[tuple[Any, Any], ...] = (
     (N63, "long"),
     (Version, "long"),
     (Millis, {"type": "long", "logicalType": "timestamp-millis"}),
+    (Weight, "double"),
     (float, "double"),
     (bool, "boolean"),
     (str, "string"),
@@ -67,7 +69,7 @@ _SHARED = {
     "task_id": "The submitter's id of the task. It is unique within the source.",
     "item_id": "Id of the data set item that the task is made from.",
     "epoch": "Number of the pass over the data set, from 0.",
-    "tenant": "The task's tenant. No quota uses it yet.",
+    "tenant": "The tenant whose limits the task's episodes count against.",
     "purpose": "`evaluate`: no policy is trained on the task's trajectories.",
     "policy": "Name of the policy in the recipe.",
     "agent": "Key of the recipe's `agents`.",

@@ -29,6 +29,8 @@ N63 = Annotated[int, Field(ge=0, lt=2**63)]
 """Avro `long`, not negative."""
 Version = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """Avro `long`: the version of a policy. It fits into int32, as packed spans need."""
+Weight = Annotated[float, Field(gt=0, le=1e6)]
+"""Avro `double`, positive and at most a million."""
 Millis = Annotated[int, Field(ge=0, lt=2**63)]
 """Avro `long`, logical type `timestamp-millis`."""
 Fixed16 = Annotated[bytes, Field(min_length=16, max_length=16)]
@@ -209,8 +211,8 @@ class TaskSubmitted(Event):
     task_id: str
     """The submitter's id of the task. It is unique within the source."""
     tenant: str = "default"
-    """Reserved: the tenant whose quota the task will count against. It is copied into the outcome
-    and the result of the task; no quota uses it yet."""
+    """The tenant whose limits the task's episodes count against. It is copied into the outcome and
+    the result of the task."""
     purpose: Literal["train", "evaluate"] = "train"
     """`evaluate`: no policy is trained on the task's trajectories."""
     item_id: str
@@ -267,6 +269,25 @@ class TaskCancelled(Event):
     task_id: str
     reason: str = ""
     """Why the task is cancelled, for people. The outcomes repeat it."""
+
+
+class QuotaSet(Event):
+    """The limits of a tenant from now on. They replace those of the recipe and all earlier ones."""
+
+    id_fields = ("tenant", "set_at")
+    key_fields = ("tenant",)
+
+    tenant: str
+    """Name of the tenant, as in its tasks."""
+    set_at: Millis
+    """When it was set."""
+    weight: Weight = 1.0
+    """Its share of the live episodes, compared with those of other tenants that have tasks."""
+    live_episodes: N31 | None = None
+    """Maximum number of its episodes that run at the same time. 0: its tasks wait. Null: no limit
+    of its own."""
+    reason: str = ""
+    """Why, for people."""
 
 
 class EpisodeStarted(TaskEvent):
@@ -928,6 +949,7 @@ EVENTS: tuple[type[Event], ...] = (
     RunStateEntered,
     TaskSubmitted,
     TaskCancelled,
+    QuotaSet,
     EpisodeStarted,
     GenerationRequested,
     GenerationCompleted,

@@ -74,6 +74,7 @@ class Topic(Generic[E]):
 RUNS = Topic("runs", events.RunStateEntered, "operator", "forever", single=True)
 TASKS = Topic("tasks", events.TaskSubmitted, "any team", "long", single=True)
 CANCELLATIONS = Topic("cancellations", events.TaskCancelled, "any team", "long", single=True)
+QUOTAS = Topic("quotas", events.QuotaSet, "operator", "forever", single=True, compacted=True)
 EPISODES = Topic("episodes", events.EpisodeStarted, "scheduler, fenced", "days")
 PROMPTS = Topic("prompts", events.GenerationRequested, "agent", "days", pool=True, per_policy=True)
 GENERATIONS = Topic("generations", events.GenerationCompleted, "inference", "days")
@@ -113,6 +114,7 @@ TOPICS: tuple[Topic[Event], ...] = (
     RUNS,
     TASKS,
     CANCELLATIONS,
+    QUOTAS,
     EPISODES,
     PROMPTS,
     GENERATIONS,

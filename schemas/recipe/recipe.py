@@ -30,6 +30,7 @@ from headrace.schemas.recipe.task_settings import (
     curating_policy,
 )
 from headrace.schemas.recipe.teacher import check_teacher
+from headrace.schemas.recipe.tenant_settings import Tenant
 from headrace.schemas.role_rewards import OVERLONG
 from headrace.schemas.topics import NAME, POOL_PARTITIONS
 
@@ -110,13 +111,16 @@ class Scheduler(Settings):
     """Maximum number of episodes that start in a second. Absent: no limit."""
     duplicates_window: Positive = 1_000_000
     """A second submission of a task id is recognised within this many tasks."""
+    tenants: dict[str, Tenant] = {}
+    """The limits of tenants by name. Others have the weight 1 and no limit of their own. `headrace
+    quota` changes them during a run."""
     require_reports: bool = True
     """Whether a task starts only if a worker of each policy that plays in it has reported its load
     in the last seconds. Turn it off if a service of your own answers the prompts and writes no
     `loads`."""
-    waiting_per_slot: float | None = Field(default=4.0, gt=0)
+    waiting_per_slot: float = Field(default=4.0, gt=0)
     """No task starts while more prompts than this wait for each slot of a policy that plays in it.
-    Absent: no limit."""
+    """
 
 
 class Workers(Settings):

@@ -67,7 +67,7 @@ class Tasks(Settings):
     attempts: Positive = 3
     """Maximum number of attempts of an episode. Only retryable failures lead to another one."""
     tenant: str = "default"
-    """Reserved: it is copied into the events of the task; no quota uses it yet."""
+    """The tenant whose limits the tasks count against (`scheduler.tenants`)."""
     purpose: Literal["train", "evaluate"] = "train"
     """`evaluate`: no policy is trained on the tasks' trajectories."""
     seed: int = 0

@@ -112,8 +112,19 @@ async def follow_records(
         behind = {at: end for at, end in ends.items() if positions[at] < end}
         if not behind:
             yield CaughtUp()
+        begun = False
         while True:
-            for item in await reader.read():
+            try:
+                items = await reader.read()
+            except RecordsLost:
+                if begun:
+                    raise
+                # Retention has deleted the first ones before they were read.
+                _, ends = await _begin(reader, resolve)
+                behind = {at: ends[at] for at in behind}
+                continue
+            begun = begun or bool(items)
+            for item in items:
                 if isinstance(item, Record):
                     yield item
                 if behind and reached(item, behind) and not behind:

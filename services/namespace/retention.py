@@ -8,9 +8,9 @@ Settings have Kafka's names and units. Nothing here connects to a broker.
 - Events that training needs must also be kept while a trainer may go back to its checkpoint.
 - Trajectories must be kept for as long as the batches that refer to them.
 - Of the reports in `loads` only the newest ones count.
-- Only `items` is compacted: its newest record of a key replaces the older ones. In all other topics
-  records with the same key are different facts. No topic may have a limit by size, because such a
-  limit deletes records that are still needed.
+- Only `items` and `quotas` are compacted: their newest record of a key replaces the older ones. In
+  all other topics records with the same key are different facts. No topic may have a limit by size,
+  because such a limit deletes records that are still needed.
 """
 
 from __future__ import annotations

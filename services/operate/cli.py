@@ -27,6 +27,7 @@ from headrace.services.operate.export.command import export
 from headrace.services.operate.new.command import new
 from headrace.services.operate.options import echo
 from headrace.services.operate.prune.command import prune
+from headrace.services.operate.quota.command import quota
 from headrace.services.operate.recipe.command import recipe
 from headrace.services.operate.replay.command import replay
 from headrace.services.operate.run.command import run
@@ -76,8 +77,8 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    new, run, check, try_episode, end, serve, up, down, apply, submit, cancel, evaluate, export,
-    chat, replay, compare,
+    new, run, check, try_episode, end, serve, up, down, apply, submit, cancel, quota, evaluate,
+    export, chat, replay, compare,
     status, show, tail, topics, dead_letters, prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:

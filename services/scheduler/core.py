@@ -1,7 +1,8 @@
 """Decides which task may start now. Pure: it uses neither the log nor a clock.
 
-Tasks start in submission order. A task starts whole, with all its samples. A task that can't be
-run starts at once as a single episode with a verdict, so that it ends like any other.
+The tasks of a tenant start in submission order (`lanes.py`). A task starts whole, with all its
+samples. A task that can't be run starts at once as a single episode with a verdict, so that it ends
+like any other.
 
 Evaluation tasks have a queue and a limit of their own. Training and evaluation never wait for each
 other; if both may start, they alternate. A role that names no version is pinned to the newest one.
@@ -26,6 +27,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.scheduler.lanes import Lane, Tenants
 from headrace.services.scheduler.policy_room import PolicyRoom, has_room
 from headrace.services.scheduler.worker_pools import WorkerPools
 from headrace.services.tasks.admission import refusal, refused
@@ -38,32 +40,12 @@ Purpose = Literal["train", "evaluate"]
 
 
 @dataclass(slots=True)
-class _Lane:
-    """The tasks of one purpose."""
-
-    episodes: int
-    """Largest number of live episodes. A task that has more samples starts alone."""
-    waiting: OrderedDict[int, TaskSubmitted] = field(default_factory=OrderedDict)
-    """Tasks that wait, by number, in submission order."""
-    live: int = 0
-    """Episodes that were started and have not ended."""
-
-    def next(self) -> tuple[int, TaskSubmitted] | None:
-        """The task that waits longest. None if there is none, or if its episodes are too many."""
-        if not self.waiting:
-            return None
-        number, submitted = next(iter(self.waiting.items()))
-        if self.live and self.live + submitted.samples > self.episodes:
-            return None
-        return number, submitted
-
-
-@dataclass(slots=True)
 class _Started:
     """A started task."""
 
     samples: int
     purpose: Purpose
+    tenant: str
     trains: bool
     ended: set[int] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
@@ -84,9 +66,10 @@ class SchedulerCore:
             for name, policy in recipe.policies.items()
             if policy.training is not None
         }
-        self._lanes: dict[Purpose, _Lane] = {
-            "train": _Lane(recipe.live_episodes),
-            "evaluate": _Lane(self._limits.evaluation_episodes),
+        self.tenants = Tenants(self._limits.tenants)
+        self._lanes: dict[Purpose, Lane] = {
+            "train": Lane(recipe.live_episodes, self.tenants),
+            "evaluate": Lane(self._limits.evaluation_episodes, self.tenants),
         }
         self._evaluated_last = False
         """Whether the last started task was an evaluation: then a training task is next."""
@@ -108,7 +91,7 @@ class SchedulerCore:
     @property
     def queued(self) -> int:
         """How many tasks wait."""
-        return sum(len(lane.waiting) for lane in self._lanes.values())
+        return sum(map(len, self._lanes.values()))
 
     @property
     def started_below(self) -> int:
@@ -149,7 +132,7 @@ class SchedulerCore:
         if verdict is not None:
             self._verdicts.append((number, submitted, verdict))
         else:
-            self._lanes[submitted.purpose].waiting[number] = submitted
+            self._lanes[submitted.purpose].add(number, submitted)
             self._queued[id_of(submitted)] = number
 
     def on_cancelled(self, event: TaskCancelled) -> None:
@@ -163,8 +146,9 @@ class SchedulerCore:
             return
         submitted = started.submitted
         trains = started.verdict is None and submitted.purpose == "train"
-        self._started[started.task] = _Started(submitted.samples, submitted.purpose, trains)
-        self._lanes[submitted.purpose].live += submitted.samples
+        purpose, tenant = submitted.purpose, submitted.tenant
+        self._started[started.task] = _Started(submitted.samples, purpose, tenant, trains)
+        self._lanes[purpose].count(tenant, submitted.samples)
         for policy in self._policies.values():
             if trains:
                 policy.start(started.task)
@@ -174,7 +158,7 @@ class SchedulerCore:
         task = self._started.get(number)
         if task is not None and sample not in task.ended:
             task.ended.add(sample)
-            self._lanes[task.purpose].live -= 1
+            self._lanes[task.purpose].count(task.tenant, -1)
 
     def on_group(self, policy: str, number: int, *, oldest: int | None, tokens: int = 0) -> None:
         """Takes a closed group: the version of its oldest token, and its number of tokens.
@@ -215,7 +199,7 @@ class SchedulerCore:
         """Ends the run: cancels the tasks that wait, and all that will come."""
         self._ending = True
         for lane in self._lanes.values():
-            for number in list(lane.waiting):
+            for number in list(lane):
                 self._verdicts.append((number, self._dequeue(number), _cancelled(RUN_ENDING)))
 
     def next_start(self, now_s: float) -> list[EpisodeStarted]:
@@ -266,13 +250,13 @@ class SchedulerCore:
         """Forgets tasks below `number`: they were finished before this scheduler caught up."""
         for old in [task for task in self._started if task < number]:
             task = self._started.pop(old)
-            self._lanes[task.purpose].live -= task.samples - len(task.ended)
+            self._lanes[task.purpose].count(task.tenant, len(task.ended) - task.samples)
             for policy in self._policies.values():
                 policy.drop(old)
 
     def _dequeue(self, number: int) -> TaskSubmitted:
-        lane = next(lane for lane in self._lanes.values() if number in lane.waiting)
-        submitted = lane.waiting.pop(number)
+        lane = next(lane for lane in self._lanes.values() if number in lane)
+        submitted = lane.remove(number)
         if self._queued.get(id_of(submitted)) == number:
             del self._queued[id_of(submitted)]
         return submitted

@@ -18,6 +18,7 @@ from headrace.schemas.events import (
     GroupClosed,
     LoadReported,
     PolicyPublished,
+    QuotaSet,
     TaskCancelled,
     TaskSubmitted,
 )
@@ -27,6 +28,7 @@ from headrace.schemas.topics import (
     LOADS,
     OFFSETS_OF_A_BATCH,
     POLICIES,
+    QUOTAS,
     TASKS,
 )
 from headrace.services.base.clock import now
@@ -58,6 +60,7 @@ async def run(context: ServiceContext) -> None:
     starts: dict[Partition, SideStart] = {
         topics.partition(POLICIES): "first",
         topics.partition(CANCELLATIONS): "first",
+        topics.partition(QUOTAS): "first",
         topics.partition(LOADS): Tail(),
     }
     for topic in SCHEDULER_TOPICS:
@@ -117,6 +120,8 @@ class SchedulerShard:
         elif isinstance(event, PolicyPublished):
             skipped = event.status == "skipped"
             self._core.on_policy(event.policy, event.version, skipped=skipped)
+        elif isinstance(event, QuotaSet):
+            self._core.tenants.set(event)
         elif isinstance(event, LoadReported) and self._shard.caught_up:
             # A report that it reads while catching up may be old.
             self._core.pools.on_report(event, now())

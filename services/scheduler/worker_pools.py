@@ -37,5 +37,4 @@ class WorkerPools:
     def _takes_more(self, policy: str, now_s: float) -> bool:
         if not self._loads.is_served(policy, now_s):
             return not self._limits.require_reports
-        most = self._limits.waiting_per_slot
-        return most is None or self._loads.waiting_per_slot(policy, now_s) <= most
+        return self._loads.waiting_per_slot(policy, now_s) <= self._limits.waiting_per_slot

@@ -39,6 +39,7 @@ def check(facts: Facts, recipe: Recipe) -> Violations:
             yield from world.on_start(event, one.recorded_at)
         elif isinstance(event, EpisodeEnded):
             world.live[event.purpose].discard((event.task, event.sample))
+            world.on_end(event)
         elif isinstance(event, GroupClosed):
             if event.policy in world.policies:
                 world.policies[event.policy].on_group(event)
@@ -61,6 +62,9 @@ class _World:
             "evaluate": recipe.scheduler.evaluation_episodes,
         }
         self.live: dict[str, set[tuple[int, int]]] = {purpose: set() for purpose in self.limits}
+        self._tenants = recipe.scheduler.tenants
+        self._live_of: dict[str, set[tuple[int, int]]] = {}
+        """Live episodes by tenant."""
         self.policies = {
             name: _Policy(
                 name,
@@ -85,6 +89,7 @@ class _World:
             alone = all(task == event.task for task, _ in live)
             if not alone:
                 yield f"I8: {name} was started as live episode {len(live)} of {limit}"
+        yield from self._of_tenant(event)
         if event.task in self._tasks:
             return
         self._tasks.add(event.task)
@@ -96,6 +101,20 @@ class _World:
                     for other in self._set_of(policy.name)
                 )
                 yield from policy.on_task(event.task, at_s, event.deadline / 1000, held)
+
+    def on_end(self, event: EpisodeEnded) -> None:
+        """An episode of a tenant has ended."""
+        self._live_of.get(event.tenant, set()).discard((event.task, event.sample))
+
+    def _of_tenant(self, event: EpisodeStarted) -> Violations:
+        """A start keeps its tenant's limit, if the recipe has one and nobody has changed it."""
+        tenant = event.submitted.tenant
+        live = self._live_of.setdefault(tenant, set())
+        live.add((event.task, event.sample))
+        limit = self._tenants[tenant].live_episodes if tenant in self._tenants else None
+        over = event.verdict is None and limit is not None and len(live) > limit
+        if over and any(task != event.task for task, _ in live):
+            yield f"I8: task {event.task} is live episode {len(live)} of {limit} of {tenant}"
 
     def at_barrier(self, batch: BatchAssembled, at_s: float) -> Violations:
         """No batch is too far ahead of a policy of its set that has tasks left."""

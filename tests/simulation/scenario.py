@@ -70,6 +70,8 @@ DEMONSTRATIONS = "demonstrations"
 """Nor is this one: a warm start, and turns that are demonstrated."""
 CUT = "limits"
 """Episodes run into limits of context and of time, which the recipe penalises or masks."""
+TENANTS = "tenants"
+"""The tenant of the tasks has a limit of live episodes."""
 UNREPORTED = "unreported"
 """The scheduler does not ask whether workers report."""
 WIRE = {"lost_sends": 0.05, "unknown_commits": 0.3, "disorder": True}
@@ -148,6 +150,8 @@ def draw(seed: int) -> Scenario:
         scenario.recipe = with_several(scenario.recipe, several)
     if Random(f"reports {seed}").random() < 0.2:
         scenario.recipe = _without_reports(scenario.recipe)
+    if (tenants := Random(f"tenants {seed}")).random() < 0.2:
+        scenario.recipe = _with_tenants(scenario.recipe, tenants)
     if not quiet:
         scenario.timing = timing
         _add_faults(scenario, chance)
@@ -158,8 +162,8 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
     """A scenario of a seed with no faults but these kinds of ACTS, MISBEHAVIOUR and WIRE.
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
-    SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS, DATA, SEVERAL, BARRIER and UNREPORTED are what they
-    are in a swarm's seed. ASKED are only here.
+    SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS, DATA, SEVERAL, BARRIER, TENANTS and UNREPORTED are
+    what they are in a swarm's seed. ASKED are only here.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
@@ -180,15 +184,25 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
         scenario.recipe = with_data(scenario.recipe, chance, drawn)
     if {SEVERAL, BARRIER} & set(kinds):
         scenario.recipe = with_several(scenario.recipe, chance, barrier=BARRIER in kinds)
+    if TENANTS in kinds:
+        scenario.recipe = _with_tenants(scenario.recipe, chance)
     if UNREPORTED in kinds:
         scenario.recipe = _without_reports(scenario.recipe)
     return scenario
 
 
+def _with_tenants(recipe: Recipe, chance: Random) -> Recipe:
+    """The recipe, with a limit of the tenant that has nearly all tasks."""
+    tree = recipe.model_dump(mode="json")
+    most = tree["tasks"]["samples"] * chance.randint(1, 3)
+    tree["scheduler"]["tenants"] = {"default": {"live_episodes": most}}
+    return Recipe.model_validate(tree)
+
+
 def _without_reports(recipe: Recipe) -> Recipe:
     """The recipe, with a scheduler that does not ask whether workers report."""
     tree = recipe.model_dump(mode="json")
-    tree["scheduler"] |= {"require_reports": False, "waiting_per_slot": None}
+    tree["scheduler"] |= {"require_reports": False, "waiting_per_slot": 1e9}
     return Recipe.model_validate(tree)
 
 

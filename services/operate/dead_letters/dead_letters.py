@@ -29,6 +29,7 @@ from headrace.schemas.topics import (
     ITEMS,
     LOADS,
     POLICIES,
+    QUOTAS,
     RUNS,
     TRAJECTORIES,
     Topics,
@@ -50,6 +51,7 @@ SHOWN_NUMBERS = 3
 REFUSED = {
     RUNS.name: "only `headrace apply` and `headrace run` write the state of a run, and its order "
     "matters",
+    QUOTAS.name: "a later one of the tenant may have replaced it. `headrace quota` sets it again",
     EPISODES.name: "only the scheduler writes this topic, and it starts each sample once",
     TRAJECTORIES.name: "an outcome refers to a trajectory by its location, and a copy would have "
     "another one. Once the record decodes, readers find it at its old location",

@@ -90,6 +90,8 @@ def _tables(below: InnerTable, value: Any, path: str) -> Iterator[str]:
     if below.many:
         if not value:
             yield f"\n[{path}]\n"  # Without it, there would be the tables of the default.
+            yield f"\n# [{path}.default]  # absent by default\n"
+            yield from _table(below.kind, None, f"{path}.default.")
         for name, one in value.items():
             yield from _tables(InnerTable(below.kind), one, f"{path}.{_key(name)}")
     elif value is None:

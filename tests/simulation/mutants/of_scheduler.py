@@ -4,6 +4,7 @@ from tests.simulation.mutants.mutant import Mutant
 
 CORE = "services/scheduler/core.py"
 ROOM = "services/scheduler/policy_room.py"
+LANES = "services/scheduler/lanes.py"
 SERVICE = "services/scheduler/service.py"
 
 OF_SCHEDULER = (
@@ -19,8 +20,8 @@ OF_SCHEDULER = (
     Mutant(
         name="live_limit_ignored",
         sentence="Limits: live episodes.",
-        file=CORE,
-        old="self.live + submitted.samples > self.episodes",
+        file=LANES,
+        old="self.live + submitted.samples > self._episodes",
         new="self.live < 0",
         caught_by=("was started as live episode",),
         faults=(),
@@ -64,9 +65,9 @@ OF_SCHEDULER = (
     Mutant(
         name="newest_task_first",
         sentence="Tasks are admitted in submission order.",
-        file=CORE,
-        old="number, submitted = next(iter(self.waiting.items()))",
-        new="number, submitted = next(reversed(self.waiting.items()))",
+        file=LANES,
+        old="(self._tenants.share(tenant), next(iter(queue)))",
+        new="(self._tenants.share(tenant), next(reversed(queue)))",
         caught_by=("was started after task",),
         faults=(),
     ),
@@ -105,5 +106,14 @@ OF_SCHEDULER = (
         new="            return True\n",
         caught_by=("had reported",),
         faults=(),
+    ),
+    Mutant(
+        name="tenants_limit_ignored",
+        sentence="A tenant at its limit of live episodes is passed over.",
+        file=LANES,
+        old="most is None or live + samples <= most or",
+        new="True or",
+        caught_by=("of default",),
+        faults=("tenants",),
     ),
 )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Any
-from unittest.mock import patch
+from typing import Any, cast
+from unittest.mock import Mock, patch
 
 import pytest
 
 from headrace.errors import RecordsLost
 from headrace.schemas.events import Event
 from headrace.schemas.topics import POLICIES
-from headrace.services.kafka.broker import Partition
+from headrace.services.kafka.broker import Partition, Reader
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import (
     TAIL,
@@ -60,6 +61,34 @@ def test_a_beginning_that_is_deleted_while_it_is_looked_up_is_looked_up_again() 
             assert first.offset == gone
             # What was asked for by its offset is lost, and that is said.
             with pytest.raises(RecordsLost, match=f"offsets 2 to {gone - 1}"):
+                await read(bench.log, {RUNS_PARTITION: 2})
+
+    run(test)
+
+
+@pytest.mark.parametrize(("gone", "left"), [(3, 5), (8, 0)])
+def test_a_beginning_that_is_deleted_before_it_is_read_is_looked_up_again(
+    gone: int, left: int
+) -> None:
+    async def test(bench: Bench) -> None:
+        for number in range(8):
+            await bench.log.send(started(number))
+        make_reader = bench.broker.reader
+
+        def reader_that_is_slow() -> Reader:
+            reader = make_reader()
+            assign = reader.assign
+
+            async def assign_and_wait(positions: Mapping[Partition, int]) -> None:
+                await assign(positions)
+                bench.cluster.expire(RUNS_PARTITION, gone)
+
+            return cast("Reader", Mock(wraps=reader, assign=assign_and_wait))
+
+        with patch.object(bench.broker, "reader", reader_that_is_slow):
+            found = await read(bench.log, {RUNS_PARTITION: "first"})
+            assert len(found) == left + 1
+            with pytest.raises(RecordsLost, match="offsets 2 to"):
                 await read(bench.log, {RUNS_PARTITION: 2})
 
     run(test)

@@ -17,7 +17,7 @@ from headrace.services.operate import cli
 
 COMMANDS = (
     "new", "run", "check", "try", "end", "serve", "up", "down", "apply", "submit", "cancel",
-    "evaluate", "export", "chat", "replay", "compare",
+    "quota", "evaluate", "export", "chat", "replay", "compare",
     "status", "show", "tail", "topics", "dead-letters", "prune", "recipe",
 )  # fmt: skip
 

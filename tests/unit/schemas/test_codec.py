@@ -34,6 +34,7 @@ from headrace.schemas.events import (
     RunStateEntered,
     TaskEnded,
     Version,
+    Weight,
 )
 from headrace.schemas.topics import MAX_RECORD_BYTES
 
@@ -46,6 +47,7 @@ LEAVES: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (Millis, st.integers(0, 2**63 - 1)),
     (Fixed16, st.binary(min_size=16, max_size=16)),
     (Fixed32, st.binary(min_size=32, max_size=32)),
+    (Weight, st.floats(0, 1e6, exclude_min=True)),
     (float, st.floats(allow_nan=False)),
     (bool, st.booleans()),
     (str, st.text(max_size=8)),

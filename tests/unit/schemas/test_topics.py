@@ -14,6 +14,7 @@ TABLE = """
 runs         RunStateEntered     namespace      1 -      operator                 forever
 tasks        TaskSubmitted       source,task_id 1 -      any-team                 long
 cancellations TaskCancelled      source,task_id 1 -      any-team                 long
+quotas       QuotaSet            tenant         1 -      operator                 forever
 episodes     EpisodeStarted      task           P -      scheduler,fenced         days
 prompts      GenerationRequested task           pool policy agent                    days
 generations  GenerationCompleted task           P -      inference                days
@@ -60,6 +61,7 @@ def test_a_namespace_s_topics() -> None:
         ("demo.runs.v1", 1),
         ("demo.tasks.v1", 1),
         ("demo.cancellations.v1", 1),
+        ("demo.quotas.v1", 1),
         ("demo.episodes.v1", 4),
         ("demo.prompts.a.v1", 9),
         ("demo.prompts.b.v1", 9),

@@ -187,7 +187,16 @@ def test_every_topic_takes_dead_letters_back_or_says_why_not() -> None:
     refused = {
         one.topic.name for one in NAMESPACE_TOPICS if refuse_topic(NAMESPACE_TOPICS, one.name)
     }
-    assert refused == {"runs", "episodes", "trajectories", "batches", "policies", "items", "loads"}
+    assert refused == {
+        "runs",
+        "episodes",
+        "trajectories",
+        "batches",
+        "policies",
+        "items",
+        "loads",
+        "quotas",
+    }
     fenced = {one.name for one in TOPICS if "fenced" in one.writer}
     assert fenced <= refused
     assert "not a topic of test" in refuse_topic(NAMESPACE_TOPICS, "other.tasks.v1")
