@@ -66,6 +66,7 @@ async def run(
     # Each agent worker has about as many partitions of `episodes` as any other.
     routes = PromptRoutes(
         context.recipe.policies,
+        context.recipe.pool_partitions,
         lambda: context.recipe.partitions / max(1, len(worker.numbers(episodes))),
     )
     isolation = Isolation(make_child or partial(EpisodesProcess.start, context.recipe))

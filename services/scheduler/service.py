@@ -46,8 +46,9 @@ logger = logging.getLogger(__name__)
 QUEUE_HIGH, QUEUE_LOW = 10_000, 5_000
 """Tasks in memory. Reading `tasks` pauses above the first number and resumes below the second."""
 STARTS_A_TRANSACTION = 512
-SILENCE_S = 30.0
-"""After so many seconds without a report of a worker, the log says why no task starts."""
+SILENCE_S = 120.0
+"""After so many seconds without a report of a worker, the log says why no task starts. To load a
+large model may take minutes."""
 
 QUEUED = Gauge("headrace_tasks_queued", "Tasks that wait to be started.")
 LIVE = Gauge("headrace_episodes_started", "Episodes that were started and have not ended.")

@@ -18,7 +18,7 @@ class WorkerPools:
     def __init__(self, recipe: Recipe) -> None:
         self._limits = recipe.scheduler
         self._policies = tuple(recipe.policies)
-        self._loads = WorkerLoads(self._policies)
+        self._loads = WorkerLoads(self._policies, recipe.pool_partitions)
 
     def on_report(self, report: LoadReported, now_s: float) -> None:
         """Takes a worker's report, which came at `now_s`."""

@@ -41,8 +41,10 @@ class KnownLoad:
 class WorkerLoads:
     """The newest report of each worker."""
 
-    def __init__(self, policies: Iterable[str]) -> None:
-        """Reports about other policies are ignored."""
+    def __init__(self, policies: Iterable[str], partitions: int) -> None:
+        """Reports about other policies are ignored, and so are partitions that a policy's prompts,
+        which have so many `partitions`, do not have."""
+        self._partitions = partitions
         self._known: dict[str, dict[str, KnownLoad]] = {policy: {} for policy in policies}
         """By policy and worker."""
 
@@ -58,10 +60,18 @@ class WorkerLoads:
             known[report.worker] = KnownLoad(
                 report.worker,
                 load,
-                packed.unpack_i32(load.partitions),
+                self._held(load),
                 now_s + SUSPECT_AFTER * every_s,
                 now_s + GONE_AFTER * every_s,
             )
+
+    def _held(self, load: PoolLoad) -> list[int]:
+        """The partitions that a worker says it has: any program may write any bytes."""
+        try:
+            numbers = packed.unpack_i32(load.partitions)
+        except ValueError:
+            return []
+        return sorted({one for one in numbers if 0 <= one < self._partitions})
 
     def alive(self, policy: str, now_s: float) -> list[KnownLoad]:
         """Returns all workers of a policy that have not left and are not gone."""

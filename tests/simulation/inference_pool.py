@@ -185,7 +185,8 @@ class Simulation:
         self._chance = Random(pool.seed)
         self._workers = [Worker(str(n), speed, pool) for n, speed in enumerate(pool.speeds)]
         self._routes = [
-            PromptRoutes(["p"], lambda: pool.agents, seed=number) for number in range(pool.agents)
+            PromptRoutes(["p"], PARTITIONS, lambda: pool.agents, seed=number)
+            for number in range(pool.agents)
         ]
         self._made = 0
         self._wakes: list[tuple[float, int, Episode]] = []

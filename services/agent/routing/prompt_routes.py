@@ -60,10 +60,15 @@ class PromptRoutes:
     """The prompts of one agent worker, and what it knows of the inference workers."""
 
     def __init__(
-        self, policies: Iterable[str], agents: Callable[[], float] = lambda: 1.0, seed: int = 0
+        self,
+        policies: Iterable[str],
+        partitions: int,
+        agents: Callable[[], float] = lambda: 1.0,
+        seed: int = 0,
     ) -> None:
-        """`agents` estimates how many agent workers there are."""
-        self.loads = WorkerLoads(policies)
+        """`partitions` is their number of a policy's prompts. `agents` estimates how many agent
+        workers there are."""
+        self.loads = WorkerLoads(policies, partitions)
         self._agents = agents
         self._chance = Random(seed)
         self._sent: Counter[_Pair] = Counter()

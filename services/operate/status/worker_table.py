@@ -36,11 +36,16 @@ class WorkerRow:
 
 
 async def read_workers(log: EventLog) -> list[WorkerRow]:
-    """Reads the workers of every policy, by policy and name."""
+    """Reads the workers of every policy, by policy and name.
+
+    It finds no worker in a namespace that was made before there were reports.
+    """
     at = log.topics.partition(LOADS)
+    if at.topic not in await log.broker.list_topics():
+        return []
     since = now() - RECENT_S
     start = (await log.broker.offsets_at([at], since))[at]
-    loads = WorkerLoads(log.topics.policies)
+    loads = WorkerLoads(log.topics.policies, log.topics.pool_partitions)
     async with aclosing(read_events(log, {at: (start, 2**63 - 1)})) as deliveries:
         async for delivery in deliveries:
             if isinstance(delivery.event, LoadReported):

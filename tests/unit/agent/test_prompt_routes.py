@@ -43,7 +43,7 @@ def report(
 
 
 def routes(*reports: LoadReported, agents: float = 1.0) -> PromptRoutes:
-    made = PromptRoutes(["p"], lambda: agents)
+    made = PromptRoutes(["p"], 10_000, lambda: agents)
     for one in reports:
         made.on_report(one, 0.0)
     return made
@@ -117,7 +117,7 @@ def test_a_worker_without_answers_counts_as_an_ordinary_one() -> None:
 
 
 def test_workers_that_have_gone_are_forgotten() -> None:
-    made = PromptRoutes(["p"])
+    made = PromptRoutes(["p"], 10_000)
     for worker in range(10 * MOST_FORGOTTEN):
         made.on_report(report(worker), float(2 * GONE_AFTER * worker))
     assert len(made._sent_at_report) <= 2 * MOST_FORGOTTEN

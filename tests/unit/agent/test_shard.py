@@ -72,7 +72,7 @@ class Bench:
             asyncio.Event(),
             cast("Isolation", None),
             cast("Cancellations", self.cancellations),
-            PromptRoutes(()),
+            PromptRoutes((), 1),
         )
 
     def hold(self, delivery: Delivery[Any]) -> Callable[[], None]:

@@ -26,7 +26,7 @@ def names(loads: WorkerLoads, now_s: float, policy: str = "p") -> list[str]:
 
 
 def test_a_missed_report_changes_nothing_and_several_end_a_worker() -> None:
-    loads = WorkerLoads(["p"])
+    loads = WorkerLoads(["p"], 16)
     for worker in "ab":
         loads.on_report(report(worker), 0.0)
     assert names(loads, 2.9) == ["a", "b"], "one or two reports are late"
@@ -42,7 +42,7 @@ def test_a_missed_report_changes_nothing_and_several_end_a_worker() -> None:
 
 
 def test_who_leaves_or_has_no_slots_or_partitions_gets_nothing() -> None:
-    loads = WorkerLoads(["p"])
+    loads = WorkerLoads(["p"], 16)
     loads.on_report(report("a", partitions=b""), 0.0)
     loads.on_report(report("b", slots=0), 0.0)
     loads.on_report(report("c"), 0.0)
@@ -54,21 +54,21 @@ def test_who_leaves_or_has_no_slots_or_partitions_gets_nothing() -> None:
 
 
 def test_a_worker_that_no_longer_serves_a_policy_gets_nothing_for_it() -> None:
-    loads = WorkerLoads(["p", "q"])
+    loads = WorkerLoads(["p", "q"], 16)
     loads.on_report(report("a"), 0.0)
     loads.on_report(report("a", 1, policy="q"), 0.5)
     assert (names(loads, 0.5), names(loads, 0.5, "q")) == ([], ["a"])
 
 
 def test_waiting_prompts_are_counted_for_each_slot_of_the_pool() -> None:
-    loads = WorkerLoads(["p"])
+    loads = WorkerLoads(["p"], 16)
     loads.on_report(report("a", slots=6, waiting=10), 0.0)
     loads.on_report(report("b", slots=2, waiting=6), 0.0)
     assert loads.waiting_per_slot("p", 0.0) == 2.0
 
 
 def test_reports_of_strangers_take_bounded_memory() -> None:
-    loads = WorkerLoads(["p"])
+    loads = WorkerLoads(["p"], 16)
     for number in range(MOST_WORKERS + 5):
         loads.on_report(report(f"w{number}", policy="unknown" if number % 2 else "p"), 0.0)
         loads.on_report(report(f"v{number}"), 0.0)
@@ -77,7 +77,15 @@ def test_reports_of_strangers_take_bounded_memory() -> None:
     loads.on_report(report("w0", 1, slots=3), 1.0)
     assert next(one for one in loads.of("p", 1.0) if one.worker == "w0").load.slots == 3
     silent = report("x").model_copy(update={"every_ms": 2**31 - 1})
-    loads = WorkerLoads(["p"])
+    loads = WorkerLoads(["p"], 16)
     loads.on_report(silent, 0.0)
     assert names(loads, 599.0) == ["x"]
     assert names(loads, 600.0) == []
+
+
+def test_partitions_that_do_not_exist_are_never_used() -> None:
+    loads = WorkerLoads(["p"], 16)
+    loads.on_report(report("a", partitions=packed.pack_i32([-1, 16, 15, 3, 3, 2**31 - 1])), 0.0)
+    loads.on_report(report("b", partitions=b"odd"), 0.0)
+    (known,) = loads.of("p", 0.0)
+    assert (known.worker, known.partitions) == ("a", [3, 15])

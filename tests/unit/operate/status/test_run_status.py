@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from headrace.schemas.events import RunStateEntered
+from headrace.schemas.events import LoadReported, PoolLoad, RunStateEntered
+from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import DEAD_LETTERS
 from headrace.services.kafka.broker import Outgoing
@@ -80,5 +82,35 @@ def test_the_metrics_of_a_run_are_figures_a_table_and_advice() -> None:
         assert rows["loss"] == ("0.25", "█▃▂▁")
         assert rows["entropy"] == ("0.412", "▁▁▁▁")
         assert SANE.keys() <= rows.keys()
+
+    in_a_world(test)
+
+
+def test_the_workers_are_shown_with_their_load() -> None:
+    async def test(world: World) -> None:
+        await a_run(world)
+        for number in range(10):
+            load = PoolLoad(
+                policy="default",
+                partitions=pack_i32([number]),
+                slots=8,
+                busy=number % 8,
+                waiting=2,
+                run_ms=1500,
+                version=3,
+            )
+            name = f"inference-{number}"
+            await world.log.send(LoadReported(worker=name, number=0, every_ms=1000, pools=(load,)))
+        gone = LoadReported(worker="inference-9", number=1, every_ms=1000, pools=(), leaving=True)
+        await world.log.send(gone)
+        status = await run_status_of(world.log, LIFE)
+        assert [one.worker for one in status.workers] == [f"inference-{n}" for n in range(9)]
+        text = "\n".join(status.lines())
+        assert "workers       default: 9   slots 72   busy 28   waiting 18" in text
+        assert "inference-7   slots 8   busy 7   waiting 2   1.5 s a generation   version 3" in text
+        assert "inference-8" not in text
+        assert "… and 1 more" in text
+        ended = "\n".join(replace(status, state="ended").lines())
+        assert "workers" not in ended
 
     in_a_world(test)
