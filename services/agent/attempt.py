@@ -136,7 +136,7 @@ class Attempt:
         answer = self.answers.pop(request.call, None)
         if answer is None:
             answer = await self._answer_to(request)
-        if isinstance(answer, GenerationCompleted):
+        if isinstance(answer, GenerationCompleted) and answer.failure is None:
             self._homes[answer.policy] = answer.worker
         if not isinstance(answer, kind) or answer.digest != request.digest:
             raise AttemptFailed.retryable(

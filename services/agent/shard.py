@@ -88,6 +88,8 @@ class AgentShard:
         if isinstance(event, EpisodeStarted):
             self._on_start(delivery)
         elif isinstance(event, GenerationCompleted | ObservationRecorded):
+            if isinstance(event, GenerationCompleted) and self.context.caught_up:
+                self.routes.on_answer(event, asyncio.get_running_loop().time())
             self._on_answer(event)
         elif isinstance(event, EpisodeEnded):
             self._on_outcome(event)

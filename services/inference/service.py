@@ -80,7 +80,7 @@ def measure_load(
                 partitions=packed.pack_i32(worker.numbers(topic)),
                 slots=recipe.policies[policy.name].engine.slots,
                 busy=policy.slots.busy,
-                waiting=policy.slots.waiting + worker.unhandled(topic),
+                waiting=policy.slots.waiting + policy.behind + worker.unhandled(topic),
                 run_ms=int(1000 * policy.run_s),
                 version=policy.version,
             )

@@ -103,6 +103,8 @@ class ServedPolicy:
     """The version that the engine draws with; -1 before the first load."""
     run_s: float = 0.0
     """Mean time of the newest generations in seconds, without waiting; 0 before the first one."""
+    behind: int = 0
+    """Prompts that wait until the engine has the version that they ask for."""
     metrics: PolicyMetrics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,11 +135,16 @@ class ServedPolicy:
     async def catch_up(self, request: GenerationRequested) -> None:
         """Waits until the engine has the version that a request asks for, but not for long."""
         left_s = request.expires_at / 1000 - clock.now()
-        with suppress(TimeoutError):
+        self.behind += 1
+        try:
             async with asyncio.timeout(min(LOAD_WAIT_S, max(0.0, left_s / 4))):
                 while self.is_behind(request):
                     await self._loaded.wait()
                 return
+        except TimeoutError:
+            pass
+        finally:
+            self.behind -= 1
         # Any team may ask for any version. One that does not exist must not end all waiting.
         self._given_up = max(self._given_up, min(request.minimum, self._published))
 

@@ -120,6 +120,8 @@ async def follow_records(
                 if begun:
                     raise
                 # Retention has deleted the first ones before they were read.
+                await reader.close()
+                reader = log.broker.reader()
                 _, ends = await _begin(reader, resolve)
                 behind = {at: ends[at] for at in behind}
                 continue

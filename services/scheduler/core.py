@@ -217,6 +217,8 @@ class SchedulerCore:
         number, submitted = found
         self._dequeue(number)
         self._evaluated_last = submitted.purpose == "evaluate"
+        policies = {use.policy for use in submitted.roles.values()}
+        self.pools.on_started(policies, submitted.samples)
         if self._limits.starts_per_s is not None:
             self._interval_s = submitted.samples / self._limits.starts_per_s
             self._next_start_s = now_s + self._interval_s
@@ -265,8 +267,8 @@ class SchedulerCore:
         """The task that may start now, or None."""
         purposes: tuple[Purpose, Purpose] = ("evaluate", "train")
         for purpose in reversed(purposes) if self._evaluated_last else purposes:
-            found = self._lanes[purpose].next()
-            if found is not None and self._may_start(found[1], now_s):
+            found = self._lanes[purpose].next(lambda task: self._may_start(task, now_s))
+            if found is not None:
                 return found
         return None
 

@@ -2,29 +2,31 @@
 
 Training and evaluation have a lane each, with a limit of live episodes. In a lane the next task is
 the oldest one of the tenant that has the fewest live episodes for its weight (max-min fairness). A
-tenant at its own limit is passed over. If the lane has no room for the next task, the others wait,
-too: otherwise tasks of few samples could overtake one of many for ever.
+tenant at its own limit, which holds in each lane, is passed over, and so is one whose task can't
+start because of its policies. If the lane has no room for the next task, the others wait, too:
+otherwise tasks of few samples could overtake one of many for ever.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from headrace.schemas.events import QuotaSet, TaskSubmitted
 from headrace.schemas.recipe.tenant_settings import Tenant
 
+MOST_PASSED = 64
+"""At most so many tenants are passed over because their first task may not start."""
 _SPARE = 64
 """A lane's heap has at most about so many entries that are out of date."""
 
 
 class Tenants:
-    """The limits of the tenants, and their live episodes."""
+    """The limits of the tenants."""
 
     def __init__(self, settings: Mapping[str, Tenant]) -> None:
         self._settings = dict(settings)
-        self._live: Counter[str] = Counter()
         self._lanes: list[Lane] = []
 
     def join(self, lane: Lane) -> None:
@@ -35,36 +37,13 @@ class Tenants:
         """Returns a tenant's limits."""
         return self._settings.get(tenant, _DEFAULT)
 
-    def live(self, tenant: str) -> int:
-        """Returns how many episodes of a tenant were started and have not ended."""
-        return self._live[tenant]
-
-    def share(self, tenant: str) -> float:
-        """Returns a tenant's live episodes, divided by its weight."""
-        return self._live[tenant] / self.of(tenant).weight
-
-    def has_room(self, tenant: str, samples: int) -> bool:
-        """Whether a task is within its tenant's limit. If it has more samples, it runs alone."""
-        most, live = self.of(tenant).live_episodes, self._live[tenant]
-        return most is None or live + samples <= most or (most > 0 and not live)
-
-    def add(self, tenant: str, episodes: int) -> None:
-        """Adds episodes to those that are live. A negative number takes them away."""
-        self._live[tenant] += episodes
-        if not self._live[tenant]:
-            del self._live[tenant]
-        self._notify(tenant)
-
     def set(self, quota: QuotaSet) -> None:
         """Takes a change of a tenant's limits."""
         self._settings[quota.tenant] = Tenant(
             weight=quota.weight, live_episodes=quota.live_episodes
         )
-        self._notify(quota.tenant)
-
-    def _notify(self, tenant: str) -> None:
         for lane in self._lanes:
-            lane.rank(tenant)
+            lane.rank(quota.tenant)
 
 
 _DEFAULT = Tenant()
@@ -84,6 +63,8 @@ class Lane:
         """The share and the first task of tenants. Some entries are out of date."""
         self.live = 0
         """Episodes that were started and have not ended."""
+        self._live_of: Counter[str] = Counter()
+        """Those of each tenant."""
         tenants.join(self)
 
     def __len__(self) -> int:
@@ -116,23 +97,47 @@ class Lane:
     def count(self, tenant: str, episodes: int) -> None:
         """Adds episodes to those that are live. A negative number takes them away."""
         self.live += episodes
-        self._tenants.add(tenant, episodes)
+        self._live_of[tenant] += episodes
+        if not self._live_of[tenant]:
+            del self._live_of[tenant]
+        self.rank(tenant)
 
-    def next(self) -> tuple[int, TaskSubmitted] | None:
-        """Returns the task that is next. None if there is none, or if all must wait."""
-        while self._heap:
-            share, number, tenant = self._heap[0]
-            if (share, number) != self._rank_of(tenant):
+    def live_of(self, tenant: str) -> int:
+        """Returns how many of a tenant's episodes are live."""
+        return self._live_of[tenant]
+
+    def next(
+        self, may_start: Callable[[TaskSubmitted], bool] = lambda _: True
+    ) -> tuple[int, TaskSubmitted] | None:
+        """Returns the task that is next. None if there is none, or if all must wait.
+
+        A tenant whose first task may not start now is passed over.
+        """
+        passed: list[tuple[float, int, str]] = []
+        found = None
+        while self._heap and len(passed) < MOST_PASSED:
+            rank, number, tenant = self._heap[0]
+            if (rank, number) != self._rank_of(tenant):
                 heapq.heappop(self._heap)
                 continue
             submitted = self._queues[tenant][number]
-            if not self._tenants.has_room(tenant, submitted.samples):
+            if not self._has_room(tenant, submitted.samples):
                 heapq.heappop(self._heap)  # It comes back as soon as its episodes end.
                 continue
             if self.live and self.live + submitted.samples > self._episodes:
-                return None
-            return number, submitted
-        return None
+                break
+            if may_start(submitted):
+                found = number, submitted
+                break
+            passed.append(heapq.heappop(self._heap))
+        for entry in passed:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    def _has_room(self, tenant: str, samples: int) -> bool:
+        """Whether a task is within its tenant's limit. If it has more samples, it runs alone."""
+        most, live = self._tenants.of(tenant).live_episodes, self._live_of[tenant]
+        return most is None or live + samples <= most or (most > 0 and not live)
 
     def rank(self, tenant: str) -> None:
         """Takes note that something about a tenant has changed."""
@@ -148,4 +153,6 @@ class Lane:
     def _rank_of(self, tenant: str) -> tuple[float, int] | None:
         """Returns a tenant's share and its first task. None if it has no task that waits."""
         queue = self._queues.get(tenant)
-        return None if queue is None else (self._tenants.share(tenant), next(iter(queue)))
+        if queue is None:
+            return None
+        return self._live_of[tenant] / self._tenants.of(tenant).weight, next(iter(queue))

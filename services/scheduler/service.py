@@ -227,11 +227,11 @@ class SchedulerShard:
         elif SILENCE_S <= now_s - self._silent_since < inf:
             self._silent_since = inf
             logger.warning(
-                "no task starts: for %.0f s no inference worker of %s has reported its load. Does "
-                "`headrace serve inference` run? If a service of your own answers the prompts, set "
-                "scheduler.require_reports = false",
+                "tasks in which %s plays do not start: for %.0f s no inference worker of it has "
+                "reported its load. Does `headrace serve inference` run? If a service of your own "
+                "answers the prompts, set scheduler.require_reports = false",
+                " or ".join(silent),
                 SILENCE_S,
-                " and ".join(silent),
             )
 
     async def _cancel_when_ending(self) -> None:

@@ -5,6 +5,7 @@ It fails closed: nothing starts for a policy from which no worker has reported i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from headrace.schemas.events import LoadReported
@@ -19,10 +20,19 @@ class WorkerPools:
         self._limits = recipe.scheduler
         self._policies = tuple(recipe.policies)
         self._loads = WorkerLoads(self._policies, recipe.pool_partitions)
+        self._started: Counter[str] = Counter()
+        """By policy: the episodes that have started since the last report."""
 
     def on_report(self, report: LoadReported, now_s: float) -> None:
         """Takes a worker's report, which came at `now_s`."""
         self._loads.on_report(report, now_s)
+        for load in report.pools:
+            self._started.pop(load.policy, None)
+
+    def on_started(self, policies: Iterable[str], episodes: int) -> None:
+        """Notes that episodes start, whose prompts no report counts yet."""
+        for policy in policies:
+            self._started[policy] += episodes
 
     def take_more(self, policies: Iterable[str], now_s: float) -> bool:
         """Returns whether a task may start in which these policies play."""
@@ -37,4 +47,5 @@ class WorkerPools:
     def _takes_more(self, policy: str, now_s: float) -> bool:
         if not self._loads.is_served(policy, now_s):
             return not self._limits.require_reports
-        return self._loads.waiting_per_slot(policy, now_s) <= self._limits.waiting_per_slot
+        waiting = self._loads.waiting_per_slot(policy, now_s, self._started[policy])
+        return waiting <= self._limits.waiting_per_slot

@@ -41,6 +41,8 @@ class ShardHost:
     intake: asyncio.Queue[Record | End] = field(
         default_factory=lambda: asyncio.Queue(maxsize=INTAKE)
     )
+    unhandled: int = 0
+    """Records in the intake."""
     committed: Committed | None = None
     pump: asyncio.Task[None] | None = None
     closed: bool = False
@@ -68,6 +70,7 @@ class ShardHost:
             self._room.clear()
             await self._room.wait()
         if not self.closed:
+            self.unhandled += isinstance(item, Record)
             self.intake.put_nowait(item)
 
     async def run(self) -> None:
@@ -77,6 +80,7 @@ class ShardHost:
             item = await self.intake.get()
             self._room.set()
             if isinstance(item, Record):
+                self.unhandled -= 1
                 await self._on_record(item)
             self._moved(item)
             if self.behind and reached(item, self.behind):

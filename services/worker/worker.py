@@ -127,7 +127,7 @@ class Worker:
 
     def unhandled(self, topic: str) -> int:
         """Returns how many records of the main topic were read and have not reached a shard."""
-        return sum(host.intake.qsize() for each, host in self._hosts.items() if each.topic == topic)
+        return sum(host.unhandled for each, host in self._hosts.items() if each.topic == topic)
 
     def _fail(self, error: BaseException) -> None:
         """Ends the worker with this error. If there are several, the first one is raised."""

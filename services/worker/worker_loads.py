@@ -17,7 +17,7 @@ SUSPECT_AFTER = 3
 """A worker is suspected if it has been silent for so many times the time between its reports."""
 GONE_AFTER = 10
 """It is gone if it has been silent for so many times that."""
-LONGEST_S = 60.0
+LONGEST_S = 5.0
 """Reports that come less often than this count as if they came so often."""
 MOST_WORKERS = 10_000
 """Workers of a policy that are remembered. Further ones are not used."""
@@ -29,6 +29,7 @@ class KnownLoad:
 
     worker: str
     load: PoolLoad
+    """The report, without the packed partitions."""
     partitions: Sequence[int]
     suspect_at: float
     gone_at: float
@@ -59,7 +60,7 @@ class WorkerLoads:
                 continue
             known[report.worker] = KnownLoad(
                 report.worker,
-                load,
+                load.model_copy(update={"partitions": b""}),
                 self._held(load),
                 now_s + SUSPECT_AFTER * every_s,
                 now_s + GONE_AFTER * every_s,
@@ -93,7 +94,13 @@ class WorkerLoads:
         """Whether a worker that is not suspected can take a prompt of a policy."""
         return any(not one.is_suspected(now_s) for one in self.of(policy, now_s))
 
-    def waiting_per_slot(self, policy: str, now_s: float) -> float:
-        """Returns how many prompts of a policy wait for each of its slots. 0 without workers."""
+    def waiting_per_slot(self, policy: str, now_s: float, more: int = 0) -> float:
+        """Returns how many prompts of a policy wait for each of its slots, if `more` come.
+
+        0 without workers.
+        """
         loads = [one.load for one in self.of(policy, now_s)]
-        return sum(one.waiting for one in loads) / max(1, sum(one.slots for one in loads))
+        slots = sum(one.slots for one in loads)
+        free = sum(max(0, one.slots - one.busy) for one in loads)
+        waiting = sum(one.waiting for one in loads) + max(0, more - free)
+        return waiting / slots if slots else 0.0

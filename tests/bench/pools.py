@@ -8,18 +8,24 @@ inference workers are tasks of this process, with a client of their own each.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from contextvars import ContextVar
+from statistics import quantiles
 from time import perf_counter
 
-from headrace.schemas.events import GenerationCompleted
+from headrace.schemas.events import GenerationCompleted, GenerationRequested, LoadReported
+from headrace.schemas.packed import unpack_i32
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import GENERATIONS, RESULTS
+from headrace.schemas.topics import GENERATIONS, LOADS, PROMPTS, RESULTS
 from headrace.services.inference import service
 from headrace.services.inference.engine import EngineSetup
 from headrace.services.inference.engines.scripted import ScriptedEngine
+from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect
 from headrace.services.worker.service_context import ServiceContext
@@ -29,7 +35,7 @@ from tests.bench.report import Figure
 
 SLOTS, GENERATION_S, TURNS = 8, 0.5, 4
 SPEEDS = (1.0, 0.6, 0.3)
-SETTLE_S, WINDOW_S = 6.0, 20.0
+SETTLE_S, WINDOW_S, KILLED_S = 6.0, 20.0, 20.0
 
 SPEED: ContextVar[float] = ContextVar("speed", default=1.0)
 
@@ -133,6 +139,63 @@ async def a_pool(
                 await asyncio.gather(driving, following, return_exceptions=True)
 
 
+async def gaps_after_kill(cluster: ClusterConfig) -> list[float]:
+    """Kills one of three workers. How long each prompt took that was in its partitions then, or
+    came there before they had another owner, from the kill or from when it was sent."""
+    async with deployed(cluster, pool_recipe(live=96)) as deployment, AsyncExitStack() as stack:
+        await deployment.publish_initial()
+        services = ("agent", "env", "scheduler", "inference", "inference", "inference")
+        await stack.enter_async_context(deployment.serving(*services))
+        results = await stack.enter_async_context(deployment.following(RESULTS))
+        answers = Answers(deployment)
+        driving = asyncio.create_task(Driver(deployment).run(results, 1_000_000, 96))
+        following = asyncio.create_task(answers.follow())
+        try:
+            while len(answers.count) < 3:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(SETTLE_S)
+            victim = min(answers.count)
+            killed_s = time.time()
+            os.kill(int(victim.rpartition("-")[2]), signal.SIGKILL)
+            await asyncio.sleep(KILLED_S)
+        finally:
+            for task in (driving, following):
+                task.cancel()
+            await asyncio.gather(driving, following, return_exceptions=True)
+        return await _gaps(deployment, victim, killed_s)
+
+
+async def _gaps(deployment: Deployment, victim: str, killed_s: float) -> list[float]:
+    log = deployment.log
+    topics = (PROMPTS, GENERATIONS, LOADS)
+    partitions = [one for topic in topics for one in log.topics.partitions_of(topic)]
+    sent: dict[str, tuple[float, int]] = {}
+    answered: dict[str, float] = {}
+    lost: set[int] = set()
+    owned_s: dict[int, float] = {}
+    async with aclosing(read_events(log, dict.fromkeys(partitions, WHOLE))) as deliveries:
+        async for one in deliveries:
+            event, at_s = one.event, one.recorded_at
+            if isinstance(event, GenerationRequested):
+                sent.setdefault(event.event_id, (at_s, one.partition.number))
+            elif isinstance(event, GenerationCompleted):
+                answered.setdefault(event.event_id, at_s)
+            elif isinstance(event, LoadReported) and event.pools:
+                held = unpack_i32(event.pools[0].partitions)
+                if event.worker == victim:
+                    lost = set(held)
+                elif at_s > killed_s:
+                    for number in held:
+                        owned_s.setdefault(number, at_s)
+    return [
+        answered[prompt] - max(killed_s, at_s)
+        for prompt, (at_s, number) in sent.items()
+        if number in lost
+        and at_s < owned_s[number]
+        and killed_s < answered.get(prompt, killed_s + KILLED_S)
+    ]
+
+
 async def pools(cluster: ClusterConfig, scale: float) -> list[Figure]:
     """Shares at speeds of 100, 60 and 30 %, twelve workers on four partitions, and a new worker."""
     most = [SLOTS / GENERATION_S * speed for speed in SPEEDS]
@@ -188,4 +251,14 @@ async def pools(cluster: ClusterConfig, scale: float) -> list[Figure]:
                     f" of {SLOTS / GENERATION_S:.0f}/s",
                 )
             )
+    gaps = await gaps_after_kill(cluster)
+    figures.append(
+        Figure(
+            "prompts of a worker after kill -9, p99",
+            f"{quantiles(gaps, n=100)[98]:.1f} s",
+            "10 s",
+            "5 s",
+            f"{len(gaps)} prompts, p50 {quantiles(gaps, n=2)[0]:.1f} s, longest {max(gaps):.1f} s",
+        )
+    )
     return figures

@@ -63,8 +63,8 @@ class _World:
         }
         self.live: dict[str, set[tuple[int, int]]] = {purpose: set() for purpose in self.limits}
         self._tenants = recipe.scheduler.tenants
-        self._live_of: dict[str, set[tuple[int, int]]] = {}
-        """Live episodes by tenant."""
+        self._live_of: dict[tuple[str, str], set[tuple[int, int]]] = {}
+        """Live episodes by tenant and purpose."""
         self.policies = {
             name: _Policy(
                 name,
@@ -104,12 +104,12 @@ class _World:
 
     def on_end(self, event: EpisodeEnded) -> None:
         """An episode of a tenant has ended."""
-        self._live_of.get(event.tenant, set()).discard((event.task, event.sample))
+        self._live_of.get((event.tenant, event.purpose), set()).discard((event.task, event.sample))
 
     def _of_tenant(self, event: EpisodeStarted) -> Violations:
         """A start keeps its tenant's limit, if the recipe has one and nobody has changed it."""
         tenant = event.submitted.tenant
-        live = self._live_of.setdefault(tenant, set())
+        live = self._live_of.setdefault((tenant, event.submitted.purpose), set())
         live.add((event.task, event.sample))
         limit = self._tenants[tenant].live_episodes if tenant in self._tenants else None
         over = event.verdict is None and limit is not None and len(live) > limit

@@ -8,7 +8,7 @@ from random import Random
 
 from headrace.errors import DecodeError
 from headrace.schemas.events import TaskEnded
-from headrace.schemas.topics import BATCHES, DEAD_LETTERS, EPISODES, INSTANCES
+from headrace.schemas.topics import BATCHES, DEAD_LETTERS, EPISODES, INSTANCES, QUOTAS
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import EventLog
 from tests.checker import Facts, read_all
@@ -59,6 +59,8 @@ async def _strange_record(chance: Random, log: EventLog) -> Outgoing:
         event = event.model_copy(update={"policy": placed.policy})
     if placed.topic is EPISODES:  # a start of a task of the run's own counts, whoever wrote it
         event = event.model_copy(update={"task": NEVER_SUBMITTED})
+    if placed.topic is QUOTAS:  # an operator may stop the tenant of the run's own tasks
+        event = event.model_copy(update={"tenant": "a stranger"})
     value = log.outgoing(event).value
     if placed.topic is BATCHES:
         value = await _no_event(chance, log, placed.name, value)

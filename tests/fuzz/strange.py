@@ -21,6 +21,7 @@ from headrace.schemas.events import (
     Fixed32,
     Millis,
     Version,
+    Weight,
 )
 
 MOST_ITEMS = 3
@@ -130,6 +131,8 @@ def _value(chance: Random, hint: Any) -> Any:
         return max(0, number) if hint == Millis else number
     if hint in (Fixed16, Fixed32):
         return chance.randbytes(16 if hint == Fixed16 else 32)
+    if hint == Weight:
+        return chance.choice([1e-9, 0.5, 1.0, 1e6])
     if hint is float:
         return chance.choice(_FLOATS)
     if hint is bool:

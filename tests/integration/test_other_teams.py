@@ -73,7 +73,8 @@ def write_foreign(
     )
     producer = Producer({"bootstrap.servers": servers})
     for event in events:
-        producer.produce(topic, serialize(event, SerializationContext(topic, MessageField.VALUE)))
+        value = serialize(event, SerializationContext(topic, MessageField.VALUE))
+        producer.produce(topic, value, b"team")
     assert producer.flush(30) == 0
 
 
@@ -142,6 +143,8 @@ def run_among_others(
     write_garbage(servers, namespace)
     cancelled = {"source": "team", "task_id": "2", "reason": "by its own team"}
     write_foreign(servers, registry, f"{namespace}.cancellations.v1", cancelled)
+    quota = {"tenant": "team", "set_at": 1, "weight": 2.0}
+    write_foreign(servers, registry, f"{namespace}.quotas.v1", quota)
     tasks = a_task("1", environment={"use": "not-there"}), a_task("2")
     write_foreign(servers, registry, f"{namespace}.tasks.v1", *tasks)
 

@@ -12,6 +12,10 @@ partitions, slots and load (decision 33). So to choose a partition is to choose 
   the wait is longer than at the best worker by STAY_WAIT mean generations or, if the best one has a
   free slot, unless its time to drain is longer by STAY_FREE of them.
 
+A worker that fails prompts answers faster than the others, so its load is low. So after a failure
+it is passed over for a while, which doubles with each further failure (AVOIDED_S), as long as
+another worker is there.
+
 The load of a worker is what it reported, and what was sent to it and answered by it since. This
 agent worker sees only its own prompts, so it counts them several times if there are several agent
 workers. Without any report the key decides, as for other topics, and each partition has an owner.
@@ -27,8 +31,8 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median
 
-from headrace.schemas.events import GenerationRequested, LoadReported
-from headrace.services.worker.worker_loads import KnownLoad, WorkerLoads
+from headrace.schemas.events import GenerationCompleted, GenerationRequested, LoadReported
+from headrace.services.worker.worker_loads import LONGEST_S, KnownLoad, WorkerLoads
 
 STAY_WAIT = 2.0
 """A prompt stays with its worker if it waits longer there by at most so many generations."""
@@ -40,6 +44,8 @@ COMPARED = 8
 USED = 4
 """Prompts go to at most so many of a worker's partitions: Kafka needs less CPU if more records come
 in one batch. If another worker gets one of them, it gets only a part of what is in flight."""
+AVOIDED_S = (1.0, 60.0)
+"""Seconds for which a worker is passed over after a failure: at first, and at most."""
 MOST_FORGOTTEN = 64
 """About so many workers that have gone are kept in memory."""
 
@@ -75,15 +81,34 @@ class PromptRoutes:
         """Prompts that were sent and not answered."""
         self._sent_at_report: dict[_Pair, int] = {}
         self._most = MOST_FORGOTTEN
+        self._failures: dict[_Pair, tuple[float, float]] = {}
+        """For how long a worker that failed is passed over, and until when."""
+        self._begins_s: float | None = None
+        """When all workers that report have done so."""
 
     def on_report(self, report: LoadReported, now_s: float) -> None:
         """Takes a worker's report, which came at `now_s`."""
+        if self._begins_s is None:
+            self._begins_s = now_s + min(report.every_ms / 1000, LONGEST_S)
         self.loads.on_report(report, now_s)
         for load in report.pools:
             pair = load.policy, report.worker
             self._sent_at_report[pair] = self._sent[pair]
         if len(self._sent_at_report) > self._most:
             self._forget(now_s)
+
+    def on_answer(self, answer: GenerationCompleted, now_s: float) -> None:
+        """Notes whether a worker fails, or works again."""
+        pair = answer.policy, answer.worker
+        failure = answer.failure
+        if failure is None:
+            self._failures.pop(pair, None)
+        elif failure.origin == "infrastructure" and failure.retryable:
+            first, most = AVOIDED_S
+            avoided_s, until_s = self._failures.get(pair, (first / 2, 0.0))
+            if now_s >= until_s:  # Of prompts that failed together, the first one counts.
+                avoided_s = min(2 * avoided_s, most)
+                self._failures[pair] = avoided_s, now_s + avoided_s
 
     @contextmanager
     def route(
@@ -112,7 +137,9 @@ class PromptRoutes:
         self, request: GenerationRequested, home: str | None, now_s: float
     ) -> KnownLoad | None:
         """Returns the worker for a prompt. None if none is known, or if a version is pinned."""
-        workers = self.loads.of(request.policy, now_s) if request.pinned is None else []
+        if request.pinned is not None or self._begins_s is None or now_s < self._begins_s:
+            return None
+        workers = self._working(request.policy, now_s)
         if len(workers) <= 1:
             return workers[0] if workers else None
         preferred = next((one for one in workers if one.worker == home), None)
@@ -132,6 +159,18 @@ class PromptRoutes:
             best.wait_s > 0 or own.drain_s <= best.drain_s + STAY_FREE * typical_s
         )
         return preferred if stays else best.known
+
+    def _working(self, policy: str, now_s: float) -> list[KnownLoad]:
+        """The workers of a policy that have not failed lately, or all if all have."""
+        workers = self.loads.of(policy, now_s)
+        if not self._failures:
+            return workers
+        good = [
+            one
+            for one in workers
+            if now_s >= self._failures.get((policy, one.worker), (0.0, 0.0))[1]
+        ]
+        return good or workers
 
     def _expect(self, known: KnownLoad, policy: str, typical_s: float) -> _Choice:
         load = self._load(known, policy)
@@ -157,6 +196,7 @@ class PromptRoutes:
         self._sent_at_report = {
             pair: count for pair, count in self._sent_at_report.items() if pair in alive
         }
+        self._failures = {pair: one for pair, one in self._failures.items() if pair in alive}
         self._most = 2 * len(alive) + MOST_FORGOTTEN
 
 

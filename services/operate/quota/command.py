@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--live-episodes", type=click.IntRange(0, 2**31 - 1), metavar="NUMBER",
-    help="The most of its episodes that run at the same time. With 0 its tasks wait.",
+    help="Maximum number of its episodes that run at the same time. With 0 its tasks wait.",
 )  # fmt: skip
 @click.option("--unlimited", is_flag=True, help="Remove its limit of live episodes.")
 @click.option("--reason", default="", help="Text that is recorded with the change.")
@@ -49,8 +49,8 @@ def quota(
 
     A task names its tenant. The next task to start is the oldest one of the tenant that has the
     fewest live episodes for its weight, unless the tenant is at its limit. A change holds from now
-    on, also for tasks that wait. Episodes that run go on. Without TENANT it prints each tenant's
-    weight, limit, tasks that wait and live episodes.
+    on instead of the recipe, also for tasks that wait. Episodes that run go on. Without TENANT it
+    prints each tenant's weight, limit, live episodes and tasks that wait.
 
     \b
     Examples:

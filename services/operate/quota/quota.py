@@ -49,7 +49,7 @@ async def read_tenants(log: EventLog, recipe: Recipe) -> list[TenantRow]:
                 started[event.task, event.sample] = event.submitted.tenant
             elif isinstance(event, EpisodeEnded):
                 ended.add((event.task, event.sample))
-    begun = {task for task, _ in started}
+    begun = {task for task, _ in (*started, *ended)}
     queued = Counter(tenant for task, tenant in submitted.items() if task not in begun)
     live = Counter(tenant for episode, tenant in started.items() if episode not in ended)
     rows = []

@@ -9,9 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.schemas import packed
-from headrace.schemas.events import GenerationRequested, LoadReported, PoolLoad, Sampling
+from headrace.schemas.events import (
+    Failure,
+    GenerationCompleted,
+    GenerationRequested,
+    LoadReported,
+    PoolLoad,
+    Sampling,
+)
 from headrace.services.agent.routing.prompt_routes import MOST_FORGOTTEN, PromptRoutes
 from headrace.services.worker.worker_loads import GONE_AFTER
+
+LATER_S = 1.0
+"""All workers have reported by then, at 0."""
 
 
 def prompt(task: int = 0, sample: int = 0, *, pinned: int | None = None) -> GenerationRequested:
@@ -51,7 +61,7 @@ def routes(*reports: LoadReported, agents: float = 1.0) -> PromptRoutes:
 
 def chosen(made: PromptRoutes, request: GenerationRequested, home: int | None = None) -> int | None:
     """The worker that a prompt would go to."""
-    with made.route(request, None if home is None else str(home), 0.0) as partition:
+    with made.route(request, None if home is None else str(home), LATER_S) as partition:
         return None if partition is None else partition // 10
 
 
@@ -88,14 +98,14 @@ def test_it_leaves_a_full_worker_sooner_if_another_one_is_free(busy: int, stays:
 def test_the_slow_one_of_two_free_workers_gets_less() -> None:
     made = routes(report(0, slots=8), report(1, slots=8, ms=3000))
     with ExitStack() as sent:
-        found = [sent.enter_context(made.route(prompt(n), None, 0.0)) for n in range(400)]
+        found = [sent.enter_context(made.route(prompt(n), None, LATER_S)) for n in range(400)]
     slow = [one is not None and one // 10 for one in found].count(1)
     assert 95 <= slow <= 115
 
 
 def test_own_prompts_count_until_they_are_answered() -> None:
     made = routes(report(0, slots=1), report(1, slots=1))
-    with made.route(prompt(), "0", 0.0), made.route(prompt(), "0", 0.0) as second:
+    with made.route(prompt(), "0", LATER_S), made.route(prompt(), "0", LATER_S) as second:
         assert second is not None
         assert second // 10 == 1
     assert chosen(made, prompt(), home=0) == 0
@@ -105,9 +115,9 @@ def test_own_prompts_count_for_other_agents_too_until_the_next_report() -> None:
     both = report(0, slots=8), report(1, slots=8)
     for agents, expected in ((1.0, 0), (8.0, 1)):
         made = routes(*both, agents=agents)
-        with made.route(prompt(), "0", 0.0):
+        with made.route(prompt(), "0", LATER_S):
             assert chosen(made, prompt(), home=0) == expected
-            made.on_report(report(0, 1, slots=8, busy=1), 0.0)
+            made.on_report(report(0, 1, slots=8, busy=1), LATER_S)
             assert chosen(made, prompt(), home=0) == 0, "the report counts those of all"
 
 
@@ -145,7 +155,67 @@ def test_a_prompt_always_goes_to_a_partition_of_a_worker_with_slots(
     able = {worker for worker, (slots, *_) in enumerate(loads) if slots}
     with ExitStack() as sent:
         for task, home in prompts:
-            found = sent.enter_context(made.route(prompt(task), str(home), 0.0))
+            found = sent.enter_context(made.route(prompt(task), str(home), LATER_S))
             assert (found is None) is (not able)
             assert found is None or (found // 10 in able and found % 10 < 3)
     assert not made._sent
+
+
+def answer(worker: int, code: str | None = None, *, retryable: bool = True) -> GenerationCompleted:
+    failure = None
+    if code is not None:
+        failure = Failure(origin="infrastructure", code=code, retryable=retryable)
+    return GenerationCompleted(
+        task=0,
+        sample=0,
+        call="1",
+        policy="p",
+        worker=str(worker),
+        digest=bytes(16),
+        finish="stop" if failure is None else "failed",
+        failure=failure,
+    )
+
+
+def test_a_worker_that_fails_is_passed_over_for_longer_and_longer() -> None:
+    made = routes(report(0), report(1))
+
+    def goes_to(now_s: float) -> int | None:
+        for worker in range(2):
+            made.on_report(report(worker, int(now_s)), now_s)
+        with made.route(prompt(), "0", now_s) as partition:
+            return None if partition is None else partition // 10
+
+    now_s = 1.0
+    for avoided_s in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
+        assert goes_to(now_s) == 0
+        for _ in range(5):  # of prompts that fail together, the first one counts
+            made.on_answer(answer(0, "engine_failed"), now_s)
+        assert goes_to(now_s + 0.9 * avoided_s) == 1
+        now_s += avoided_s
+    made.on_answer(answer(0), now_s)
+    assert goes_to(now_s) == 0
+    made.on_answer(answer(0, "engine_failed"), now_s)
+    assert goes_to(now_s + 1.0) == 0, "it begins again with a second"
+
+
+def test_if_all_workers_fail_all_are_used() -> None:
+    made = routes(report(0), report(1))
+    for worker in range(2):
+        made.on_answer(answer(worker, "engine_failed"), LATER_S)
+    assert chosen(made, prompt(), home=1) == 1
+
+
+def test_what_expired_is_no_failure_of_the_worker() -> None:
+    made = routes(report(0), report(1))
+    made.on_answer(answer(0, "expired", retryable=False), LATER_S)
+    assert chosen(made, prompt(), home=0) == 0
+
+
+def test_the_key_decides_until_all_workers_had_time_to_report() -> None:
+    made = PromptRoutes(["p"], 10_000)
+    made.on_report(report(3, waiting=200), 7.0)
+    with made.route(prompt(), None, 7.9) as partition:
+        assert partition is None
+    with made.route(prompt(), None, 8.0) as partition:
+        assert partition is not None

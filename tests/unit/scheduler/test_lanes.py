@@ -116,17 +116,24 @@ def test_a_large_task_is_not_overtaken_for_ever() -> None:
     assert start(lane, 1) == ["large"]
 
 
-def test_a_limit_holds_for_training_and_evaluation_together() -> None:
+def test_a_limit_holds_in_each_lane() -> None:
+    """Otherwise evaluations of few samples could keep training tasks of many waiting for ever."""
     tenants = Tenants({"a": Tenant(live_episodes=2)})
     train, evaluate = Lane(10, tenants), Lane(10, tenants)
     for number in range(4):
         train.add(number, of("a", number))
         evaluate.add(10 + number, of("a", 10 + number))
-    assert start(train, 1) == ["a"]
-    assert start(evaluate) == ["a"]
-    assert start(train) == []
-    evaluate.count("a", -1)
-    assert start(train) == ["a"]
+    assert start(train) == ["a", "a"]
+    assert start(evaluate) == ["a", "a"]
+
+
+def test_a_tenant_whose_task_may_not_start_is_passed_over() -> None:
+    lane = filled(10, ("a", 2), ("b", 2))
+    found = lane.next(lambda task: task.tenant == "b")
+    assert found is not None
+    assert found[1].tenant == "b"
+    assert lane.next(lambda task: False) is None
+    assert lane.next() == (0, of("a", 0)), "a is still the first one"
 
 
 @settings(max_examples=200)
@@ -156,7 +163,7 @@ def test_the_next_task_is_that_of_a_simple_search(chance: Random) -> None:
         elif act < 0.6:
             name = chance.choice(names)
             tenants.set(quota(name, chance.choice([0.5, 1, 4]), chance.choice([None, 0, 3])))
-        elif act < 0.8 and (busy := [one for one in names if tenants.live(one)]):
+        elif act < 0.8 and (busy := [one for one in names if lane.live_of(one)]):
             lane.count(chance.choice(busy), -1)
         elif (found := lane.next()) is not None:
             lane.remove(found[0])
@@ -174,9 +181,9 @@ def _searched(
     for number in sorted(queue):
         first.setdefault(queue[number].tenant, number)
     able = [
-        (tenants.share(name), number)
+        (lane.live_of(name) / tenants.of(name).weight, number)
         for name, number in first.items()
-        if tenants.has_room(name, queue[number].samples)
+        if _has_room(lane, tenants.of(name), name, queue[number].samples)
     ]
     if not able:
         return None
@@ -184,6 +191,13 @@ def _searched(
     if lane.live and lane.live + queue[number].samples > lane._episodes:
         return None
     return number, queue[number]
+
+
+def _has_room(lane: Lane, limits: Tenant, tenant: str, samples: int) -> bool:
+    live, most = lane.live_of(tenant), limits.live_episodes
+    if most is None or live + samples <= most:
+        return True
+    return live == 0 and most > 0
 
 
 def test_memory_is_bounded_by_the_tenants_that_wait() -> None:

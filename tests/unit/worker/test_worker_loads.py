@@ -65,6 +65,8 @@ def test_waiting_prompts_are_counted_for_each_slot_of_the_pool() -> None:
     loads.on_report(report("a", slots=6, waiting=10), 0.0)
     loads.on_report(report("b", slots=2, waiting=6), 0.0)
     assert loads.waiting_per_slot("p", 0.0) == 2.0
+    assert loads.waiting_per_slot("p", 0.0, 4) == 2.0, "four slots are free"
+    assert loads.waiting_per_slot("p", 0.0, 12) == 3.0
 
 
 def test_reports_of_strangers_take_bounded_memory() -> None:
@@ -79,8 +81,8 @@ def test_reports_of_strangers_take_bounded_memory() -> None:
     silent = report("x").model_copy(update={"every_ms": 2**31 - 1})
     loads = WorkerLoads(["p"], 16)
     loads.on_report(silent, 0.0)
-    assert names(loads, 599.0) == ["x"]
-    assert names(loads, 600.0) == []
+    assert names(loads, 49.0) == ["x"]
+    assert names(loads, 50.0) == []
 
 
 def test_partitions_that_do_not_exist_are_never_used() -> None:
