@@ -40,7 +40,6 @@ STAY_FREE = 0.5
 """It stays if another worker is free, and its own needs longer to drain by at most so many."""
 COMPARED = 8
 """At most so many workers are compared for one prompt, beside the one that it prefers."""
-
 USED = 4
 """Prompts go to at most so many of a worker's partitions: Kafka needs less CPU if more records come
 in one batch. If another worker gets one of them, it gets only a part of what is in flight."""
@@ -109,6 +108,8 @@ class PromptRoutes:
             if now_s >= until_s:  # Of prompts that failed together, the first one counts.
                 avoided_s = min(2 * avoided_s, most)
                 self._failures[pair] = avoided_s, now_s + avoided_s
+            if len(self._failures) > self._most:
+                self._forget(now_s)
 
     @contextmanager
     def route(

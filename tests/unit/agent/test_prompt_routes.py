@@ -219,3 +219,12 @@ def test_the_key_decides_until_all_workers_had_time_to_report() -> None:
         assert partition is None
     with made.route(prompt(), None, 8.0) as partition:
         assert partition is not None
+
+
+def test_failures_of_strangers_take_bounded_memory() -> None:
+    made = routes(report(0), report(1))
+    made.on_answer(answer(0, "engine_failed"), LATER_S)
+    for worker in range(10 * MOST_FORGOTTEN):
+        made.on_answer(answer(1000 + worker, "engine_failed"), LATER_S)
+    assert len(made._failures) <= 2 * MOST_FORGOTTEN
+    assert chosen(made, prompt(), home=0) == 1
