@@ -73,6 +73,10 @@ def test_what_a_teacher_scores_is_recorded_trained_on_and_replayed(
         # Both are random, so they agree on nothing.
         assert (path.teacher[path.sampled] != path.logprobs[path.sampled]).all()
 
-    assert "score by teacher of 12 of" in headrace(("show", "3/0"), environment)
+    # The policy may sample the token that ends a turn before it has four.
+    (third,) = (one for one in trajectories if one.task == 3)
+    [path] = third.paths()
+    scored = f"score by teacher of {int(path.sampled.sum())} of"
+    assert scored in headrace(("show", "3/0"), environment)
     replayed = json.loads(headrace(("replay", "batches", "--json"), environment))
     assert {(one["batch"], one["same"]) for one in replayed["versions"]} == {("same", True)}
