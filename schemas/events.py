@@ -284,8 +284,8 @@ class QuotaSet(Event):
     weight: Weight = 1.0
     """Its share of the live episodes, compared with those of other tenants that have tasks."""
     live_episodes: N31 | None = None
-    """Maximum number of its episodes that run at the same time. 0: its tasks wait. Null: no limit
-    of its own."""
+    """Maximum number of its training episodes that run at the same time, and of its evaluation
+    episodes, too. 0: its tasks wait. Null: no limit of its own."""
     reason: str = ""
     """Why, for people."""
 

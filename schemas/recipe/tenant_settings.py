@@ -13,5 +13,5 @@ class Tenant(Settings):
     weight: float = Field(default=1.0, gt=0, le=1e6)
     """Its share of the live episodes, compared with those of other tenants that have tasks."""
     live_episodes: NotNegative | None = None
-    """Maximum number of its episodes that run at the same time. 0: its tasks wait. Absent: no limit
-    of its own."""
+    """Maximum number of its training episodes that run at the same time, and of its evaluation
+    episodes, too. 0: its tasks wait. Absent: no limit of its own."""

@@ -92,17 +92,6 @@ def quota(
     rows = in_namespace(options, "quota", show)
     if as_json:
         print_json([asdict(row) for row in rows])
-        return
-    print_table(
-        ("tenant", "weight", "most live", "live", "queued tasks"),
-        [
-            [
-                row.tenant,
-                f"{row.weight:g}",
-                "-" if row.live_episodes is None else f"{row.live_episodes:,}",
-                f"{row.live:,}",
-                f"{row.queued:,}",
-            ]
-            for row in rows
-        ],
-    )
+    else:
+        head = ("tenant", "weight", "most live", "live", "queued tasks")
+        print_table(head, [row.cells() for row in rows])

@@ -29,6 +29,11 @@ class TenantRow:
     live: int
     """Its episodes that were started and have not ended."""
 
+    def cells(self) -> list[str]:
+        """Returns a row of a table for people."""
+        most = "-" if self.live_episodes is None else f"{self.live_episodes:,}"
+        return [self.tenant, f"{self.weight:g}", most, f"{self.live:,}", f"{self.queued:,}"]
+
 
 async def read_tenants(log: EventLog, recipe: Recipe) -> list[TenantRow]:
     """Reads all tenants that have limits or tasks, by name. It reads the whole run's tasks."""
